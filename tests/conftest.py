@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all Python tests share: a directory for a test's files, root's rights, loop devices, and how a skip reaches
-tools/run_tests.py.
+"""What all Python tests share: a directory for a test's files, root's rights, loop devices, and how
+a skip reaches tools/run_tests.py.
 
 A test skips by `pytest.skip("CAPABILITY: reason")`. Where nothing else ran, the exit code is 77.
 """
@@ -32,7 +32,8 @@ def attach(as_root):
     devices = []
 
     def attached(backing, *options):
-        done = subprocess.run(["losetup", *options, "-f", "--show", backing], capture_output=True, text=True,
+        done = subprocess.run(["losetup", *options, "-f", "--show", backing], capture_output=True,
+                              text=True,
                               check=False)
         if done.returncode != 0:
             pytest.skip(f"loop: {done.stderr.strip()}")

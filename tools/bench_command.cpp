@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench`: starts lunar-bench in the place of this process. The benches are a program of their own, which a
-// system may lack: with them `lunar` would take four times as long to build.
+// `lunar bench`: starts lunar-bench in the place of this process. The benches are a program of
+// their own, which a system may lack: with them `lunar` would take four times as long to build.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
 #include <unistd.h>
@@ -18,10 +18,10 @@ int cmd_bench(int, char** argv) {
   const std::string program = own_directory() + "/lunar-bench";
   execv(program.c_str(), argv);
   if (errno == ENOENT)
-    fprintf(
-        stderr,
-        "lunar bench: %s is missing; build it (ninja -C build tools/lunar-bench), or install the package that has it\n",
-        program.c_str());
+    fprintf(stderr,
+            "lunar bench: %s is missing; build it (ninja -C build tools/lunar-bench), or install "
+            "the package that has it\n",
+            program.c_str());
   else
     fprintf(stderr, "lunar bench: %s: %s\n", program.c_str(), strerror(errno));
   return 1;  // as when a bench fails

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar help: the list of subcommands, a subcommand's own help, and the options page (plain or Markdown, for the docs).
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// lunar help: the list of subcommands, a subcommand's own help, and the options page (plain or
+// Markdown, for the docs). Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/help.h"
 
 #include <cstdio>
@@ -66,7 +66,8 @@ int cmd_help(int argc, char** argv) {
   }
   std::string near = nearest_word(topic, known);
   fprintf(stderr, "lunar help: nothing is called %s; %s%s%s\n", printable(topic).c_str(),
-          near.empty() ? "`lunar --help` lists the subcommands, `lunar help options` the options" : "did you mean ",
+          near.empty() ? "`lunar --help` lists the subcommands, `lunar help options` the options"
+                       : "did you mean ",
           near.c_str(), near.empty() ? "" : "?");
   return kExitUsage;
 }

@@ -18,7 +18,8 @@ namespace lunar::tools {
 
 const Subcommand kSubcommands[] = {
     {"run", "run a command with its heap extended onto a LUN", cmd_run},
-    {"doctor", "show what this host offers and lacks, and the command that fixes each lack", cmd_doctor},
+    {"doctor", "show what this host offers and lacks, and the command that fixes each lack",
+     cmd_doctor},
     {"lun", "create, list, resize, remove and check virtual LUNs", cmd_lun},
     {"kv", "create, check, read, write, load and dump key/value stores", cmd_kv},
     {"bench", "measure Lunar against the alternatives", cmd_bench},
@@ -62,7 +63,8 @@ void refuse_without_memory() {
   if (memory == nullptr) {
     char line[128];
     const int length = snprintf(
-        line, sizeof line, "lunar: the kernel does not give this process the memory to start; raise the limit (%s)\n",
+        line, sizeof line,
+        "lunar: the kernel does not give this process the memory to start; raise the limit (%s)\n",
         sys::memory_limit());
     (void)!write(STDERR_FILENO, line, static_cast<size_t>(length));
     _exit(kExitOwnFailure);
@@ -76,4 +78,6 @@ __attribute__((section(".preinit_array"), used)) void (*const g_first)() = refus
 }  // namespace
 }  // namespace lunar::tools
 
-int main(int argc, char** argv) { return lunar::tools::finish_output("lunar", lunar::tools::dispatch(argc, argv)); }
+int main(int argc, char** argv) {
+  return lunar::tools::finish_output("lunar", lunar::tools::dispatch(argc, argv));
+}

@@ -2,21 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests that meson knows, for tools/test (which builds first).
 
-Order: layout and unit tests, then the tests that share the machine (as many at a time as there are CPUs and one more,
-as most wait for a device half of the time; those with a high meson `priority` first, as they take longest; at the same
-time, one after the other, those of suite `waits`, which hardly use a CPU), then those that need it alone (is_parallel:
-false). One line a test.
+Order: layout and unit tests, then the tests that share the machine (as many at a time as there are
+CPUs and one more, as most wait for a device half of the time; those with a high meson `priority`
+first, as they take longest; at the same time, one after the other, those of suite `waits`, which
+hardly use a CPU), then those that need it alone (is_parallel: false). One line a test.
 
-The only time limit is the one here: a test that passes it is examined before it is killed (stacks of all threads of all
-its processes, and the pager's page states where a debugger is at hand). A limit of the test's own would kill
-unexamined.
+The only time limit is the one here: a test that passes it is examined before it is killed (stacks
+of all threads of all its processes, and the pager's page states where a debugger is at hand). A
+limit of the test's own would kill unexamined.
 
-Tests start with every signal at its default action and none blocked, however the runner itself was started (`nohup`,
-`&`).
+Tests start with every signal at its default action and none blocked, however the runner itself was
+started (`nohup`, `&`).
 
-A test skips with exit code 77 and a first line `skip: CAPABILITY: reason`. Skipping is a failure when this host has the
-capability (EXPECTED below), or when the word is unknown. A host without the right to userfaultfd cannot test the pager:
-the run fails and its last line says so, unless --without-userfaultfd accepts that.
+A test skips with exit code 77 and a first line `skip: CAPABILITY: reason`. Skipping is a failure
+when this host has the capability (EXPECTED below), or when the word is unknown. A host without the
+right to userfaultfd cannot test the pager: the run fails and its last line says so, unless
+--without-userfaultfd accepts that.
 """
 import argparse
 import contextlib
@@ -40,12 +41,13 @@ EXIT_SKIP = 77
 INTERRUPT_GRACE_S = 5
 
 
-# --- what this host can do ------------------------------------------------------------------------------------------
+# --- what this host can do ------------------------------------------------------------------------
 
 def has_userfaultfd():
     """Full mode: faults taken inside the kernel are served too."""
     libc = ctypes.CDLL(None, use_errno=True)
-    number = {"aarch64": 282, "riscv64": 282, "ppc64le": 364, "ppc64": 364, "s390x": 355}.get(os.uname().machine, 323)
+    number = {"aarch64": 282, "riscv64": 282, "ppc64le": 364, "ppc64": 364,
+              "s390x": 355}.get(os.uname().machine, 323)
     fd = libc.syscall(number, os.O_CLOEXEC)
     if fd >= 0:
         os.close(fd)
@@ -91,14 +93,18 @@ def has_bubblewrap():
     """bwrap is there, and may make namespaces: in a chroot it may not."""
     if shutil.which("bwrap") is None:
         return False
-    command = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "true"]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+    command = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid",
+               "true"]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True,
+                          check=False).returncode == 0
 
 
 def zeroes_ranges():
-    """Whether tests' files lie on ext4, xfs, btrfs or f2fs (runtime/superpipe/file/file_device.cpp: can_discard)."""
+    """Whether tests' files lie on ext4, xfs, btrfs or f2fs (runtime/superpipe/file/file_device.cpp:
+    can_discard)."""
     directory = os.environ.get("LUNAR_TEST_DIR", "/var/tmp")
-    named = subprocess.run(["stat", "-f", "-c", "%t", directory], stdout=subprocess.PIPE, text=True, check=False)
+    named = subprocess.run(["stat", "-f", "-c", "%t", directory], stdout=subprocess.PIPE, text=True,
+                           check=False)
     return named.stdout.strip() in ("ef53", "58465342", "9123683e", "f2f52010")
 
 
@@ -152,7 +158,7 @@ EXPECTED = {
 }
 
 
-# --- a stuck test ---------------------------------------------------------------------------------------------------
+# --- a stuck test ---------------------------------------------------------------------------------
 
 def read_file(path):
     try:
@@ -163,8 +169,8 @@ def read_file(path):
 
 
 def processes_of_session(session):
-    """Every live process of the session that a test was started in, and what these have started in sessions of its
-    own."""
+    """Every live process of the session that a test was started in, and what these have started in
+    sessions of its own."""
     parents, found = {}, set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -185,13 +191,16 @@ def processes_to_describe(session):
 
 
 def debugger_says(pid):
-    """Stacks, and the pager's own account of its pages (pager_dump prints to the test's standard error)."""
+    """Stacks, and the pager's own account of its pages (pager_dump prints to the test's standard
+    error)."""
     command = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", "set pagination off",
                "-ex", "set print frame-arguments none", "-ex", "thread apply all bt 24",
                "-ex", "set unwindonsignal on", "-ex", "call (void)'lunar::pager_dump(int)'(2)"]
-    chatter = re.compile(r"\[(New LWP|Thread debugging|Inferior )|Using host libthread_db|\d+\t(in )?\S+|warning: |$")
+    chatter = re.compile(r"\[(New LWP|Thread debugging|Inferior )|Using host "
+                         r"libthread_db|\d+\t(in )?\S+|warning: |$")
     try:
-        result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT,
                                 timeout=60, check=False, text=True, errors="replace")
         return "\n".join(line for line in result.stdout.splitlines() if not chatter.match(line))
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -200,7 +209,8 @@ def debugger_says(pid):
 
 def kernel_stack(task):
     """In one line, innermost first."""
-    return " < ".join(re.sub(r"^\[<0>\] |\+0x.*$", "", line) for line in read_file(task + "/stack").splitlines())
+    return " < ".join(re.sub(r"^\[<0>\] |\+0x.*$", "", line)
+                      for line in read_file(task + "/stack").splitlines())
 
 
 def describe_process(pid, out):
@@ -213,9 +223,10 @@ def describe_process(pid, out):
     for task in tasks:
         base = f"/proc/{pid}/task/{task}"
         state = re.search(r"State:\s*(.*)", read_file(base + "/status"))
-        print(f"thread {task} {read_file(base + '/comm').strip()}: {state[1] if state else '?'}, wchan "
-              f"{read_file(base + '/wchan').strip()}, syscall {read_file(base + '/syscall').strip()}; kernel stack: "
-              f"{kernel_stack(base)}", file=out)
+        print(f"thread {task} {read_file(base + '/comm').strip()}: {state[1] if state else '?'}, "
+              f"wchan {read_file(base + '/wchan').strip()}, "
+              f"syscall {read_file(base + '/syscall').strip()}; "
+              f"kernel stack: {kernel_stack(base)}", file=out)
     if shutil.which("gdb"):
         print(debugger_says(pid), file=out)
     else:
@@ -233,7 +244,7 @@ def end_session(session):
     return len(left)
 
 
-# --- one test -------------------------------------------------------------------------------------------------------
+# --- one test -------------------------------------------------------------------------------------
 
 class Test:
     def __init__(self, entry, directory, multiplier):
@@ -255,15 +266,18 @@ class Test:
 
     def rank(self):
         suite = min((SUITES.index(s) for s in self.suites if s in SUITES), default=len(SUITES) - 1)
-        return (0, suite, 0) if FAST & set(self.suites) else (2, suite, 0) if self.alone else (1, -self.priority, suite)
+        return (0, suite, 0) if FAST & set(self.suites) else (2, suite, 0) if self.alone else (1,
+            -self.priority, suite)
 
     def run(self, extra_environment):
         start = time.monotonic()
         with open(self.log, "w", encoding="utf-8") as log:
             try:
-                child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log,
+                                         stderr=subprocess.STDOUT,
                                          cwd=self.workdir, start_new_session=True,
-                                         env={**os.environ, **extra_environment, **self.environment})
+                                         env={**os.environ, **extra_environment,
+                                              **self.environment})
             except OSError as error:
                 self.verdict, self.reason = "FAIL", f"cannot start: {error}"
                 return
@@ -283,21 +297,24 @@ class Test:
 
     @staticmethod
     def end_survivors(session, grace_s):
-        """Processes that outlive the test and had to be ended; those already on their way out are given time."""
+        """Processes that outlive the test and had to be ended; those already on their way out are
+        given time."""
         deadline = time.monotonic() + grace_s
         while processes_of_session(session) and time.monotonic() < deadline:
             time.sleep(0.05)
         return end_session(session)
 
     def check_result(self, status, left):
-        self.skipped = {capability_of(line) for line in skips_in(self.log)} if status in (0, EXIT_SKIP) else set()
+        self.skipped = {capability_of(line) for line in skips_in(self.log)} if status in (0,
+            EXIT_SKIP) else set()
         if status is None:
             self.verdict, self.reason = "FAIL", f"still running after {self.limit_s} s; killed"
         elif status == EXIT_SKIP:
             self.check_skip()
         elif status != 0:
             self.verdict = "FAIL"
-            self.reason = f"exit code {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+            self.reason = (f"exit code {status}" if status > 0
+                           else f"signal {signal.Signals(-status).name}")
         elif left:
             self.verdict, self.reason = "FAIL", f"left {left} process(es) running"
         else:
@@ -310,7 +327,8 @@ class Test:
 
     def check_skip(self):
         skips = skips_in(self.log)
-        self.verdict, self.reason = ("skip", skips[0]) if skips else ("FAIL", "exit code 77, but no `skip:` line")
+        self.verdict, self.reason = ("skip", skips[0]) if skips else ("FAIL",
+            "exit code 77, but no `skip:` line")
         if skips and unexpected_skip(skips[0]):
             self.verdict = "FAIL"
             self.reason += " (but this host has it, or the word is unknown)"
@@ -329,7 +347,7 @@ def unexpected_skip(line):
     return known is None or known()
 
 
-# --- all of them ----------------------------------------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------------------
 
 class Runner:
     def __init__(self, tests, extra_environment):
@@ -348,7 +366,8 @@ class Runner:
                 shown = lines if test.seconds >= test.limit_s else lines[-80:]
                 for text in shown[-2000:]:
                     print("      | " + text)
-                print(f"      again: tools/test -k '^{re.escape(test.name)}$'; log: {test.log}", flush=True)
+                print(f"      again: tools/test -k '^{re.escape(test.name)}$'; log: {test.log}",
+                      flush=True)
 
     def run_one(self, test):
         if self.stop:
@@ -360,7 +379,8 @@ class Runner:
             self.report(test)
 
     def interrupt(self):
-        """Ends the tests that run: as Ctrl-C does, so that they take away what they have made, and then for good."""
+        """Ends the tests that run: as Ctrl-C does, so that they take away what they have made, and
+        then for good."""
         self.stop = True
         for test in self.tests:
             if (session := test.session) is not None:
@@ -388,13 +408,15 @@ class Runner:
         return [threading.Thread(target=work) for _ in range(count)]
 
     def run(self):
-        """Neighbours in the list that may share the machine run side by side; the others alone. One more
+        """Neighbours in the list that may share the machine run side by side; the others alone. One
+        more
         lane runs the tests that hardly use a CPU."""
         index = 0
         while index < len(self.tests) and not self.stop:
             group = [self.tests[index]]
             if not group[0].alone:
-                while index + len(group) < len(self.tests) and not self.tests[index + len(group)].alone:
+                while (index + len(group) < len(self.tests)
+                       and not self.tests[index + len(group)].alone):
                     group.append(self.tests[index + len(group)])
             index += len(group)
             waiting = [test for test in group if WAITS in test.suites]
@@ -413,14 +435,18 @@ def parse_arguments():
     parser.add_argument("directory", help=argparse.SUPPRESS)
     parser.add_argument("--fast", action="store_true", help="layout and unit tests only")
     parser.add_argument("--all", action="store_true", help="the slow suite too")
-    parser.add_argument("--asan", action="store_true", help="AddressSanitizer and UBSan, in build-asan/")
+    parser.add_argument("--asan", action="store_true",
+                        help="AddressSanitizer and UBSan, in build-asan/")
     parser.add_argument("--tsan", action="store_true", help="ThreadSanitizer, in build-tsan/")
     parser.add_argument("-k", metavar="PATTERN", default="",
-                        help="only tests whose name or suite matches; slow ones with --all, or where no other does")
+                        help="only tests whose name or suite matches; slow ones with --all, or "
+                             "where no other does")
     parser.add_argument("--list", action="store_true", help="list the tests, run none")
-    parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)   # for tools/test: what to build
+    # for tools/test: what to build
+    parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--no-build", action="store_true", help="use the build as it is")
-    parser.add_argument("--without-userfaultfd", action="store_true", help="pass where the pager cannot be tested")
+    parser.add_argument("--without-userfaultfd", action="store_true",
+                        help="pass where the pager cannot be tested")
     return parser.parse_args()
 
 
@@ -435,14 +461,16 @@ def select(tests, arguments):
             return FAST & set(test.suites)
         return arguments.all or "slow" not in test.suites
     chosen = sorted(filter(wanted, tests), key=Test.rank)
-    if arguments.k and not arguments.all:   # slow ones only where nothing else is meant: they take up to hours
+    # slow ones only where nothing else is meant: they take up to hours
+    if arguments.k and not arguments.all:
         chosen = [test for test in chosen if "slow" not in test.suites] or chosen
     return chosen
 
 
 def become_root_if_needed():
-    """Nearly every test of the pager wants userfaultfd's full mode, and some a memory cgroup: run them through sudo
-    where this user has no such right and sudo is at hand. The build stays the user's."""
+    """Nearly every test of the pager wants userfaultfd's full mode, and some a memory cgroup: run
+    them through sudo where this user has no such right and sudo is at hand. The build stays the
+    user's."""
     if is_root() or has_userfaultfd() or not shutil.which("sudo"):
         return
     ask = [] if sys.stdin.isatty() else ["-n"]
@@ -450,7 +478,8 @@ def become_root_if_needed():
         print("tools/test: no right to use userfaultfd, and sudo refused", file=sys.stderr)
         return
     kept = [f"{name}={value}" for name, value in os.environ.items()
-            if name in ("PATH", "CI", "LANG", "LC_ALL", "TEST_TIMEOUT_SCALE") or name.startswith("LUNAR_")]
+            if name in ("PATH", "CI", "LANG", "LC_ALL", "TEST_TIMEOUT_SCALE")
+            or name.startswith("LUNAR_")]
     os.execvp("sudo", ["sudo", *ask, "env", *kept, sys.executable, "-B", *sys.argv])
 
 
@@ -464,8 +493,9 @@ def sanitizer_environment(arguments):
 
 
 def default_signals():
-    """What a child inherits across exec: `nohup` and `&` leave signals ignored, and some shells leave some blocked. The
-    runner goes on ignoring what it was told to, by handlers: those do not outlive an exec."""
+    """What a child inherits across exec: `nohup` and `&` leave signals ignored, and some shells
+    leave some blocked. The runner goes on ignoring what it was told to, by handlers: those do not
+    outlive an exec."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -474,30 +504,35 @@ def default_signals():
 
 def summary(tests, arguments):
     """The last line, and the exit code that goes with it."""
-    count = {verdict: sum(test.verdict == verdict for test in tests) for verdict in ("ok", "FAIL", "skip")}
+    count = {verdict: sum(test.verdict == verdict for test in tests)
+             for verdict in ("ok", "FAIL", "skip")}
     line = f"{count['ok']} passed, {count['FAIL']} failed, {count['skip']} skipped"
     untested = sum("userfaultfd" in test.skipped for test in tests)
     if untested:
         line += f"; THE PAGER WAS NOT TESTED: no right to userfaultfd ({untested} tests)"
         if not arguments.without_userfaultfd:
             line += "; run as root, or accept it with --without-userfaultfd"
-    return line, 1 if count["FAIL"] or not tests or (untested and not arguments.without_userfaultfd) else 0
+    return line, 1 if count["FAIL"] or not tests or (untested
+                                                     and not arguments.without_userfaultfd) else 0
 
 
 def print_times(tests, seconds):
     slowest = sorted((test for test in tests if test.verdict), key=lambda test: -test.seconds)[:8]
-    print(f"took {seconds:.0f} s; longest: " + ", ".join(f"{test.name} {test.seconds:.0f} s" for test in slowest))
+    print(f"took {seconds:.0f} s; longest: " + ", ".join(f"{test.name} {test.seconds:.0f} s"
+                                                         for test in slowest))
 
 
 def introspect(what, directory):
-    """What `meson introspect --WHAT` prints: read from the build directory, so that a machine without meson runs tests
-    too."""
-    with open(os.path.join(directory, "meson-info", f"intro-{what}.json"), encoding="utf-8") as file:
+    """What `meson introspect --WHAT` prints: read from the build directory, so that a machine
+    without meson runs tests too."""
+    with open(os.path.join(directory, "meson-info", f"intro-{what}.json"),
+              encoding="utf-8") as file:
         return json.load(file)
 
 
 def slowness():
-    """How many times slower than usual this machine is (TEST_TIMEOUT_SCALE): time limits are multiplied by it."""
+    """How many times slower than usual this machine is (TEST_TIMEOUT_SCALE): time limits are
+    multiplied by it."""
     text = os.environ.get("TEST_TIMEOUT_SCALE", "1")
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         sys.exit(f"tools/test: TEST_TIMEOUT_SCALE={text} is no whole number from 1 to 9999")
@@ -513,10 +548,12 @@ def targets_of(tests, directory):
 
 def main():
     arguments = parse_arguments()
-    os.environ["PATH"] = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"   # losetup, mkfs: not in a user's
+    # losetup, mkfs: not in a user's
+    os.environ["PATH"] = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
     directory = os.path.abspath(arguments.directory)
     multiplier = slowness() * (4 if arguments.asan or arguments.tsan else 1)
-    tests = select([Test(entry, directory, multiplier) for entry in introspect("tests", directory)], arguments)
+    tests = select([Test(entry, directory, multiplier) for entry in introspect("tests", directory)],
+                   arguments)
     if arguments.targets:
         print("\n".join(targets_of(tests, directory)))
         return 0

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The subcommands of `lunar`, one folder each. Each gets its own name as argv[0] and answers --help by itself.
-// Threading: called once from main, on its thread.
+// The subcommands of `lunar`, one folder each. Each gets its own name as argv[0] and answers --help
+// by itself. Threading: called once from main, on its thread.
 #pragma once
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program_got.h. Programs linked `-z relro -z now` have a read-only table: its pages are made writable for the
-// store.
+// See program_got.h. Programs linked `-z relro -z now` have a read-only table: its pages are made
+// writable for the store.
 #include "program_got.h"
 
 #include <dlfcn.h>
@@ -45,7 +45,8 @@ struct Object {
 // The linker has made most addresses of the dynamic section absolute.
 template <class T>
 const T* table_at(const dl_phdr_info* info, uintptr_t address) {
-  return reinterpret_cast<const T*>(address < info->dlpi_addr ? info->dlpi_addr + address : address);
+  return reinterpret_cast<const T*>(address < info->dlpi_addr ? info->dlpi_addr + address
+                                                              : address);
 }
 
 void read_object(const dl_phdr_info* info, Object* out) {
@@ -56,7 +57,8 @@ void read_object(const dl_phdr_info* info, Object* out) {
     const auto& header = info->dlpi_phdr[i];
     uintptr_t begin = info->dlpi_addr + header.p_vaddr, end = begin + header.p_memsz;
     if (header.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(begin);
-    if (header.p_type == PT_LOAD && (header.p_flags & PF_X) != 0) program.text_begin = begin, program.text_end = end;
+    if (header.p_type == PT_LOAD && (header.p_flags & PF_X) != 0)
+      program.text_begin = begin, program.text_end = end;
     if (header.p_type == PT_GNU_RELRO) {  // the loader protects whole pages only
       program.relro_first = begin;
       program.relro_last = end;
@@ -105,7 +107,9 @@ int read_wanted(dl_phdr_info* info, size_t, void* out) {
   auto& wanted = *static_cast<Wanted*>(out);
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& header = info->dlpi_phdr[i];
-    if (header.p_type != PT_LOAD || wanted.inside - (info->dlpi_addr + header.p_vaddr) >= header.p_memsz) continue;
+    if (header.p_type != PT_LOAD ||
+        wanted.inside - (info->dlpi_addr + header.p_vaddr) >= header.p_memsz)
+      continue;
     read_object(info, &wanted.found);
     return 1;
   }
@@ -127,7 +131,8 @@ Object object_of(const void* inside) {
   return wanted.found;
 }
 
-// Calls `visit(name, slot)` for each slot that holds the address of a function or variable, until it returns false.
+// Calls `visit(name, slot)` for each slot that holds the address of a function or variable, until
+// it returns false.
 template <class Visit>
 bool each_named_slot(const Object& program, Visit visit) {
   for (int t = 0; program.known && t < 2; ++t) {
@@ -146,8 +151,9 @@ bool each_named_slot(const Object& program, Visit visit) {
 // Calls `visit(slot)` for each slot that holds the address of `name`, until it returns false.
 template <class Visit>
 bool each_slot(const Object& program, const char* name, Visit visit) {
-  return each_named_slot(program,
-                         [&](const char* other, void** slot) { return strcmp(name, other) != 0 || visit(slot); });
+  return each_named_slot(program, [&](const char* other, void** slot) {
+    return strcmp(name, other) != 0 || visit(slot);
+  });
 }
 
 bool in_program_text(void* function) {
@@ -184,8 +190,11 @@ void* function_called(const char* name) {
   if (dlinfo(program, RTLD_DI_LINKMAP, &map) != 0) return found;
   while ((map = map->l_next) != nullptr) {  // in the order of the linker's search
     void* library = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
-    void* defined = library == nullptr ? nullptr : dlsym(library, name);  // there, or in a library that it needs
-    if (defined != nullptr && dladdr(defined, &where) != 0 && where.dli_fbase == reinterpret_cast<void*>(map->l_addr))
+    void* defined = library == nullptr
+                        ? nullptr
+                        : dlsym(library, name);  // there, or in a library that it needs
+    if (defined != nullptr && dladdr(defined, &where) != 0 &&
+        where.dli_fbase == reinterpret_cast<void*>(map->l_addr))
       return defined;
   }
   return found;
@@ -203,14 +212,17 @@ void* program_calls(const char* name) {
 int program_redirect(const char* name, void* replacement, void** original, ErrorText* why) {
   *original = program_calls(name);
   if (*original == nullptr)
-    return why->set(-ENOENT, "the server does not call %s of a shared library (built statically?)", name);
+    return why->set(-ENOENT, "the server does not call %s of a shared library (built statically?)",
+                    name);
   int rc = 0;
   const Object& program = main_program();
-  each_slot(program, name, [&](void** slot) { return (rc = store(program, slot, replacement)) == 0; });
+  each_slot(program, name,
+            [&](void** slot) { return (rc = store(program, slot, replacement)) == 0; });
   if (rc == 0) return 0;
   each_slot(program, name, [&](void** slot) { return store(program, slot, *original) == 0; });
   return why->set(-EACCES,
-                  "the server's table of calls cannot be changed (%s of %s); is memory protection locked (SELinux, "
+                  "the server's table of calls cannot be changed (%s of %s); is memory protection "
+                  "locked (SELinux, "
                   "MemoryDenyWriteExecute)?",
                   errno_name(rc), name);
 }
@@ -232,7 +244,8 @@ int object_redirect(const void* inside, Redirected* calls, size_t count) {
 int object_replace_words(const void* inside, const void* original, void* replacement) {
   const Object object = object_of(inside);
   int words = 0;
-  for (uintptr_t at = object.relro_first; at + sizeof(void*) <= object.relro_last; at += sizeof(void*)) {
+  for (uintptr_t at = object.relro_first; at + sizeof(void*) <= object.relro_last;
+       at += sizeof(void*)) {
     auto** word = reinterpret_cast<void**>(at);
     if (*word != original) continue;
     if (const int rc = store(object, word, replacement); rc < 0) return rc;

@@ -30,7 +30,9 @@ struct Ahead {
 constinit Ahead g_ahead;
 constexpr uint64_t kRehashNs = 2'000'000;
 
-bool turn_due(uint64_t now) { return ahead_due(now) || now >= g_ahead.looked + kLookNs || eviction_near(); }
+bool turn_due(uint64_t now) {
+  return ahead_due(now) || now >= g_ahead.looked + kLookNs || eviction_near();
+}
 
 void restore_settings() {
   expiry_open();
@@ -71,7 +73,8 @@ void ahead_start() {
   if (a.fd >= 0) return;
   using Handler = void (*)(void*, int, void*, int);
   int (*create)(void*, int, int, Handler, void*) = nullptr;
-  if (!find_export("aeCreateFileEvent", &create) || !find_export("ProcessingEventsWhileBlocked", &a.blocked) ||
+  if (!find_export("aeCreateFileEvent", &create) ||
+      !find_export("ProcessingEventsWhileBlocked", &a.blocked) ||
       !find_export("moduleCount", &a.modules) || !find_export("moduleTryAcquireGIL", &a.try_lock) ||
       !find_export("moduleReleaseGIL", &a.unlock))
     return;
@@ -84,16 +87,20 @@ void ahead_start() {
 }
 
 bool ahead_works() {
-  return g_ahead.fd >= 0 && *g_ahead.blocked == 0 && gate().watching() && counters().evictions.get() != 0;
+  return g_ahead.fd >= 0 && *g_ahead.blocked == 0 && gate().watching() &&
+         counters().evictions.get() != 0;
 }
 
-bool ahead_due(uint64_t now) { return g_ahead.fd >= 0 && g_ahead.wanted && now >= g_ahead.not_before; }
+bool ahead_due(uint64_t now) {
+  return g_ahead.fd >= 0 && g_ahead.wanted && now >= g_ahead.not_before;
+}
 
 int ahead_sleep(int timeout_ms, uint64_t now) {
   const Ahead& a = g_ahead;
   if (a.fd < 0 || !a.wanted) return timeout_ms;
   const uint64_t left = a.not_before > now ? (a.not_before - now + 999999) / 1000000 : 0;
-  return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left) : timeout_ms;
+  return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left)
+                                                                    : timeout_ms;
 }
 
 int ahead_add_event(epoll_event* events, int n, int max) {
@@ -113,13 +120,15 @@ void ahead_before_wait() {
   RehashAhead& rehash = gate().rehash;
   if (a.fd < 0 || (!expiry_is_shut() && !rehash.cron_is_shut() && !rehash.to_lift())) return;
   const bool given = *a.blocked == 0 && a.modules() != 0;
-  if (given && a.try_lock() != 0) return;  // a thread has it: all stays as it is until the next round
+  if (given && a.try_lock() != 0)
+    return;  // a thread has it: all stays as it is until the next round
   restore_settings();
   rehash.lift(gate().layout);
   if (given) a.unlock();
 }
 
-// Reads of files may come from within a command, or from the server's cron; those of clients do not.
+// Reads of files may come from within a command, or from the server's cron; those of clients do
+// not.
 void ahead_of_commands(int fd) {
   const Gate& g = gate();
   const bool shut = expiry_is_shut() || g.rehash.cron_is_shut();

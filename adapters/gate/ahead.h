@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server's own work on cold keys, between clients' commands: active expiry (expiry.h) and eviction at maxmemory
-// (eviction.h). The gate's threads fetch what it needs first.
+// The server's own work on cold keys, between clients' commands: active expiry (expiry.h) and
+// eviction at maxmemory (eviction.h). The gate's threads fetch what it needs first.
 //
-//   epoll_wait() returns ──► a file event of the gate among its events ──► the server's loop calls turn()
-//                        data may be looked at, and changed; what is missing ──► fetcher ──► the next turn
+//   epoll_wait() returns ──► a file event of the gate among its events ──► the server calls turn():
+//                        it may look at data and change them; what is missing ──► fetcher ──► the
+//                        next turn
 //
-// The event's descriptor is never readable: the gate adds it to the result of epoll_wait, as it does for held clients.
-// An idle server is not woken: a turn happens at a wake-up that the server has anyway, at most once in kLookNs.
+// The event's descriptor is never readable: the gate adds it to the result of epoll_wait, as it
+// does for held clients. An idle server is not woken: a turn happens at a wake-up that the server
+// has anyway, at most once in kLookNs.
 //
-// Works on Redis 7.0, 8.0 and Valkey 8.1, whose functions are known (server_tables.h says how their tables differ). On
-// other servers, and if a symbol is missing, expiry and eviction read by faults; so does expiry in a cluster of Redis
-// 8.0 or Valkey, which have a table of expiries for each slot.
+// Works on Redis 7.0, 8.0 and Valkey 8.1, whose functions are known (server_tables.h says how their
+// tables differ). On other servers, and if a symbol is missing, expiry and eviction read by faults;
+// so does expiry in a cluster of Redis 8.0 or Valkey, which have a table of expiries for each slot.
 //
-// Threading: the server's main thread, while it has the server's lock: in reads and in turns. Around epoll_wait()
-// threads of its modules may have the lock, so this is checked. Allocates nothing, except in the server's own
-// functions.
+// Threading: the server's main thread, while it has the server's lock: in reads and in turns.
+// Around epoll_wait() threads of its modules may have the lock, so this is checked. Allocates
+// nothing, except in the server's own functions.
 #pragma once
 #include <cstdint>
 
@@ -41,18 +43,18 @@ bool ahead_works();
 int ahead_sleep(int timeout_ms, uint64_t now);
 // Whether a turn is wanted now, without any event of the server.
 bool ahead_due(uint64_t now);
-// Called before the server waits for events: other threads may have its lock meanwhile, and its clients' commands come
-// next. Does nothing if one of them has the lock already.
+// Called before the server waits for events: other threads may have its lock meanwhile, and its
+// clients' commands come next. Does nothing if one of them has the lock already.
 void ahead_before_wait();
 // Adds the gate's event to the events, if a turn is wanted. Returns their number.
 int ahead_add_event(epoll_event* events, int n, int max);
-// Called when the server is about to read, perhaps from a client, whose commands it then runs: restores the server's
-// own settings, and offers victims that these commands may evict.
+// Called when the server is about to read, perhaps from a client, whose commands it then runs:
+// restores the server's own settings, and offers victims that these commands may evict.
 void ahead_of_commands(int fd);
 AheadCounters& ahead_counters();
 
-// Pieces that are fetched on the server's own behalf; a turn follows when they are in DRAM. ahead_fetch returns false
-// if too many requests are in progress.
+// Pieces that are fetched on the server's own behalf; a turn follows when they are in DRAM.
+// ahead_fetch returns false if too many requests are in progress.
 struct AheadFetch {
   NonresidentRanges missing{};
   bool under_way = false;

@@ -54,7 +54,9 @@ constinit Loading g_loading;
 
 unsigned window() {
   const uint64_t items = pager_budget_pages() / kPagesEach;
-  return items < kWindowMin ? kWindowMin : items > kWindowMax ? kWindowMax : static_cast<unsigned>(items);
+  return items < kWindowMin   ? kWindowMin
+         : items > kWindowMax ? kWindowMax
+                              : static_cast<unsigned>(items);
 }
 
 // Lines that begin with '#' (times) are no commands. How far they go.
@@ -74,16 +76,20 @@ void read_window(int fd, uint64_t at) {
   w.count = w.waves = 0;
   w.done = false;
   w.asked = 0;
-  if (l.buffer == nullptr) l.buffer = static_cast<char*>(map_private(kBufferBytes, ForkPolicy::kInherit));
+  if (l.buffer == nullptr)
+    l.buffer = static_cast<char*>(map_private(kBufferBytes, ForkPolicy::kInherit));
   const int64_t got = l.buffer == nullptr ? -1 : sys::read_at(fd, l.buffer, kBufferBytes, at);
   const size_t bytes = got <= 0 ? 0 : static_cast<size_t>(got);
   Command& command = gate().command;
   size_t place = 0;
   for (const unsigned most = window(); w.count < most;) {
     place = skip_notes(l.buffer, place, bytes);
-    if (place == bytes || parse_command(l.buffer + place, bytes - place, &command) != Parse::kCommand) break;
+    if (place == bytes ||
+        parse_command(l.buffer + place, bytes - place, &command) != Parse::kCommand)
+      break;
     const int chosen = chosen_database(command);
-    w.items[w.count++] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place + command.bytes),
+    w.items[w.count++] = {static_cast<uint32_t>(place),
+                          static_cast<uint32_t>(place + command.bytes),
                           static_cast<uint16_t>(l.database), chosen >= 0};
     if (chosen >= 0) l.database = chosen;
     place += command.bytes;
@@ -97,7 +103,8 @@ bool look_up(const Item& item, bool first, NonresidentRanges* missing) {
   Gate& g = gate();
   Command& command = g.command;
   const char* text = g_loading.buffer + item.begin;
-  if (parse_command(text, item.end - item.begin, &command) != Parse::kCommand || command.kept == 0) return true;
+  if (parse_command(text, item.end - item.begin, &command) != Parse::kCommand || command.kept == 0)
+    return true;
   const CommandKeys* keys = find_command_keys(command.argument[0]);
   const DatabaseView* where = g.layout.database(item.database);
   return keys == nullptr || where == nullptr ||
@@ -119,7 +126,8 @@ bool ask(AheadFetch* fetch) {
   g.work.ranges.add(fetch->missing.count);
   g.fetcher.flush();
   w.asked += fetch->missing.bytes;
-  return w.asked < pager_budget_pages() * page_bytes() / kBudgetPart;  // large values: the rest faults
+  // large values: the rest faults
+  return w.asked < pager_budget_pages() * page_bytes() / kBudgetPart;
 }
 
 // One step of all lookups of the window that are not done.
@@ -144,8 +152,8 @@ void begin_wave() {
   ++w.waves;
 }
 
-// Asks for what the next window lacks once what it lacked is in. The server is between two commands. `wait`: until the
-// window is complete.
+// Asks for what the next window lacks once what it lacked is in. The server is between two
+// commands. `wait`: until the window is complete.
 void go_on(bool wait) {
   Window& w = g_loading.next;
   for (;;) {
@@ -174,7 +182,8 @@ void begin_command(FILE* file, size_t line) {
   const uint64_t at = static_cast<uint64_t>(behind) - line;
   go_on(true);
   if (file != l.file || at < l.end || at != l.next.at || l.next.count == 0) {
-    if (file != l.file || at < l.end) l.database = 0;  // another file; what was skipped unseen is no SELECT
+    if (file != l.file || at < l.end)
+      l.database = 0;  // another file; what was skipped unseen is no SELECT
     read_window(fd, at);
     go_on(true);
   }
@@ -187,7 +196,8 @@ void begin_command(FILE* file, size_t line) {
 
 char* hook_fgets(char* buffer, int size, FILE* file) {
   char* line = g_loading.fgets(buffer, size, file);
-  if (line != nullptr && line[0] == '*' && file != nullptr && pthread_equal(pthread_self(), gate().main_thread) != 0)
+  if (line != nullptr && line[0] == '*' && file != nullptr &&
+      pthread_equal(pthread_self(), gate().main_thread) != 0)
     begin_command(file, strlen(line));
   return line;
 }
@@ -200,7 +210,8 @@ void aof_ahead_watch(bool (*known)()) {
   l.fgets = reinterpret_cast<char* (*)(char*, int, FILE*)>(program_calls("fgets"));
   void* before = nullptr;
   ErrorText why;
-  if (l.fgets != nullptr) (void)program_redirect("fgets", reinterpret_cast<void*>(hook_fgets), &before, &why);
+  if (l.fgets != nullptr)
+    (void)program_redirect("fgets", reinterpret_cast<void*>(hook_fgets), &before, &why);
 }
 
 }  // namespace lunar::redis

@@ -17,8 +17,8 @@ void list(KeyLookup& lookup, QuicklistNodeView* node) {
   }
 }
 
-// Whether the last piece that is missing is one that every walk reads: a save goes through a sorted set by its skip
-// list, a digest by its table.
+// Whether the last piece that is missing is one that every walk reads: a save goes through a sorted
+// set by its skip list, a digest by its table.
 bool look_at_object(KeyLookup& lookup, const ObjectView* object) {
   const char* at = object->pointer;
   const unsigned before = lookup.missing->count;
@@ -34,21 +34,23 @@ bool look_at_object(KeyLookup& lookup, const ObjectView* object) {
     return false;
   } else if (object->encoding() == kQuicklist) {
     const auto* quicklist = reinterpret_cast<const QuicklistView*>(at);
-    if (lookup.have(quicklist, sizeof *quicklist) && quicklist->nodes <= kListNodesMax) list(lookup, quicklist->head);
+    if (lookup.have(quicklist, sizeof *quicklist) && quicklist->nodes <= kListNodesMax)
+      list(lookup, quicklist->head);
   } else if (object->encoding() == kStream) {
     (void)lookup.have(at, kStreamBytes);
   }
   return lookup.missing->count > before;
 }
 
-// The key is resident as far as have_text() looks; of a child that does other things than save, it may be no text any
-// more.
+// The key is resident as far as have_text() looks; of a child that does other things than save, it
+// may be no text any more.
 void look_up_expiry(KeyLookup& lookup, const DatabaseView& database, const char* key) {
   if (const uint64_t bytes = sds_length(key); bytes <= kValueBytesMax)
     (void)lookup.look_up(database.expires, {key, bytes});
 }
 
-void objects(KeyLookup& lookup, EntryView* const* slot, const DatabaseView& database, bool* at_value) {
+void objects(KeyLookup& lookup, EntryView* const* slot, const DatabaseView& database,
+             bool* at_value) {
   if (!lookup.have(slot, sizeof *slot)) return;
   unsigned n = 0;
   for (EntryView* entry = *slot; entry != nullptr && n < kChainMax && !lookup.missing->full();
@@ -62,7 +64,8 @@ void objects(KeyLookup& lookup, EntryView* const* slot, const DatabaseView& data
   }
 }
 
-void keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database, bool* at_value) {
+void keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database,
+                   bool* at_value) {
   for (unsigned n = 0; bucket != nullptr && n < kChainMax && !lookup.missing->full(); ++n) {
     *at_value = false;
     if (!lookup.have(bucket, sizeof *bucket)) return;
@@ -92,11 +95,14 @@ void members(KeyLookup& lookup, EntryView* const* slot, Holds holds, bool* at_va
     const char* name = marked.is_key() ? reinterpret_cast<const char*>(at) : at->key;
     const auto* value = marked.is_key() || no_value ? nullptr : static_cast<const char*>(at->value);
     (void)(holds == Holds::kFieldPairs ? lookup.have_field(name) : lookup.have_text(name));
-    if (value != nullptr && (holds == Holds::kPairs || holds == Holds::kFieldPairs)) (void)lookup.have_text(value);
+    if (value != nullptr && (holds == Holds::kPairs || holds == Holds::kFieldPairs))
+      (void)lookup.have_text(value);
     // the skip list's node: its member, score and links
     if (value != nullptr && holds == Holds::kScores) (void)lookup.have(value - 8, 40);
     *at_value = lookup.missing->count > before;
-    entry = marked.is_key() ? nullptr : no_value ? static_cast<const EntryView*>(at->value) : at->next;
+    entry = marked.is_key() ? nullptr
+            : no_value      ? static_cast<const EntryView*>(at->value)
+                            : at->next;
   }
 }
 
@@ -123,7 +129,8 @@ void table_members(KeyLookup& lookup, const BucketView* bucket, Holds holds, boo
 bool collection_of(const ServerLayout& layout, const ObjectView* object, Collection* out) {
   NonresidentRanges ignored;
   KeyLookup lookup{layout, &ignored};
-  if (object == nullptr || !lookup.have(object, sizeof *object) || object->pointer == nullptr) return false;
+  if (object == nullptr || !lookup.have(object, sizeof *object) || object->pointer == nullptr)
+    return false;
   const bool tables = layout.keyspace() == Keyspace::kTables, hash = object->type() == kHash;
   *out = {object->pointer, Holds::kListNodes};
   switch (object->encoding()) {
@@ -131,11 +138,14 @@ bool collection_of(const ServerLayout& layout, const ObjectView* object, Collect
       if (tables)
         out->holds = hash ? Holds::kTableFields : Holds::kTableTexts;
       else
-        out->holds = !hash ? Holds::kTexts : lookup.has_fields() ? Holds::kFieldPairs : Holds::kPairs;
+        out->holds = !hash                 ? Holds::kTexts
+                     : lookup.has_fields() ? Holds::kFieldPairs
+                                           : Holds::kPairs;
       break;
     case kSkiplist:
       if (!lookup.have(object->pointer, sizeof(ZsetView))) return false;
-      *out = {reinterpret_cast<const ZsetView*>(object->pointer)->members, tables ? Holds::kNodes : Holds::kScores};
+      *out = {reinterpret_cast<const ZsetView*>(object->pointer)->members,
+              tables ? Holds::kNodes : Holds::kScores};
       break;
     case kQuicklist:
       if (!lookup.have(object->pointer, sizeof(QuicklistView)) ||
@@ -150,7 +160,8 @@ bool collection_of(const ServerLayout& layout, const ObjectView* object, Collect
 
 }  // namespace
 
-bool bucket_there(KeyLookup& lookup, const char* slot, Holds holds, const DatabaseView* database, bool* at_value) {
+bool bucket_there(KeyLookup& lookup, const char* slot, Holds holds, const DatabaseView* database,
+                  bool* at_value) {
   if (holds == Holds::kObjects)
     objects(lookup, reinterpret_cast<EntryView* const*>(slot), *database, at_value);
   else if (holds == Holds::kKeyedObjects)
@@ -162,16 +173,18 @@ bool bucket_there(KeyLookup& lookup, const char* slot, Holds holds, const Databa
   return lookup.misses == 0;
 }
 
-unsigned collections_of(const ServerLayout& layout, const char* slot, Holds holds, Collection* out, unsigned count,
-                        unsigned max) {
+unsigned collections_of(const ServerLayout& layout, const char* slot, Holds holds, Collection* out,
+                        unsigned count, unsigned max) {
   NonresidentRanges ignored;
   KeyLookup lookup{layout, &ignored};
   auto add = [&](const void* object) {
-    if (count < max && collection_of(layout, static_cast<const ObjectView*>(object), out + count)) ++count;
+    if (count < max && collection_of(layout, static_cast<const ObjectView*>(object), out + count))
+      ++count;
   };
   if (holds == Holds::kKeyedObjects) {
     const auto* bucket = reinterpret_cast<const BucketView*>(slot);
-    for (unsigned n = 0; bucket != nullptr && n < kChainMax && lookup.have(bucket, sizeof *bucket); ++n) {
+    for (unsigned n = 0; bucket != nullptr && n < kChainMax && lookup.have(bucket, sizeof *bucket);
+         ++n) {
       for (unsigned i = 0; i < bucket->places(); ++i)
         if (bucket->holds(i)) add(bucket->entries[i]);
       bucket = bucket->next();
@@ -180,8 +193,8 @@ unsigned collections_of(const ServerLayout& layout, const char* slot, Holds hold
   }
   const auto* first = reinterpret_cast<EntryView* const*>(slot);
   if (!lookup.have(first, sizeof *first)) return count;
-  for (const EntryView* entry = *first; entry != nullptr && count < max && lookup.have(entry, sizeof *entry);
-       entry = entry->next)
+  for (const EntryView* entry = *first;
+       entry != nullptr && count < max && lookup.have(entry, sizeof *entry); entry = entry->next)
     add(entry->value);
   return count;
 }

@@ -30,8 +30,8 @@ struct UserView {
 namespace {
 
 constexpr uint32_t kRoot = 1, kAllKeys = 2, kAllCommands = 4;  // flags of a selector
-constexpr size_t kAskedBytesMax = 64 * 1024;                   // arguments of a command that is asked about
-constexpr int kAllowed = 0;                                    // REDISMODULE_OK
+constexpr size_t kAskedBytesMax = 64 * 1024;  // arguments of a command that is asked about
+constexpr int kAllowed = 0;                   // REDISMODULE_OK
 
 struct Server {
   int (*auth_required)(const ClientView*);
@@ -57,7 +57,9 @@ bool module_call(bool valkey, const char* name, F* out, ErrorText* why) {
   return find_export(full, out, why);
 }
 
-const UserView* user_of(ModuleUser* handle) { return *reinterpret_cast<const UserView* const*>(handle); }
+const UserView* user_of(ModuleUser* handle) {
+  return *reinterpret_cast<const UserView* const*>(handle);
+}
 
 // The flags of a user that a wild pointer may have led to. False: it is none.
 bool peek_flags(const UserView* user, uint32_t* flags) {
@@ -65,9 +67,10 @@ bool peek_flags(const UserView* user, uint32_t* flags) {
   UserView::List list;
   UserView::List::Node node;
   UserView::List::Node::Selector selector;
-  if (sys::peek(user, &view, sizeof view) != 0 || sys::peek(view.selectors, &list, sizeof list) != 0 ||
-      sys::peek(list.first, &node, sizeof node) != 0 || sys::peek(node.selector, &selector, sizeof selector) != 0 ||
-      (selector.flags & kRoot) == 0)
+  if (sys::peek(user, &view, sizeof view) != 0 ||
+      sys::peek(view.selectors, &list, sizeof list) != 0 ||
+      sys::peek(list.first, &node, sizeof node) != 0 ||
+      sys::peek(node.selector, &selector, sizeof selector) != 0 || (selector.flags & kRoot) == 0)
     return false;
   *flags = selector.flags;
   return true;
@@ -79,7 +82,9 @@ bool may_do_all(const UserView* user) {
   return first != nullptr && (first->selector->flags & kAll) == kAll;
 }
 
-bool named(const UserView* user) { return g_server.user_by_name(user->name, sds_length(user->name)) == user; }
+bool named(const UserView* user) {
+  return g_server.user_by_name(user->name, sds_length(user->name)) == user;
+}
 
 // A pointer that is only believed to be a user's.
 bool is_user(const UserView* user) {
@@ -96,10 +101,11 @@ bool is_user(const UserView* user) {
   return length < 4096 && sys::peek(view.name + length, &end, 1) == 0 && end == 0 && named(user);
 }
 
-// What the server itself says of GET for a user is `wanted`; also where it has no command of that name
-// (rename-command).
+// What the server itself says of GET for a user is `wanted`; also where it has no command of that
+// name (rename-command).
 bool says_of_get(ModuleUser* handle, bool wanted) {
-  ModuleText* arguments[2] = {g_server.make_text(nullptr, "GET", 3), g_server.make_text(nullptr, "lunar", 5)};
+  ModuleText* arguments[2] = {g_server.make_text(nullptr, "GET", 3),
+                              g_server.make_text(nullptr, "lunar", 5)};
   errno = 0;
   const bool may = g_server.may_run(handle, arguments, 2) == kAllowed;
   const bool unknown = !may && errno == ENOENT;
@@ -111,7 +117,8 @@ bool shows(ModuleUser* handle, const char* rights, uint32_t wanted, bool get) {
   uint32_t flags = 0;
   if (rights[0] != '\0' && g_server.give_rights(handle, rights) != kAllowed) return false;
   return peek_flags(user_of(handle), &flags) && (flags & (kAllKeys | kAllCommands)) == wanted &&
-         may_do_all(user_of(handle)) == (wanted == (kAllKeys | kAllCommands)) && says_of_get(handle, get);
+         may_do_all(user_of(handle)) == (wanted == (kAllKeys | kAllCommands)) &&
+         says_of_get(handle, get);
 }
 
 }  // namespace
@@ -123,7 +130,8 @@ Rights::~Rights() {
 bool rights_find_symbols(bool valkey, ErrorText* why) {
   HostGuard guard;
   Server& s = g_server;
-  return find_export("authRequired", &s.auth_required, why) && find_export("DefaultUser", &s.default_user, why) &&
+  return find_export("authRequired", &s.auth_required, why) &&
+         find_export("DefaultUser", &s.default_user, why) &&
          find_export("ACLGetUserByName", &s.user_by_name, why) &&
          module_call(valkey, "CreateString", &s.make_text, why) &&
          module_call(valkey, "FreeString", &s.free_text, why) &&
@@ -137,11 +145,12 @@ bool rights_find_symbols(bool valkey, ErrorText* why) {
 
 int rights_check(ErrorText* why) {
   ModuleUser* user = g_server.make_user("lunar");
-  const bool right = user != nullptr && shows(user, "", 0, false) && shows(user, "allkeys", kAllKeys, false) &&
-                     shows(user, "allcommands", kAllKeys | kAllCommands, true) &&
-                     shows(user, "-get", kAllKeys, false) &&
-                     shows(user, "allcommands", kAllKeys | kAllCommands, true) &&
-                     shows(user, "resetkeys", kAllCommands, false) && shows(user, "~lun*", kAllCommands, true);
+  const bool right =
+      user != nullptr && shows(user, "", 0, false) && shows(user, "allkeys", kAllKeys, false) &&
+      shows(user, "allcommands", kAllKeys | kAllCommands, true) &&
+      shows(user, "-get", kAllKeys, false) &&
+      shows(user, "allcommands", kAllKeys | kAllCommands, true) &&
+      shows(user, "resetkeys", kAllCommands, false) && shows(user, "~lun*", kAllCommands, true);
   if (user != nullptr) g_server.free_user(user);
   return right ? 0 : (why->set(-ENOTSUP, "its users look different"), -1);
 }
@@ -150,7 +159,8 @@ void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out
   const auto* user = static_cast<const UserView*>(layout.user_of(client));
   if (user == nullptr || g_server.auth_required(&client) != 0) return;
   if (!g_offset_known && !(g_offset_known = is_user(user))) return;
-  if (user != *g_server.default_user && !named(user)) return;  // made by a module, or not the server's any more
+  if (user != *g_server.default_user && !named(user))
+    return;  // made by a module, or not the server's any more
   out->user = user;
   out->all = may_do_all(user);
 }
@@ -166,8 +176,10 @@ bool rights_allow(Rights* rights, const CommandKeys* keys, const Command& comman
   }
   if (rights->handle == nullptr || user_of(rights->handle) != rights->user) return false;
   for (unsigned i = 0; i < command.kept; ++i)
-    g_arguments[i] = g_server.make_text(nullptr, command.argument[i].data, command.argument[i].bytes);
-  bool may = g_server.may_run(rights->handle, g_arguments, static_cast<int>(command.kept)) == kAllowed;
+    g_arguments[i] =
+        g_server.make_text(nullptr, command.argument[i].data, command.argument[i].bytes);
+  bool may =
+      g_server.may_run(rights->handle, g_arguments, static_cast<int>(command.kept)) == kAllowed;
   if (keys != nullptr)
     for_each_key(*keys, command, [&](unsigned argument) {
       may = may && g_server.may_use(rights->handle, g_arguments[argument], 0) == kAllowed;
@@ -179,7 +191,8 @@ bool rights_allow(Rights* rights, const CommandKeys* keys, const Command& comman
 bool changes_rights(const Command& command) {
   const Slice name = command.argument[0];
   return same_word(name, "AUTH") || same_word(name, "RESET") || same_word(name, "ACL") ||
-         (same_word(name, "HELLO") && command.count > 2) || (same_word(name, "CONFIG") && command.count > 3);
+         (same_word(name, "HELLO") && command.count > 2) ||
+         (same_word(name, "CONFIG") && command.count > 3);
 }
 
 }  // namespace lunar::redis

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the gate may look up keys for a client: only if the server itself, asked at that moment, would let the client
-// run the command on them. The gate remembers nothing between two reads, so it need not watch AUTH, HELLO, RESET, ACL
-// and CONFIG: it uses the user that the client's structure names now, and that user's present rights.
+// Whether the gate may look up keys for a client: only if the server itself, asked at that moment,
+// would let the client run the command on them. The gate remembers nothing between two reads, so it
+// need not watch AUTH, HELLO, RESET, ACL and CONFIG: it uses the user that the client's structure
+// names now, and that user's present rights.
 //
 //   authRequired(client)            yes ──► nothing is looked up
-//   client ─► user                  the default user, or the one that the server has under that name; else
-//                                   nothing is looked up
-//   user: all commands, all keys    two flags of its first selector: no further question (the price of a read: one
-//                                   call, five loads)
-//   else, a command at a time       RM_ACLCheckCommandPermissions, the server's own check, with the command's
-//                                   arguments; and RM_ACLCheckKeyPermissions for the keys that *our* table names,
-//                                   should the two differ
+//   client ─► user                  the default user, or the one that the server has under that
+//                                   name; else nothing is looked up
+//   user: all commands, all keys    two flags of its first selector: no further question (the price
+//                                   of a read: one call, five loads)
+//   else, a command at a time       RM_ACLCheckCommandPermissions, the server's own check, with the
+//                                   command's arguments; and RM_ACLCheckKeyPermissions for the keys
+//                                   that *our* table names, should the two differ
 //
-// The calls are symbols of the server (RM_: Redis, VM_: Valkey); the flags are believed after a user made for it has
-// shown them (check).
+// The calls are symbols of the server (RM_: Redis, VM_: Valkey); the flags are believed after a
+// user made for it has shown them (check).
 //
-// Threading: the server's main thread, inside read(). The questions allocate with the server's malloc.
+// Threading: the server's main thread, inside read(). The questions allocate with the server's
+// malloc.
 #pragma once
 #include "command_keys.h"
 #include "layout.h"
@@ -41,12 +43,13 @@ class Rights {
 
 // Finds the symbols. False: *why says which is missing.
 [[nodiscard]] bool rights_find_symbols(bool valkey, ErrorText* why);
-// Makes a user, gives it rights, and compares. 0, or -1 with *why: the server's users look different. Main thread,
-// inside read().
+// Makes a user, gives it rights, and compares. 0, or -1 with *why: the server's users look
+// different. Main thread, inside read().
 [[nodiscard]] int rights_check(ErrorText* why);
 // pre: rights_check was right.
 void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out);
-// Whether the command may run, including its keys. keys: nullptr if it has none. pre: !rights->none().
+// Whether the command may run, including its keys. keys: nullptr if it has none. pre:
+// !rights->none().
 [[nodiscard]] bool rights_allow(Rights* rights, const CommandKeys* keys, const Command& command);
 // Whether the client may be another user after this command in the same input.
 [[nodiscard]] bool changes_rights(const Command& command);

@@ -32,7 +32,8 @@ struct Tree {
 
 template <class T>
 bool peek(const void* from, T* to) {
-  return from != nullptr && reinterpret_cast<uintptr_t>(from) % alignof(T) == 0 && sys::peek(from, to, sizeof(T)) == 0;
+  return from != nullptr && reinterpret_cast<uintptr_t>(from) % alignof(T) == 0 &&
+         sys::peek(from, to, sizeof(T)) == 0;
 }
 
 // Two tables: a size each, and slots that can be read.
@@ -51,14 +52,14 @@ bool tables_fit(const int8_t* exponent, const void* first, const void* second) {
 uint64_t members_of(Keyspace keyspace, const void* at) {
   if (keyspace == Keyspace::kTables) {
     TableView table;
-    if (!peek(at, &table) || table.type == nullptr || !tables_fit(table.exponent, table.table[0], table.table[1]) ||
-        table.rehash_index < -1)
+    if (!peek(at, &table) || table.type == nullptr ||
+        !tables_fit(table.exponent, table.table[0], table.table[1]) || table.rehash_index < -1)
       return UINT64_MAX;
     return table.used[0] + table.used[1];
   }
   DictView dict;
-  if (!peek(at, &dict) || dict.type == nullptr || !tables_fit(dict.exponent, dict.table[0], dict.table[1]) ||
-      dict.rehash_index < -1)
+  if (!peek(at, &dict) || dict.type == nullptr ||
+      !tables_fit(dict.exponent, dict.table[0], dict.table[1]) || dict.rehash_index < -1)
     return UINT64_MAX;
   return dict.used[0] + dict.used[1];
 }
@@ -69,18 +70,22 @@ bool list_fits(const void* at) {
   if (!peek(at, &list) || list.nodes == 0 || list.count < list.nodes || !peek(list.head, &first) ||
       !peek(list.tail, &last))
     return false;
-  if (first.previous != nullptr || last.next != nullptr || (list.nodes == 1) != (list.head == list.tail)) return false;
+  if (first.previous != nullptr || last.next != nullptr ||
+      (list.nodes == 1) != (list.head == list.tail))
+    return false;
   if (first.count() == 0 || first.bytes == 0) return false;
-  uint32_t bytes = 0;                                                               // the first word of a listpack
-  const bool plain = (first.marks >> 16 & 3) == 1 && (first.marks >> 18 & 3) == 2;  // not compressed; a listpack
+  uint32_t bytes = 0;  // the first word of a listpack
+  // not compressed; a listpack
+  const bool plain = (first.marks >> 16 & 3) == 1 && (first.marks >> 18 & 3) == 2;
   return !plain || (sys::peek(first.entry, &bytes, sizeof bytes) == 0 && bytes == first.bytes);
 }
 
 bool sorted_set_fits(Keyspace keyspace, const void* at) {
   ZsetView zset;
   Skiplist list;
-  return peek(at, &zset) && peek(zset.skiplist, &list) && list.header != nullptr && list.tail != nullptr &&
-         list.length != 0 && list.levels >= 1 && list.levels <= 64 && members_of(keyspace, zset.members) == list.length;
+  return peek(at, &zset) && peek(zset.skiplist, &list) && list.header != nullptr &&
+         list.tail != nullptr && list.length != 0 && list.levels >= 1 && list.levels <= 64 &&
+         members_of(keyspace, zset.members) == list.length;
 }
 
 bool stream_fits(const void* at) {
@@ -93,7 +98,8 @@ bool stream_fits(const void* at) {
 }  // namespace
 
 bool collection_fits(Keyspace keyspace, const ObjectView& object) {
-  const uint64_t members = object.encoding() == kHashTable ? members_of(keyspace, object.pointer) : 0;
+  const uint64_t members =
+      object.encoding() == kHashTable ? members_of(keyspace, object.pointer) : 0;
   switch (object.encoding()) {
     case kHashTable:
       return members != UINT64_MAX && members != 0;
@@ -117,10 +123,12 @@ bool collection_known(Keyspace keyspace, const ObjectView& object) {
     return true;
   }
   looks.store(kWrong, std::memory_order_relaxed);
-  constexpr const char* kNames[kKinds] = {"", "",      "hashes and sets", "", "", "", "", "sorted sets",
-                                          "", "lists", "streams"};
-  log_warning("the input gate looks no further into %s: this server lays them out in a way that is not known here",
-              kNames[object.encoding() % kKinds]);
+  constexpr const char* kNames[kKinds] = {
+      "", "", "hashes and sets", "", "", "", "", "sorted sets", "", "lists", "streams"};
+  log_warning(
+      "the input gate looks no further into %s: this server lays them out in a way that is not "
+      "known here",
+      kNames[object.encoding() % kKinds]);
   return false;
 }
 

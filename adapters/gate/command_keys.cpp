@@ -8,9 +8,10 @@ namespace lunar::redis {
 namespace {
 
 constexpr int8_t small(int number) { return static_cast<int8_t>(number); }
-constexpr CommandKeys range(const char* name, int first, int last, int step, Wants wants, int member = 0,
-                            int member_step = 0) {
-  return {name, KeyForm::kRange, small(first), small(last), small(step), wants, small(member), small(member_step)};
+constexpr CommandKeys range(const char* name, int first, int last, int step, Wants wants,
+                            int member = 0, int member_step = 0) {
+  return {name,        KeyForm::kRange, small(first),  small(last),
+          small(step), wants,           small(member), small(member_step)};
 }
 constexpr CommandKeys one(const char* name, Wants wants, int member = 0, int member_step = 0) {
   return range(name, 1, 1, 1, wants, member, member_step);
@@ -265,7 +266,8 @@ struct Reaching {
 };
 constexpr Reaching kReaching[] = {
     {Reach::kAll,
-     "GET GETEX GETSET GETDEL MGET LCS BITCOUNT BITPOS BITOP DUMP SORT SORT_RO MIGRATE HGETALL HKEYS HVALS SMEMBERS "
+     "GET GETEX GETSET GETDEL MGET LCS BITCOUNT BITPOS BITOP DUMP SORT SORT_RO MIGRATE HGETALL "
+     "HKEYS HVALS SMEMBERS "
      "SUNION SUNIONSTORE ZUNION ZUNIONSTORE LPOS LREM LINSERT DIGEST "},
     {Reach::kFirst, "COPY "},
     {Reach::kSmallest, "SINTER SINTERSTORE SINTERCARD ZINTER ZINTERSTORE ZINTERCARD "},
@@ -290,7 +292,8 @@ constexpr size_t length_of(const char* text) {
 
 constexpr uint32_t hash_of(const char* text, size_t bytes) {
   uint32_t hash = 2166136261u;
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ static_cast<uint8_t>(upper(text[i]))) * 16777619u;
+  for (size_t i = 0; i < bytes; ++i)
+    hash = (hash ^ static_cast<uint8_t>(upper(text[i]))) * 16777619u;
   return hash ^ hash >> 15;
 }
 
@@ -385,7 +388,8 @@ bool has_word(const Command& command, unsigned from, unsigned end, const char* u
 const CommandKeys* find_command_keys(Slice name) {
   if (name.bytes == 0 || name.bytes > 24) return nullptr;
   for (size_t at = hash_of(name.data, name.bytes) % kSlots; kIndex[at] != 0; at = (at + 1) % kSlots)
-    if (same_word(name, kTable.command[kIndex[at] - 1].name)) return &kTable.command[kIndex[at] - 1];
+    if (same_word(name, kTable.command[kIndex[at] - 1].name))
+      return &kTable.command[kIndex[at] - 1];
   return nullptr;
 }
 

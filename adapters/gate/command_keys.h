@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which arguments of a command are keys, and how much of a key's value the command is sure to read.
 //
-// This is the gate's own table. The server's getKeysFromCommand wants the arguments as server objects (allocated, or
-// built by hand to a version's layout), answers in a structure that changes between versions, and does not tell whether
-// a value is read. Commands that are not in the table (of a module, renamed or newer ones) are passed without lookup. A
-// wrong entry costs a lookup, or a fault, but never a wrong reply.
+// This is the gate's own table. The server's getKeysFromCommand wants the arguments as server
+// objects (allocated, or built by hand to a version's layout), answers in a structure that changes
+// between versions, and does not tell whether a value is read. Commands that are not in the table
+// (of a module, renamed or newer ones) are passed without lookup. A wrong entry costs a lookup, or
+// a fault, but never a wrong reply.
 //
 // Threading: constant data.
 #pragma once
@@ -16,8 +17,10 @@ namespace lunar::redis {
 
 enum class KeyForm : uint8_t {
   kRange,     // first, last (negative: from the end), step
-  kCounted,   // argument `first` says how many keys follow it, `step` apart; `last`, if not 0, is one more key
-  kStreams,   // the first half of what follows the word STREAMS, which is looked for from argument `first` on
+  kCounted,   // argument `first` says how many keys follow it, `step` apart; `last`, if not 0, is
+              // one more key
+  kStreams,   // the first half of what follows the word STREAMS, which is looked for from argument
+              // `first` on
   kStored,    // `first`, and what follows each word STORE or STOREDIST from argument `last` on
   kMigrated,  // `first`; if that is empty, all that follows the word KEYS
 };
@@ -36,13 +39,14 @@ enum class Reach : uint8_t {
   kTop,
   kAll,    // everything of each key's value
   kFirst,  // everything of the first key's value
-  // sets, sorted sets: of the smallest and of those not much larger; the server looks the smallest's members up in the
-  // others
+  // sets, sorted sets: of the smallest and of those not much larger; the server looks the
+  // smallest's members up in the others
   kSmallest,
   kLikeFirst,  // likewise, the first one's
   kIndexes,    // list, sorted set: elements between the indexes in the two arguments behind the key
   kIndex,      // list: the element of the index behind the key
-  // sorted set: everything, when the two arguments behind the key are its ends; else nothing that can be told
+  // sorted set: everything, when the two arguments behind the key are its ends; else nothing that
+  // can be told
   kScores,
   kScan,     // buckets from the cursor behind the key on
   kBytes,    // string: between the offsets in the two arguments behind the key
@@ -56,14 +60,17 @@ struct CommandKeys {
   KeyForm form;
   int8_t first, last, step;
   Wants wants;
-  int8_t member, member_step;  // arguments that name members of the keys' hashes, sets or sorted sets; 0: none
+  // arguments that name members of the keys' hashes, sets or sorted sets; 0: none
+  int8_t member, member_step;
   Reach reach = Reach::kTop;
 };
 
-constexpr int8_t kBehindFields = -1;  // CommandKeys::member: they follow the word FIELDS and their number
+// CommandKeys::member: they follow the word FIELDS and their number
+constexpr int8_t kBehindFields = -1;
 
 constexpr bool reaches_all(Reach reach) {
-  return reach == Reach::kAll || reach == Reach::kFirst || reach == Reach::kSmallest || reach == Reach::kLikeFirst;
+  return reach == Reach::kAll || reach == Reach::kFirst || reach == Reach::kSmallest ||
+         reach == Reach::kLikeFirst;
 }
 
 // nullptr: unknown, or a command without keys.
@@ -90,12 +97,14 @@ void for_each_key(const CommandKeys& keys, const Command& command, See see) {
   const auto kept = static_cast<int64_t>(command.kept);
   if (keys.form == KeyForm::kRange) {
     int64_t last = keys.last < 0 ? static_cast<int64_t>(command.count) + keys.last : keys.last;
-    for (int64_t i = keys.first; i <= last && i < kept; i += keys.step) see(static_cast<unsigned>(i));
+    for (int64_t i = keys.first; i <= last && i < kept; i += keys.step)
+      see(static_cast<unsigned>(i));
   } else if (keys.form == KeyForm::kCounted) {
     if (keys.first >= kept) return;
     if (keys.last != 0) see(static_cast<unsigned>(keys.last));
     int64_t n = small_number(command.argument[keys.first]);
-    for (int64_t i = keys.first + 1; n > 0 && i < kept; i += keys.step, --n) see(static_cast<unsigned>(i));
+    for (int64_t i = keys.first + 1; n > 0 && i < kept; i += keys.step, --n)
+      see(static_cast<unsigned>(i));
   } else if (keys.form == KeyForm::kStreams) {
     int64_t i = keys.first;
     while (i < kept && !same_word(command.argument[i], "STREAMS")) ++i;

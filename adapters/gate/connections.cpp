@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See connections.h. Buffers that are not part of an entry are private mappings; those of the usual sizes are kept for
-// later, while there are not many.
+// See connections.h. Buffers that are not part of an entry are private mappings; those of the usual
+// sizes are kept for later, while there are not many.
 #include "connections.h"
 
 #include <cstring>
@@ -11,12 +11,14 @@
 namespace lunar::redis {
 namespace {
 
-constexpr size_t kMiddleBytes = 4 * 1024, kBufferBytes = 16 * 1024;  // the larger: the server's usual read
-constexpr size_t kSpareMax = 4 << 20;                                // of buffers kept for later
+// the larger: the server's usual read
+constexpr size_t kMiddleBytes = 4 * 1024, kBufferBytes = 16 * 1024;
+constexpr size_t kSpareMax = 4 << 20;  // of buffers kept for later
 
 size_t capacity_for(size_t bytes) {
   if (bytes <= kSmallBytes) return kSmallBytes;
-  return bytes <= kMiddleBytes ? kMiddleBytes : (bytes + kBufferBytes - 1) / kBufferBytes * kBufferBytes;
+  return bytes <= kMiddleBytes ? kMiddleBytes
+                               : (bytes + kBufferBytes - 1) / kBufferBytes * kBufferBytes;
 }
 
 }  // namespace
@@ -35,9 +37,11 @@ void ConnectionList::remove(Connection* c) {
 }
 
 bool Connections::start() {
-  if (closed_ == nullptr) closed_ = static_cast<std::atomic<bool>*>(map_private(kDescriptorsMax, ForkPolicy::kInherit));
+  if (closed_ == nullptr)
+    closed_ = static_cast<std::atomic<bool>*>(map_private(kDescriptorsMax, ForkPolicy::kInherit));
   if (table_ == nullptr && closed_ != nullptr)
-    table_ = static_cast<Connection**>(map_private(sizeof(Connection*) * kDescriptorsMax, ForkPolicy::kInherit));
+    table_ = static_cast<Connection**>(
+        map_private(sizeof(Connection*) * kDescriptorsMax, ForkPolicy::kInherit));
   return table_ != nullptr;
 }
 
@@ -54,7 +58,8 @@ Connections::SpareBuffer** Connections::spare_of(SpareBuffer** lists, size_t cap
 
 bool Connections::give(Connection* c, size_t capacity) {
   char* data = capacity == kSmallBytes ? c->small : nullptr;
-  if (SpareBuffer** spare = spare_of(spare_buffers_, capacity); spare != nullptr && *spare != nullptr) {
+  if (SpareBuffer** spare = spare_of(spare_buffers_, capacity);
+      spare != nullptr && *spare != nullptr) {
     data = reinterpret_cast<char*>(*spare);
     *spare = (*spare)->next;
     spare_bytes_ -= capacity;
@@ -110,7 +115,8 @@ void Connections::drop(Connection* c) {
   spare_ = c;
 }
 
-bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user) {
+bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quota,
+                       Quota* of_user) {
   const size_t capacity = capacity_for(bytes);
   auto room = [&](const Quota* in, const Quota* before) {
     return in == nullptr || in->used + capacity - (in == before ? c->capacity : 0) <= in->max;
@@ -118,7 +124,8 @@ bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quo
   if (!room(quota, c->quota) || !room(of_user, c->of_user)) return false;
   if (capacity != c->capacity && !give(c, capacity)) return false;
   count(c, quota, of_user);
-  // NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): capacity_for() is never 0, so `data` is there
+  // NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): capacity_for() is never 0, so `data`
+  // is there
   memcpy(c->data, data, bytes);
   c->begin = 0;
   c->end = bytes;

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections of which the gate keeps bytes. A connection without bytes here has no entry: a lookup by descriptor finds
-// nothing.
+// Connections of which the gate keeps bytes. A connection without bytes here has no entry: a lookup
+// by descriptor finds nothing.
 //
-//   kPartial   the start of a command, after others that the server has; the rest is awaited from the socket, until
-//              `deadline_ns`
-//   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`; or waits for its user's turn
-//              to ask for them
-//   kReady     the pages are in DRAM, or the wait for them was too long (`late`): the server is to read
+//   kPartial   the start of a command, after others that the server has; the rest is awaited from
+//              the socket, until `deadline_ns`
+//   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`; or waits
+//              for its user's turn to ask for them
+//   kReady     the pages are in DRAM, or the wait for them was too long (`late`): the server is to
+//              read
 //
-// Bytes are in buffers of three sizes (the smallest is part of the entry); larger ones are multiples of the largest.
-// Two separate limits bound what is kept, one for starts of commands and one for held input: neither can use the
-// other's space.
+// Bytes are in buffers of three sizes (the smallest is part of the entry); larger ones are
+// multiples of the largest. Two separate limits bound what is kept, one for starts of commands and
+// one for held input: neither can use the other's space.
 //
-// Threading: the main thread. A thread of the server or of a module that reads or closes in its place may take bytes
-// out of an entry (the main thread does not touch that connection meanwhile), and notes that it closed a descriptor:
-// the entry is dropped when the main thread next looks for it.
+// Threading: the main thread. A thread of the server or of a module that reads or closes in its
+// place may take bytes out of an entry (the main thread does not touch that connection meanwhile),
+// and notes that it closed a descriptor: the entry is dropped when the main thread next looks for
+// it.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -46,21 +48,24 @@ constexpr size_t kSmallBytes = 512;  // a command or two: what most held clients
 struct Connection {
   int fd = -1;
   Hold state = Hold::kPartial;
-  bool parked = false, taken_out = false;  // masked in epoll; removed from it, because the other side has hung up
-  bool late = false;                       // its wait was too long
-  bool link = false;                       // to the server's master: replica_link.h
+  // masked in epoll; removed from it, because the other side has hung up
+  bool parked = false, taken_out = false;
+  bool late = false;  // its wait was too long
+  bool link = false;  // to the server's master: replica_link.h
   unsigned rounds = 0;
-  LookupCursor cursor;        // of the first command, between its rounds
-  uint64_t hold = 0;          // number of its last hold: a request of an earlier hold does not end it
-  uint64_t since_ns = 0;      // when the first command's hold began; 0: there is none
-  uint64_t deadline_ns = 0;   // of its state; UINT64_MAX: its time begins when the fetchers are woken
+  LookupCursor cursor;    // of the first command, between its rounds
+  uint64_t hold = 0;      // number of its last hold: a request of an earlier hold does not end it
+  uint64_t since_ns = 0;  // when the first command's hold began; 0: there is none
+  // of its state; UINT64_MAX: its time begins when the fetchers are woken
+  uint64_t deadline_ns = 0;
   uint64_t until_ns = 0;      // deadline of a long lookup; 0: likewise
   uint64_t seen = 0;          // round of epoll_wait that has it in its result
   uint64_t lookup_bytes = 0;  // bytes that its long lookup has asked for
   char* data = nullptr;       // bytes [begin, end) of `capacity`; `small`, or a mapping
   size_t begin = 0, end = 0, capacity = 0;
   Quota *quota = nullptr, *of_user = nullptr;  // that the capacity is counted in
-  ConnectionList* list = nullptr;              // the list that it is in: of its state, or of a share's waiting clients
+  // the list that it is in: of its state, or of a share's waiting clients
+  ConnectionList* list = nullptr;
   Connection *previous = nullptr, *next = nullptr;
   char small[kSmallBytes];
   size_t size() const { return end - begin; }
@@ -81,16 +86,18 @@ class Connections {
   }
   Connection* add(int fd);  // nullptr: no memory. kPartial, empty. pre: none for fd
   void drop(Connection* c);
-  // Replaces its bytes by `bytes` bytes of `data`, which must not be in its buffer; counted in `quota` and, if not
-  // nullptr, `of_user`. False: no memory, or a quota is used up; nothing changed.
-  [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user);
+  // Replaces its bytes by `bytes` bytes of `data`, which must not be in its buffer; counted in
+  // `quota` and, if not nullptr, `of_user`. False: no memory, or a quota is used up; nothing
+  // changed.
+  [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes, Quota* quota,
+                          Quota* of_user);
   // An empty buffer of `bytes` for it, counted nowhere. False: no memory.
   [[nodiscard]] bool reserve(Connection* c, size_t bytes);
   void enter(Connection* c, Hold state) { enter(c, state, &lists_[static_cast<int>(state)]); }
   void enter(Connection* c, Hold state, ConnectionList* list);
   uint64_t held_now() const { return held_now_; }
-  // Long lookups: how much they have requested until their commands run; and the leader, one of them that may always
-  // continue.
+  // Long lookups: how much they have requested until their commands run; and the leader, one of
+  // them that may always continue.
   void count_lookup(Connection* c, uint64_t bytes) {
     c->lookup_bytes += bytes;
     lookup_bytes_ += bytes;
@@ -123,7 +130,8 @@ class Connections {
   struct SpareBuffer {
     SpareBuffer* next;
   };
-  static SpareBuffer** spare_of(SpareBuffer** lists, size_t capacity);  // nullptr: buffers of that size are not kept
+  // nullptr: buffers of that size are not kept
+  static SpareBuffer** spare_of(SpareBuffer** lists, size_t capacity);
   SpareBuffer* spare_buffers_[2] = {};
   size_t spare_bytes_ = 0;
   uint64_t held_now_ = 0;  // connections in kHeld

@@ -29,8 +29,8 @@ struct PoolEntry {
 };
 static_assert(sizeof(PoolEntry) == 32);
 constexpr int kLru = 1, kLfu = 2, kAllKeys = 4;  // of a policy
-constexpr int kVolatileTtl = 2 << 8, kVolatileRandom = 3 << 8, kAllKeysLru = 4 << 8 | kLru | kAllKeys,
-              kAllKeysRandom = 6 << 8 | kAllKeys;
+constexpr int kVolatileTtl = 2 << 8, kVolatileRandom = 3 << 8,
+              kAllKeysLru = 4 << 8 | kLru | kAllKeys, kAllKeysRandom = 6 << 8 | kAllKeys;
 
 constexpr unsigned kBatches = 8, kBatch = 32;
 constexpr unsigned kRoundsOfBatch = 8, kFilledInTurn = 3;
@@ -80,13 +80,14 @@ struct Eviction {
 
 constinit Eviction g_eviction;
 
-// The text of an entry of the pool: a string with room for kCachedBytes, to which Redis gives a header of length, room
-// and kind of a byte each, Valkey one of two bytes for the first two.
+// The text of an entry of the pool: a string with room for kCachedBytes, to which Redis gives a
+// header of length, room and kind of a byte each, Valkey one of two bytes for the first two.
 bool is_cached(const char* text) {
   uint8_t header[5];
   if (text == nullptr || sys::peek(text - 5, header, sizeof header) != 0) return false;
   const unsigned kind = header[4] & 7, wide_room = header[2] | header[3] << 8;
-  return kind == 1 ? header[3] == kCachedBytes : kind == 2 && wide_room >= kCachedBytes && wide_room < 2 * kCachedBytes;
+  return kind == 1 ? header[3] == kCachedBytes
+                   : kind == 2 && wide_room >= kCachedBytes && wide_room < 2 * kCachedBytes;
 }
 
 void set_length(char* cached, uint8_t bytes) {
@@ -102,11 +103,15 @@ bool is_pool(const void* pointer) {
       sys::peek(pointer, entry, sizeof entry) != 0)
     return false;
   for (const PoolEntry& one : entry)
-    if (!is_cached(one.cached) || one.database < 0 || gate().layout.database(one.database) == nullptr) return false;
+    if (!is_cached(one.cached) || one.database < 0 ||
+        gate().layout.database(one.database) == nullptr)
+      return false;
   return true;
 }
 
-bool chooses_from_pool(int policy) { return (policy & (kLru | kLfu)) != 0 || policy == kVolatileTtl; }
+bool chooses_from_pool(int policy) {
+  return (policy & (kLru | kLfu)) != 0 || policy == kVolatileTtl;
+}
 bool chooses_at_random(int policy) { return policy == kVolatileRandom || policy == kAllKeysRandom; }
 
 // Bytes below maxmemory; negative above it.
@@ -121,7 +126,9 @@ double bytes_left() {
 void look_at_memory() {
   Eviction& e = g_eviction;
   e.near = e.over = false;
-  if (*e.server.most == 0 || !(chooses_from_pool(*e.server.policy) || chooses_at_random(*e.server.policy))) return;
+  if (*e.server.most == 0 ||
+      !(chooses_from_pool(*e.server.policy) || chooses_at_random(*e.server.policy)))
+    return;
   const double left = bytes_left();
   e.near = left < static_cast<double>(kNearBytes);
   e.over = left < static_cast<double>(kOverBytes);
@@ -133,7 +140,8 @@ bool chosen_before(int database, Slice key) {
   };
   for (const Batch& batch : g_eviction.batch)
     for (unsigned i = 0; i < batch.count; ++i)
-      if (same(batch.candidate[i].database, batch.candidate[i].key, batch.candidate[i].bytes)) return true;
+      if (same(batch.candidate[i].database, batch.candidate[i].key, batch.candidate[i].bytes))
+        return true;
   const PoolEntry* pool = *g_eviction.server.pool;
   for (unsigned i = 0; i < kPool; ++i)
     if (pool[i].key != nullptr && pool[i].idle == kOffered &&
@@ -157,7 +165,8 @@ bool take(int database, Slice key, Candidate* out) {
   return true;
 }
 
-// As the server does: of one database after the other. False: there is none, or it has been chosen before.
+// As the server does: of one database after the other. False: there is none, or it has been chosen
+// before.
 bool choose_at_random(Candidate* out) {
   Eviction& e = g_eviction;
   int databases = 0;
@@ -165,7 +174,8 @@ bool choose_at_random(Candidate* out) {
   for (int tries = 0; tries < databases; ++tries) {
     const int at = e.next_database = (e.next_database + 1) % databases;
     const DatabaseView* database = gate().layout.database(at);
-    const char* key = random_key((*e.server.policy & kAllKeys) != 0 ? database->keys : database->expires);
+    const char* key =
+        random_key((*e.server.policy & kAllKeys) != 0 ? database->keys : database->expires);
     if (key != nullptr) return take(at, {key, sds_length(key)}, out);
   }
   return false;
@@ -205,9 +215,12 @@ void look_at(Batch& batch) {
     KeyLookup lookup{g.layout, &missing};
     lookup.removes = true;
     (void)lookup.look_up(database->expires, one.slice());
-    const auto* object = static_cast<const ObjectView*>(lookup.look_up(database->keys, one.slice()));
-    if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);
-    if (object == nullptr && lookup.misses == 0) batch.candidate[i--] = batch.candidate[--batch.count];  // gone
+    const auto* object =
+        static_cast<const ObjectView*>(lookup.look_up(database->keys, one.slice()));
+    if (object != nullptr && lookup.have(object, sizeof *object))
+      look_up_freed(lookup, *object, false);
+    if (object == nullptr && lookup.misses == 0)
+      batch.candidate[i--] = batch.candidate[--batch.count];  // gone
   }
   batch.state = Batch::State::kReady;
   if (missing.count == 0 || batch.rounds++ >= kRoundsOfBatch || !ahead_fetch(&batch.fetch)) return;
@@ -324,7 +337,8 @@ bool eviction_start() {
   const Keyspace keyspace = gate().layout.keyspace();
   const bool dict = keyspace == Keyspace::kDict;
   Server& server = g_eviction.server;
-  if (!find_export("getMaxmemoryState", &server.memory_state) || !find_export("sdsfree", &server.free_text) ||
+  if (!find_export("getMaxmemoryState", &server.memory_state) ||
+      !find_export("sdsfree", &server.free_text) ||
       !find_export("performEvictions", &server.evict) || !find_table_functions(keyspace) ||
       !(dict ? find_export("evictionPoolPopulate", &server.populate_dict)
              : find_export("evictionPoolPopulate", &server.populate_store)) ||
@@ -357,7 +371,8 @@ bool eviction_turn(uint64_t now) {
   unsigned filled = 0;
   for (Batch& batch : e.batch) {
     if (batch.fetch.under_way) continue;
-    if (batch.state == Batch::State::kReady && (batch.count == 0 || now > batch.chosen_ns + kFreshNs))
+    if (batch.state == Batch::State::kReady &&
+        (batch.count == 0 || now > batch.chosen_ns + kFreshNs))
       batch.state = Batch::State::kEmpty;
     if (batch.state != Batch::State::kEmpty || now > e.asked_ns + kFreshNs) continue;
     if (filled++ < kFilledInTurn) fill(batch, now);

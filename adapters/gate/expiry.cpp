@@ -18,8 +18,9 @@ constexpr uint64_t kWindow = 64;          // places for entries
 constexpr unsigned kRoundsOfWindow = 12;  // then what is still missing is left to faults
 constexpr uint64_t kTurnNs = 300'000, kRestNs = 100'000'000;
 constexpr uint64_t kBucketsInTurn = 1 << 14;
-constexpr uint64_t kSampledMax = 40, kBucketsMax = 800;  // of a look: twice what the server's cycle begins with
-constexpr int64_t kHorizonMs = 150;                      // more than the server's cycle is away
+// of a look: twice what the server's cycle begins with
+constexpr uint64_t kSampledMax = 40, kBucketsMax = 800;
+constexpr int64_t kHorizonMs = 150;  // more than the server's cycle is away
 constexpr uint32_t kPauseOfExpiry = 1 << 2;
 
 enum class State : uint8_t { kIdle, kActive, kResting };
@@ -68,7 +69,8 @@ int64_t wall_ms() {
 }
 
 // All that expiring this key reads.
-bool is_in(NonresidentRanges* missing, const DatabaseView& database, const ExpiryTable::Entry& entry) {
+bool is_in(NonresidentRanges* missing, const DatabaseView& database,
+           const ExpiryTable::Entry& entry) {
   KeyLookup lookup{gate().layout, missing};
   const char* text = ExpiryTable::key_of(lookup, entry);
   if (text == nullptr) return false;
@@ -76,12 +78,13 @@ bool is_in(NonresidentRanges* missing, const DatabaseView& database, const Expir
   lookup.removes = true;
   (void)lookup.look_up(database.expires, key);
   const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));
-  if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);
+  if (object != nullptr && lookup.have(object, sizeof *object))
+    look_up_freed(lookup, *object, false);
   return lookup.misses == 0;
 }
 
-// Expires what is due in a bucket and in. An expiry changes the chain, and may end a rehash: then the bucket is looked
-// up again.
+// Expires what is due in a bucket and in. An expiry changes the chain, and may end a rehash: then
+// the bucket is looked up again.
 void expire_bucket(Window& window, const DatabaseView& database, uint64_t cursor, bool all) {
   Expiry& e = g_expiry;
   for (unsigned again = 0; again < ExpiryTable::kEntriesMax; ++again) {
@@ -124,7 +127,8 @@ void end_window(Window& window) {
   ++e.database;
 }
 
-// Until its time in the turn is over, or something is missing. The window is free again when all of it has been done.
+// Until its time in the turn is over, or something is missing. The window is free again when all of
+// it has been done.
 void do_window(Window& window) {
   const DatabaseView& database = *gate().layout.database(window.database);
   const bool all = window.rounds >= kRoundsOfWindow;
@@ -220,7 +224,8 @@ void work() {
     more = false;
     for (Window& window : e.window) {
       if (&window != e.window && !e.busy) break;
-      if (window.used || window.fetch.under_way || sys::now_ns() >= e.until || !next_window(window)) continue;
+      if (window.used || window.fetch.under_way || sys::now_ns() >= e.until || !next_window(window))
+        continue;
       do_window(window);
       buckets += kWindow;
       more = true;
@@ -253,12 +258,15 @@ bool expiry_start() {
   const bool dict = keyspace == Keyspace::kDict;
   if (!dict && g.layout.has_slots()) return false;  // a table of expiries for each slot
   if (!find_export("activeExpireCycleTryExpire", &server.try_expire) ||
-      !find_export(dict ? "propagatePendingCommands" : "postExecutionUnitOperations", &server.propagate) ||
-      !find_export(dict ? "checkClientPauseTimeoutAndReturnIfPaused" : "isPausedActionsWithUpdate", &server.paused) ||
+      !find_export(dict ? "propagatePendingCommands" : "postExecutionUnitOperations",
+                   &server.propagate) ||
+      !find_export(dict ? "checkClientPauseTimeoutAndReturnIfPaused" : "isPausedActionsWithUpdate",
+                   &server.paused) ||
       !find_export(keyspace == Keyspace::kTables ? "iAmPrimary" : "iAmMaster", &server.is_master))
     return false;
   auto* effort = static_cast<int*>(server_setting("active-expire-effort"));
-  if (effort == nullptr || *effort < 1 || *effort > 10 || (effort[-1] != 0 && effort[-1] != 1)) return false;
+  if (effort == nullptr || *effort < 1 || *effort > 10 || (effort[-1] != 0 && effort[-1] != 1))
+    return false;
   if (keyspace == Keyspace::kTables) {
     server.importing = static_cast<const int*>(server_setting("import-mode"));
     if (server.importing == nullptr) return false;

@@ -25,7 +25,8 @@ void bring_in(const lunar_range* ranges, unsigned count) {
   };
   for (unsigned i = 0; i < count; ++i) {
     const auto* last = static_cast<const char*>(ranges[i].address) + ranges[i].bytes - 1;
-    if (busy(ranges[i].address) || busy(last)) (void)pager_touch(ranges[i].address, ranges[i].bytes);
+    if (busy(ranges[i].address) || busy(last))
+      (void)pager_touch(ranges[i].address, ranges[i].bytes);
   }
 }
 
@@ -93,8 +94,8 @@ void Fetcher::flush() {
   sys::futex_wake(&pending_, wanted, false);
 }
 
-// Every few wake-ups: whether most were late. The next attempt to keep off comes after a time that doubles as long as
-// attempts fail.
+// Every few wake-ups: whether most were late. The next attempt to keep off comes after a time that
+// doubles as long as attempts fail.
 void Fetcher::look_for_crowd(uint64_t now) {
   if (!wake_times_.late() || now < crowded_until_ns_) return;
   const bool again = now - crowded_until_ns_ < crowded_for_ns_;
@@ -106,9 +107,11 @@ void Fetcher::leave_this_cpu(uint64_t now) {
   const int cpu = now < crowded_until_ns_ ? -1 : sys::current_cpu();
   if (cpu == left_cpu_) return;
   left_cpu_ = cpu;
-  if (const int evictor = pager_evictor_thread(); evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
+  if (const int evictor = pager_evictor_thread(); evictor != 0)
+    (void)sys::set_affinity_but(evictor, cpu);
   for (auto& thread : threads_)
-    if (const int id = thread.load(std::memory_order_relaxed); id != 0) (void)sys::set_affinity_but(id, cpu);
+    if (const int id = thread.load(std::memory_order_relaxed); id != 0)
+      (void)sys::set_affinity_but(id, cpu);
 }
 
 Request* Fetcher::take_done() {
@@ -129,7 +132,8 @@ Request* Fetcher::take_batch(unsigned* ranges) {
   Request* first = waiting_;
   Request* end = nullptr;
   uint32_t taken = 0;
-  for (Request* r = first; r != nullptr && (taken == 0 || *ranges + r->pages.count <= kBatchRanges); r = r->next) {
+  for (Request* r = first; r != nullptr && (taken == 0 || *ranges + r->pages.count <= kBatchRanges);
+       r = r->next) {
     *ranges += r->pages.count;
     end = r;
     ++taken;
@@ -173,7 +177,8 @@ bool Fetcher::fetch_batch() {
 void Fetcher::help() {
   if (fetch_batch()) return;
   uint64_t ready = 0;
-  if (!begin_sleep() && sys::poll_readable(&event_fd_, 1, 1000000, &ready) > 0) sys::eventfd_clear(event_fd_);
+  if (!begin_sleep() && sys::poll_readable(&event_fd_, 1, 1000000, &ready) > 0)
+    sys::eventfd_clear(event_fd_);
   end_sleep();
 }
 

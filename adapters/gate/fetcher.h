@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetches pages for the input gate: a few service threads take requests in batches, bring the pages in through the
-// pager's range operations at queue depth, and wake the main thread by an eventfd if it sleeps.
+// Fetches pages for the input gate: a few service threads take requests in batches, bring the pages
+// in through the pager's range operations at queue depth, and wake the main thread by an eventfd if
+// it sleeps.
 //
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //
-// The threads avoid the main thread's CPU, where they would preempt it for a tick or more (being woken is what puts
-// them there). If other programs keep all other CPUs busy, a woken thread would wait for a time slice, and clients with
-// it, while the main thread's CPU idles. In that case the threads may run on any CPU for a while.
+// The threads avoid the main thread's CPU, where they would preempt it for a tick or more (being
+// woken is what puts them there). If other programs keep all other CPUs busy, a woken thread would
+// wait for a time slice, and clients with it, while the main thread's CPU idles. In that case the
+// threads may run on any CPU for a while.
 //
 // Requests are made on demand from sys/arena and kept; there are at most kRequestsMax.
 //
-// Threading: submit, take_done, spare and recycle on the main thread; the rest by the service threads. Only these wait.
+// Threading: submit, take_done, spare and recycle on the main thread; the rest by the service
+// threads. Only these wait.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,8 +31,8 @@ struct Request {
   Request* next = nullptr;
   int fd = -1;
   Share* share = nullptr;  // its user's, in which it counts
-  // the connection's hold when the request was made; another number now: that hold has ended, or the descriptor belongs
-  // to another connection
+  // the connection's hold when the request was made; another number now: that hold has ended, or
+  // the descriptor belongs to another connection
   uint64_t hold = 0;
   AheadFetch* ahead = nullptr;  // requested for the server, not for a client (ahead.h)
   NonresidentRanges pages;
@@ -47,12 +50,12 @@ class Fetcher {
   Request* spare();  // an empty one; nullptr: too many are in progress, or no memory
   void recycle(Request* request);
   void submit(Request* request);
-  void flush();          // the main thread is about to sleep: wakes threads for all that was submitted
+  void flush();  // the main thread is about to sleep: wakes threads for all that was submitted
   Request* take_done();  // a list linked by `next`, or nullptr
   // Around the main thread's sleep. True: something is done already, so do not sleep.
   bool begin_sleep();
-  // Called by the main thread if it needs pages in progress: fetches those that no thread has begun yet, or waits until
-  // something is done, at most a millisecond.
+  // Called by the main thread if it needs pages in progress: fetches those that no thread has begun
+  // yet, or waits until something is done, at most a millisecond.
   void help();
   void end_sleep() { sleeping_.store(0, std::memory_order_relaxed); }
 

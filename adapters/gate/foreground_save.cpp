@@ -38,8 +38,8 @@ bool is_dump(const char* path, const char* mode) {
 FILE* hook_fopen(const char* path, const char* mode) {
   Saving& s = g_saving;
   FILE* file = s.fopen(path, mode);
-  if (file != nullptr && s.file == nullptr && path != nullptr && mode != nullptr && is_dump(path, mode) &&
-      on_main_thread()) {
+  if (file != nullptr && s.file == nullptr && path != nullptr && mode != nullptr &&
+      is_dump(path, mode) && on_main_thread()) {
     s.file = file;
     s.begun = false;
   }
@@ -70,7 +70,8 @@ bool redirect(const char* name, F hook, F* original) {
   ErrorText why;
   *original = reinterpret_cast<F>(program_calls(name));
   void* before = nullptr;
-  return *original != nullptr && program_redirect(name, reinterpret_cast<void*>(hook), &before, &why) == 0;
+  return *original != nullptr &&
+         program_redirect(name, reinterpret_cast<void*>(hook), &before, &why) == 0;
 }
 
 }  // namespace
@@ -81,7 +82,8 @@ void foreground_save_watch(const ServerLayout& layout, bool (*known)()) {
   s.layout = &layout;
   s.known = known;
   s.main_thread = pthread_self();
-  if (!redirect("fclose", hook_fclose, &s.fclose) || !redirect("fwrite", hook_fwrite, &s.fwrite)) return;
+  if (!redirect("fclose", hook_fclose, &s.fclose) || !redirect("fwrite", hook_fwrite, &s.fwrite))
+    return;
   if (!redirect("fopen64", hook_fopen, &s.fopen)) (void)redirect("fopen", hook_fopen, &s.fopen);
 }
 

@@ -41,7 +41,8 @@ Wants depending(const Command& command) {
   }
   if (same_word(name, "RESTORE") || same_word(name, "RESTORE-ASKING"))
     return has_word(command, 4, command.kept, "REPLACE") ? Wants::kFreed : Wants::kObject;
-  return command.kept > 2 && in_the_past(name, command.argument[2]) ? Wants::kFreed : Wants::kObject;
+  return command.kept > 2 && in_the_past(name, command.argument[2]) ? Wants::kFreed
+                                                                    : Wants::kObject;
 }
 
 // As have(), for small pieces of which many lie in one page: that is asked for once.
@@ -84,7 +85,9 @@ void freed_entry(KeyLookup& lookup, const void* entry, Parts parts) {
     if (have_part(lookup, node, sizeof *node)) freed_text(lookup, node->member);
     return;
   }
-  if (!have_part(lookup, name - 1, 1) || parts != Parts::kFields || !KeyLookup::value_is_apart(name)) return;
+  if (!have_part(lookup, name - 1, 1) || parts != Parts::kFields ||
+      !KeyLookup::value_is_apart(name))
+    return;
   const char* at = name - sds_header(static_cast<uint8_t>(name[-1])) - sizeof(void*);
   const void* value;
   if (!have_part(lookup, at, sizeof value)) return;
@@ -103,7 +106,8 @@ void freed_table(KeyLookup& lookup, const TableView* table, Parts parts, bool la
     if (!lookup.have(table->table[t], slots * sizeof(BucketView))) continue;
     for (uint64_t s = 0; s < slots && !lookup.missing->full(); ++s) {
       const BucketView* bucket = table->table[t] + s;
-      for (unsigned n = 0; bucket != nullptr && n < kChainMax && have_part(lookup, bucket, sizeof *bucket); ++n) {
+      for (unsigned n = 0;
+           bucket != nullptr && n < kChainMax && have_part(lookup, bucket, sizeof *bucket); ++n) {
         for (unsigned i = 0; i < bucket->places(); ++i)
           if (bucket->holds(i)) freed_entry(lookup, bucket->entries[i], parts);
         bucket = bucket->next();
@@ -136,7 +140,8 @@ void freed_members(KeyLookup& lookup, const void* members, Parts parts, bool lat
 void freed_list(KeyLookup& lookup, const QuicklistView* list) {
   if (!lookup.have(list, 40)) return;
   const QuicklistNodeView* node = list->head;
-  for (unsigned n = 0; node != nullptr && n < kListNodesMax && lookup.have(node, sizeof *node); ++n) node = node->next;
+  for (unsigned n = 0; node != nullptr && n < kListNodesMax && lookup.have(node, sizeof *node); ++n)
+    node = node->next;
 }
 
 }  // namespace
@@ -149,7 +154,8 @@ Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth
       return nth == 0 ? Wants::kFreed : Wants::kValue;
     case Wants::kMoves:
       // Redis 8 counts keys by the size of their value, and reads that of what it moves.
-      if (nth == 0) return gate().layout.keyspace() == Keyspace::kDicts ? Wants::kValue : Wants::kObject;
+      if (nth == 0)
+        return gate().layout.keyspace() == Keyspace::kDicts ? Wants::kValue : Wants::kObject;
       return Wants::kFreed;
     default:
       return keys.wants;
@@ -157,10 +163,11 @@ Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth
 }
 
 bool takes_out(const CommandKeys& keys, Wants wants) {
-  for (const char* name :
-       {"DEL", "UNLINK", "GETDEL", "RENAME", "RENAMENX", "MOVE", "HDEL", "HGETDEL", "SREM", "SMOVE", "ZREM"})
+  for (const char* name : {"DEL", "UNLINK", "GETDEL", "RENAME", "RENAMENX", "MOVE", "HDEL",
+                           "HGETDEL", "SREM", "SMOVE", "ZREM"})
     if (strcmp(keys.name, name) == 0) return true;
-  return wants == Wants::kFreed && (strstr(keys.name, "EXPIRE") != nullptr || strstr(keys.name, "RESTORE") != nullptr);
+  return wants == Wants::kFreed &&
+         (strstr(keys.name, "EXPIRE") != nullptr || strstr(keys.name, "RESTORE") != nullptr);
 }
 
 void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {

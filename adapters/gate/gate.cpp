@@ -26,7 +26,8 @@ namespace {
 
 constinit Gate g_gate;
 constinit ErrorText g_reason;
-constexpr unsigned kAttemptsMax = 1000;  // waits of the server before its data is believed not to be found
+// waits of the server before its data is believed not to be found
+constexpr unsigned kAttemptsMax = 1000;
 constinit unsigned g_attempts = 0;
 constexpr const char* kUnknownLayout = "this server is laid out in a way that is not known here: ";
 constexpr unsigned kKeysLookedAtEvery = 64;  // reads
@@ -37,7 +38,8 @@ void bypass(const char* what, const ErrorText& why) {
   log_warning("input gate stays open, cold keys wait one by one: %s%s", what, why.text);
 }
 
-// Redis 8 and Valkey with io-threads: reads may come from these at any time, and what is held here would be passed by.
+// Redis 8 and Valkey with io-threads: reads may come from these at any time, and what is held here
+// would be passed by.
 bool opened_for_io_threads() {
   if (!g_gate.layout.io_threads_may_read()) return false;
   ErrorText why;
@@ -54,8 +56,8 @@ void open_for_reading_threads() {
   bypass("", why);
 }
 
-// Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the server waits, threads of
-// modules may change them.
+// Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the
+// server waits, threads of modules may change them.
 void look_for_server(int epoll, const epoll_event* events, int events_max) {
   Gate& g = g_gate;
   static bool threads_seen = false;
@@ -76,23 +78,25 @@ void look_for_server(int epoll, const epoll_event* events, int events_max) {
 
 bool on_main_thread() { return pthread_equal(pthread_self(), g_gate.main_thread) != 0; }
 
-// Nothing was ever evicted: all data is in DRAM, and the gate keeps no input, so no command is looked up and none
-// waits. Once something was, this stays false.
+// Nothing was ever evicted: all data is in DRAM, and the gate keeps no input, so no command is
+// looked up and none waits. Once something was, this stays false.
 bool all_in_dram() {
   const Gate& g = g_gate;
   if (!pager_active()) return true;
-  return g.watching() && counters().evictions.get() == 0 && !g.threads_read.load(std::memory_order_relaxed);
+  return g.watching() && counters().evictions.get() == 0 &&
+         !g.threads_read.load(std::memory_order_relaxed);
 }
 
 ssize_t hook_read(int fd, void* buffer, size_t bytes) {
   Gate& g = g_gate;
-  if (g.epoll < 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.read(fd, buffer, bytes);
+  if (g.epoll < 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff)
+    return g.read(fd, buffer, bytes);
   if (!on_main_thread()) return gate_input_elsewhere({fd, nullptr}, buffer, bytes);
   return all_in_dram() ? g.read(fd, buffer, bytes) : gate_input({fd, nullptr}, buffer, bytes);
 }
 
-// OpenSSL's SSL_read, SSL_get_error and SSL_pending. A session to which the gate said "later" wants to read, and has
-// nothing.
+// OpenSSL's SSL_read, SSL_get_error and SSL_pending. A session to which the gate said "later" wants
+// to read, and has nothing.
 int hook_tls_read(void* tls, void* buffer, int bytes) {
   Gate& g = g_gate;
   if (g.epoll < 0 || bytes <= 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff)
@@ -101,7 +105,8 @@ int hook_tls_read(void* tls, void* buffer, int bytes) {
   const auto size = static_cast<size_t>(bytes);
   const bool here = on_main_thread();
   if (here && all_in_dram()) return g.tls_read(tls, buffer, bytes);
-  const int got = static_cast<int>(here ? gate_input(from, buffer, size) : gate_input_elsewhere(from, buffer, size));
+  const int got = static_cast<int>(here ? gate_input(from, buffer, size)
+                                        : gate_input_elsewhere(from, buffer, size));
   if (got > 0) errno = 0;  // the server looks at it first, and SSL_read leaves it so
   if (here) g.tls_deferred = g.deferred ? tls : nullptr;
   return got;
@@ -118,15 +123,18 @@ int hook_tls_error(const void* tls, int rc) {
 int hook_tls_pending(const void* tls) {
   Gate& g = g_gate;
   if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff && on_main_thread())
-    if (const Connection* c = g.connections.find(g.tls_descriptor(tls)); c != nullptr && c->state == Hold::kHeld)
+    if (const Connection* c = g.connections.find(g.tls_descriptor(tls));
+        c != nullptr && c->state == Hold::kHeld)
       return 0;
   return g.tls_pending(tls);
 }
 
-// How long the main thread has waited for pages since it last waited for events: all clients stood still that long.
+// How long the main thread has waited for pages since it last waited for events: all clients stood
+// still that long.
 void note_stall() {
   Gate& g = g_gate;
-  const uint64_t now = pager_watched_read_ns()->load(std::memory_order_relaxed), stall = now - g.read_ns_before;
+  const uint64_t now = pager_watched_read_ns()->load(std::memory_order_relaxed),
+                 stall = now - g.read_ns_before;
   if (__builtin_expect(stall == 0, 1) || !on_main_thread()) return;
   g.read_ns_before = now;
   if (stall > g.longest_stall_ns) g.longest_stall_ns = stall;
@@ -137,16 +145,17 @@ int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   const GateState state = g.state.load(std::memory_order_relaxed);
   note_stall();
   if (state == GateState::kStarting) look_for_server(epoll, events, max);
-  if (!g.fetching || epoll != g.epoll || state == GateState::kOff) return g.epoll_wait(epoll, events, max, timeout_ms);
+  if (!g.fetching || epoll != g.epoll || state == GateState::kOff)
+    return g.epoll_wait(epoll, events, max, timeout_ms);
   if (!on_main_thread()) return gate_wait_elsewhere(epoll, events, max, timeout_ms);
   if (all_in_dram()) return g.epoll_wait(epoll, events, max, timeout_ms);
   if (g.watching()) open_for_reading_threads();
   return gate_wait(epoll, events, max, timeout_ms);
 }
 
-// A write failed because the client has disconnected, while commands that it sent are held. The server would free the
-// client, and they would never run; a server that reads them at once runs them even if the replies cannot be sent. So
-// the error is deferred until the hold is over.
+// A write failed because the client has disconnected, while commands that it sent are held. The
+// server would free the client, and they would never run; a server that reads them at once runs
+// them even if the replies cannot be sent. So the error is deferred until the hold is over.
 ssize_t defer_disconnect(int fd, ssize_t rc) {
   Gate& g = g_gate;
   if (__builtin_expect(rc >= 0 || (errno != EPIPE && errno != ECONNRESET), 1) || !g.fetching ||
@@ -177,16 +186,16 @@ int hook_close(int fd) {
   return g.close(fd);
 }
 
-// A child of a server that runs has no fetcher, and serves no clients: it saves. One that was forked before is the
-// server itself (daemonize).
+// A child of a server that runs has no fetcher, and serves no clients: it saves. One that was
+// forked before is the server itself (daemonize).
 void enter_child() {
   if (g_gate.epoll < 0) return pager_watch_thread(sys::thread_id());
   g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
   if (g_gate.fetching) save_ahead_start(g_gate.layout);
 }
 
-// Whether keys may be looked at by a thread of ours while the server itself does not change them. No client may have
-// come yet.
+// Whether keys may be looked at by a thread of ours while the server itself does not change them.
+// No client may have come yet.
 bool keys_known() {
   Gate& g = g_gate;
   const GateState state = g.state.load(std::memory_order_relaxed);
@@ -200,17 +209,20 @@ int redirect(const char* name, F hook, F* original, ErrorText* why) {
   void* before = nullptr;
   // Ours is stored before it can be called; the original is known before that.
   *original = reinterpret_cast<F>(program_calls(name));
-  if (*original == nullptr) return why->set(-ENOENT, "the server does not call %s of a shared library", name);
+  if (*original == nullptr)
+    return why->set(-ENOENT, "the server does not call %s of a shared library", name);
   return program_redirect(name, reinterpret_cast<void*>(hook), &before, why);
 }
 
-// A server that was built with TLS. The call that is put off comes last, the others hand through until then.
+// A server that was built with TLS. The call that is put off comes last, the others hand through
+// until then.
 int redirect_tls(ErrorText* why) {
   Gate& g = g_gate;
   HostGuard guard;
   if (program_calls("SSL_read") == nullptr) return 0;
   g.tls_descriptor = reinterpret_cast<int (*)(const void*)>(dlsym(RTLD_DEFAULT, "SSL_get_fd"));
-  if (g.tls_descriptor == nullptr) return why->set(-ENOENT, "the server's OpenSSL has no SSL_get_fd");
+  if (g.tls_descriptor == nullptr)
+    return why->set(-ENOENT, "the server's OpenSSL has no SSL_get_fd");
   int rc = redirect("SSL_get_error", hook_tls_error, &g.tls_error, why);
   if (rc == 0) rc = redirect("SSL_pending", hook_tls_pending, &g.tls_pending, why);
   return rc == 0 ? redirect("SSL_read", hook_tls_read, &g.tls_read, why) : rc;
@@ -261,7 +273,8 @@ void look_at_keys(int fd) {
 }
 
 GateOptions gate_options(const Options& options) {
-  return {options.gate, static_cast<unsigned>(options.gate_hold_ms), static_cast<unsigned>(options.gate_threads)};
+  return {options.gate, static_cast<unsigned>(options.gate_hold_ms),
+          static_cast<unsigned>(options.gate_threads)};
 }
 
 bool gate_fits_program() { return dlsym(RTLD_DEFAULT, "readQueryFromClient") != nullptr; }
@@ -270,15 +283,19 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   Gate& g = g_gate;
   if (!pager_created()) return why->set(-ENOTSUP, "this library serves no tier here");
   pager_watch_thread(sys::thread_id());
-  if (g.state.load() != GateState::kOff) return why->set(-EEXIST, "the input gate is there already");
-  if (!g.layout.find_symbols(why) || !rights_find_symbols(g.layout.keyspace() == Keyspace::kTables, why))
+  if (g.state.load() != GateState::kOff)
+    return why->set(-EEXIST, "the input gate is there already");
+  if (!g.layout.find_symbols(why) ||
+      !rights_find_symbols(g.layout.keyspace() == Keyspace::kTables, why))
     return -ENOENT;
   g.main_thread = pthread_self();
-  if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0) return why->set(-rc, "no fork handler");
+  if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0)
+    return why->set(-rc, "no fork handler");
   int rc = redirect("read", hook_read, &g.read, why);
   if (rc == 0) rc = redirect("close", hook_close, &g.close, why);
   if (rc == 0) rc = redirect("write", hook_write, &g.write, why);
-  if (rc == 0 && program_calls("writev") != nullptr) rc = redirect("writev", hook_writev, &g.writev, why);
+  if (rc == 0 && program_calls("writev") != nullptr)
+    rc = redirect("writev", hook_writev, &g.writev, why);
   if (rc == 0) rc = redirect_tls(why);
   if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
   if (rc < 0) return rc;  // a hook without the others hands through
@@ -301,7 +318,9 @@ void gate_set(const GateOptions& options) {
 
 GateState gate_state() { return g_gate.state.load(std::memory_order_relaxed); }
 const char* gate_reason() {
-  return g_gate.state.load() == GateState::kBypassed ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : "";
+  return g_gate.state.load() == GateState::kBypassed
+             ? (g_reason.text[0] != 0 ? g_reason.text : "switched off")
+             : "";
 }
 GateWorst gate_take_worst() {
   return {std::exchange(g_gate.longest_hold_ns, 0), pager_take_longest_fault_ns(),

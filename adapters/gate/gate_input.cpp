@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The result of the server's read(): see gate.h. A read goes straight into the server's buffer, where the gate looks at
-// it (input_look.h); only input that must wait is copied.
+// The result of the server's read(): see gate.h. A read goes straight into the server's buffer,
+// where the gate looks at it (input_look.h); only input that must wait is copied.
 #include <errno.h>
 #include <limits.h>
 
@@ -58,7 +58,8 @@ bool begin_round(Connection* c, const Look& look) {
 // One look was too short, and nothing is missing: the next one comes after the others' turn.
 void look_again(Connection* c, const Look& look) {
   Gate& g = gate();
-  if (begin_round(c, look)) c->until_ns = c->since_ns + kLookupHolds * g.options.hold_ms_max * 1000000;
+  if (begin_round(c, look))
+    c->until_ns = c->since_ns + kLookupHolds * g.options.hold_ms_max * 1000000;
   ++c->cursor.idle;
   ++c->rounds;
   g.connections.enter(c, Hold::kReady);
@@ -124,8 +125,8 @@ bool keep(Connection* c, const char* data, size_t bytes, const Look& look) {
   const bool cold = look.waits == Look::Waits::kCold;
   if (bytes > kHoldBytesMax || (cold && look.share == nullptr)) return false;
   const bool same = look.good == 0 && bytes == c->size();  // nothing new has come, nothing goes
-  if (!same &&
-      !all.fill(c, data, bytes, cold ? &all.held_quota() : &all.partial_quota(), cold ? &look.share->held : nullptr))
+  if (!same && !all.fill(c, data, bytes, cold ? &all.held_quota() : &all.partial_quota(),
+                         cold ? &look.share->held : nullptr))
     return false;
   if (cold) return hold(c, look);
   c->deadline_ns = sys::now_ns() + kPartialNsMax;
@@ -133,8 +134,8 @@ bool keep(Connection* c, const char* data, size_t bytes, const Look& look) {
   return true;
 }
 
-// Keeps what the server does not get of the `n` bytes in its buffer. `c`: the connection's entry, all of whose bytes
-// are in the buffer, or nullptr. Returns what read() returns.
+// Keeps what the server does not get of the `n` bytes in its buffer. `c`: the connection's entry,
+// all of whose bytes are in the buffer, or nullptr. Returns what read() returns.
 ssize_t give(Connection* c, int fd, const char* buffer, size_t n, Look& look) {
   Gate& g = gate();
   if (look.good != n) {
@@ -152,7 +153,8 @@ Look::Time time_of(const Connection& c) {
   if (c.state == Hold::kPartial) return Look::Time::kFirst;
   const bool idle = c.cursor.idle != 0;
   const bool enough = c.late || c.rounds >= (c.cursor.begun() ? kLookupRoundsMax : kRoundsMax) ||
-                      c.cursor.idle > kIdleLooksMax || (idle && c.until_ns != 0 && sys::now_ns() >= c.until_ns);
+                      c.cursor.idle > kIdleLooksMax ||
+                      (idle && c.until_ns != 0 && sys::now_ns() >= c.until_ns);
   return enough ? Look::Time::kLast : Look::Time::kAgain;
 }
 
@@ -177,7 +179,8 @@ ssize_t kept_input(Connection* c, Source from, char* buffer, size_t bytes) {
   }
   if (look.good != 0) end_hold(c);
   if (all) return give(c, c->fd, buffer, n, look);
-  // The server asked for less than there is: what it does not take stays where it is, and is looked at in its turn.
+  // The server asked for less than there is: what it does not take stays where it is, and is looked
+  // at in its turn.
   c->begin += look.good;
   return static_cast<ssize_t>(look.good);
 }
@@ -186,7 +189,9 @@ ssize_t link_or_kept_input(Connection* c, Source from, char* buffer, size_t byte
   if (!c->link) return kept_input(c, from, buffer, bytes);
   const ssize_t got = link_input(c, buffer, bytes);
   // A master's stream has what scripts did as a transaction.
-  const auto has = [&](const char* word) { return memmem(buffer, static_cast<size_t>(got), word, 4) != nullptr; };
+  const auto has = [&](const char* word) {
+    return memmem(buffer, static_cast<size_t>(got), word, 4) != nullptr;
+  };
   gate().few_keys = got > 0 && !has("EXEC") && !has("exec");
   return got;
 }
@@ -196,10 +201,13 @@ ssize_t input(Source from, char* buffer, size_t bytes) {
   if (bytes == 0) return from.read(buffer, bytes);
   if (g.state.load(std::memory_order_relaxed) == GateState::kStarting) look_at_keys(from.fd);
   if (g.fetching) g.rehash.look(g.layout, ahead_works(), &g.fetcher);
-  if (Connection* c = g.connections.find(from.fd); c != nullptr) return link_or_kept_input(c, from, buffer, bytes);
+  if (Connection* c = g.connections.find(from.fd); c != nullptr)
+    return link_or_kept_input(c, from, buffer, bytes);
   Look look(from.fd, buffer);
   ssize_t got;
-  if (!look.possible() && g.holding() && from.tls == nullptr && link_begin(from.fd, buffer, bytes, &got)) return got;
+  if (!look.possible() && g.holding() && from.tls == nullptr &&
+      link_begin(from.fd, buffer, bytes, &got))
+    return got;
   got = from.read(buffer, bytes);
   if (!look.possible() || got <= 0) return got;
   const auto n = static_cast<size_t>(got);
@@ -242,9 +250,9 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   return got;
 }
 
-// A thread of the server that reads for it: the gate is bypassed. Or a module's that handles events while it has the
-// server's lock. Bytes that are here already go first, also those of a TLS session that waits: to put that off is for
-// the main thread only.
+// A thread of the server that reads for it: the gate is bypassed. Or a module's that handles events
+// while it has the server's lock. Bytes that are here already go first, also those of a TLS session
+// that waits: to put that off is for the main thread only.
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
   if (!g.threads_read.load(std::memory_order_relaxed) && g.layout.io_thread_reads())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of the gate share: hooks (gate.cpp), the result of a read (gate_input.cpp, input_look.h), and waiting
-// (gate_wait.cpp).
+// What the parts of the gate share: hooks (gate.cpp), the result of a read (gate_input.cpp,
+// input_look.h), and waiting (gate_wait.cpp).
 // Threading: as gate.h.
 #pragma once
 #include <sys/types.h>
@@ -18,25 +18,30 @@ struct iovec;
 
 namespace lunar::redis {
 
-constexpr unsigned kRoundsMax = 24;          // slot, entry, key, object, value; chains and several keys take more
+// slot, entry, key, object, value; chains and several keys take more
+constexpr unsigned kRoundsMax = 24;
 constexpr unsigned kLookupRoundsMax = 1024;  // of a command that goes through whole values
 // of these, looks that found nothing missing and were too short: some 20 ms of the main thread
 constexpr unsigned kIdleLooksMax = 128;
-constexpr uint64_t kLookupHolds = 10;           // it may wait this many times hold_ms_max
-constexpr size_t kPartialMax = 32 * 1024;       // a command that needs more is passed at once
-constexpr size_t kHoldBytesMax = 1 << 20;       // no more than this is held
-constexpr unsigned kLookAhead = 256;            // commands after a cold one that are looked up too
-constexpr uint64_t kPartialNsMax = 20'000'000;  // longest wait of the start of a command for the rest
+constexpr uint64_t kLookupHolds = 10;      // it may wait this many times hold_ms_max
+constexpr size_t kPartialMax = 32 * 1024;  // a command that needs more is passed at once
+constexpr size_t kHoldBytesMax = 1 << 20;  // no more than this is held
+constexpr unsigned kLookAhead = 256;       // commands after a cold one that are looked up too
+// longest wait of the start of a command for the rest
+constexpr uint64_t kPartialNsMax = 20'000'000;
 constexpr uint64_t kTurnNsMax = 1'000'000'000;  // longest wait of a client for its user's turn
-// Parts of the DRAM budget that a user may have in progress from the LUN, and that one client may request at once.
-constexpr uint64_t kUserPart = 4, kClientPart = 16, kClientBytesMin = 256 << 10, kClientBytesMax = 4 << 20;
-// And that the values of one command may take in all rounds together: more would push each other out before the command
-// runs. So would those of many: beyond half of the budget only one of them continues, and the others wait for their
-// turn.
+// Parts of the DRAM budget that a user may have in progress from the LUN, and that one client may
+// request at once.
+constexpr uint64_t kUserPart = 4, kClientPart = 16, kClientBytesMin = 256 << 10,
+                   kClientBytesMax = 4 << 20;
+// And that the values of one command may take in all rounds together: more would push each other
+// out before the command runs. So would those of many: beyond half of the budget only one of them
+// continues, and the others wait for their turn.
 constexpr uint64_t kLookupPart = 4, kLookupBytesMax = 64 << 20, kLookupsPart = 2;
 constexpr unsigned kUserRequestsMax = Fetcher::kRequestsMax / 2;
 
-// Where input comes from: a socket, or the TLS session on it. read() is what the program called before the gate.
+// Where input comes from: a socket, or the TLS session on it. read() is what the program called
+// before the gate.
 struct Source {
   int fd;
   void* tls;  // SSL*, or nullptr
@@ -45,8 +50,8 @@ struct Source {
 
 struct GateWork {
   // as in GateCounters
-  Counter commands, held, rounds, ranges, timeouts, unknown, overflows, refused, partial_overflows, turns, cut, seen,
-      seen_cold;
+  Counter commands, held, rounds, ranges, timeouts, unknown, overflows, refused, partial_overflows,
+      turns, cut, seen, seen_cold;
 };
 
 struct Gate {
@@ -63,14 +68,17 @@ struct Gate {
   Command command;  // the one being looked up (too large for a stack)
   pthread_t main_thread{};
   uint64_t longest_hold_ns = 0;
-  uint64_t longest_stall_ns = 0, read_ns_before = 0;  // of the main thread, before it last waited for events
+  // of the main thread, before it last waited for events
+  uint64_t longest_stall_ns = 0, read_ns_before = 0;
   HoldTimes hold_times;
   Prefixes prefixes;
-  uint64_t holds = 0, holds_begun = 0;      // numbers of the last hold, and of the last whose time has begun
+  // numbers of the last hold, and of the last whose time has begun
+  uint64_t holds = 0, holds_begun = 0;
   uint64_t first_deadline_ns = UINT64_MAX;  // no hold ends before this
   int epoll = -1;
 
-  bool few_keys = false;         // the result of the last gate_input() adds no more keys than it has arguments
+  // the result of the last gate_input() adds no more keys than it has arguments
+  bool few_keys = false;
   bool deferred = false;         // the last gate_input() returned the gate's own EAGAIN
   void* tls_deferred = nullptr;  // the session whose last SSL_read did
 
@@ -112,8 +120,8 @@ uint64_t client_bytes_max();
 uint64_t lookup_bytes_max();
 // Maximum bytes that long lookups may have requested together, for commands that have not run.
 uint64_t lookups_bytes_max();
-// Called when the server's data are known but its keys were not checked yet: while a client's input is read they may be
-// looked at.
+// Called when the server's data are known but its keys were not checked yet: while a client's input
+// is read they may be looked at.
 void look_at_keys(int fd);
 
 }  // namespace lunar::redis

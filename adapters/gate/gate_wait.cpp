@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the gate does while the server waits for events: it fetches, and gives clients back to the server when their
-// pages are in or their time is up. See gate.h, gate_inside.h.
+// What the gate does while the server waits for events: it fetches, and gives clients back to the
+// server when their pages are in or their time is up. See gate.h, gate_inside.h.
 #include <limits.h>
 #include <sys/epoll.h>
 
@@ -26,11 +26,13 @@ void unpark(Connection* c) {
   if (!c->parked && !c->taken_out) return;
   const int mask = gate().layout.event_mask(c->fd);
   if (mask != 0)
-    (void)sys::epoll_set(gate().epoll, c->fd, (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), c->taken_out);
+    (void)sys::epoll_set(gate().epoll, c->fd,
+                         (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), c->taken_out);
   c->parked = c->taken_out = false;
 }
 
-// Its events are not told while it is held. A hang-up cannot be masked: the descriptor is taken out.
+// Its events are not told while it is held. A hang-up cannot be masked: the descriptor is taken
+// out.
 void park(Connection* c, bool hung_up) {
   const int mask = gate().layout.event_mask(c->fd);
   if (!hung_up)
@@ -39,8 +41,8 @@ void park(Connection* c, bool hung_up) {
     c->taken_out = sys::epoll_remove(gate().epoll, c->fd) == 0;
 }
 
-// Clients of users that have less under way again, in order: what they wait for is looked at anew. A few more than
-// there is room for may come, and wait again.
+// Clients of users that have less under way again, in order: what they wait for is looked at anew.
+// A few more than there is room for may come, and wait again.
 void give_turns() {
   Gate& g = gate();
   if (g.fetcher.full()) return;
@@ -52,8 +54,8 @@ void give_turns() {
     Share* share = *at;
     uint64_t bytes = share->bytes;
     unsigned requests = share->requests;
-    for (Connection *c = share->waiting.head, *next; c != nullptr && bytes < most && requests < kUserRequestsMax;
-         c = next) {
+    for (Connection *c = share->waiting.head, *next;
+         c != nullptr && bytes < most && requests < kUserRequestsMax; c = next) {
       next = c->next;
       if (c->cursor.far() && lookups == 0) continue;
       if (c->cursor.far()) --lookups;
@@ -75,7 +77,8 @@ void begin_fetching(uint64_t now) {
   Gate& g = gate();
   g.fetcher.flush();
   const uint64_t deadline = now + uint64_t{g.options.hold_ms_max} * 1000000;
-  for (Connection* c = g.connections.held().tail; c != nullptr && c->hold > g.holds_begun; c = c->previous) {
+  for (Connection* c = g.connections.held().tail; c != nullptr && c->hold > g.holds_begun;
+       c = c->previous) {
     if (c->until_ns == 0) c->until_ns = now + kLookupHolds * (deadline - now);
     if (c->deadline_ns == UINT64_MAX) c->deadline_ns = c->cursor.far() ? c->until_ns : deadline;
     if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
@@ -83,8 +86,8 @@ void begin_fetching(uint64_t now) {
   g.holds_begun = g.holds;
 }
 
-// Releases the clients of a list whose time is up; of long lookups, whose faults stop all clients, only the first:
-// *lookups may go.
+// Releases the clients of a list whose time is up; of long lookups, whose faults stop all clients,
+// only the first: *lookups may go.
 void release_due(ConnectionList& list, bool all, uint64_t now, unsigned* lookups) {
   Gate& g = gate();
   for (Connection *c = list.head, *next; c != nullptr; c = next) {
@@ -102,9 +105,11 @@ void release_due(ConnectionList& list, bool all, uint64_t now, unsigned* lookups
 void release_late(uint64_t now) {
   Gate& g = gate();
   const bool all = !g.watching();
-  for (Connection* c; (c = g.connections.partial().head) != nullptr && (all || c->deadline_ns <= now);)
+  for (Connection* c;
+       (c = g.connections.partial().head) != nullptr && (all || c->deadline_ns <= now);)
     release(c, true);
-  if (Connection* link = link_waiting(); link != nullptr && (all || link->deadline_ns <= now)) release(link, true);
+  if (Connection* link = link_waiting(); link != nullptr && (all || link->deadline_ns <= now))
+    release(link, true);
   if (!all && now < g.first_deadline_ns) return;
   g.first_deadline_ns = UINT64_MAX;
   unsigned lookups = 1;
@@ -121,12 +126,15 @@ int time_to_sleep(int timeout_ms, uint64_t now) {
   for (Connection* c = g.connections.ready().head; c != nullptr; c = c->next)
     if (server_wants(c)) return 0;
   uint64_t first = g.connections.held_now() != 0 ? g.first_deadline_ns : UINT64_MAX;
-  auto sooner = [&](const Connection* c) { first = c != nullptr && c->deadline_ns < first ? c->deadline_ns : first; };
+  auto sooner = [&](const Connection* c) {
+    first = c != nullptr && c->deadline_ns < first ? c->deadline_ns : first;
+  };
   sooner(g.connections.partial().head);
   sooner(link_waiting());
   if (first == UINT64_MAX) return timeout_ms;
   const uint64_t left = first > now ? (first - now + 999999) / 1000000 : 0;
-  return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left) : timeout_ms;
+  return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left)
+                                                                    : timeout_ms;
 }
 
 // Takes out what is not for the server. Returns what is left; *woken: pages came in.
@@ -141,7 +149,8 @@ int sift(epoll_event* events, int n, bool* woken) {
       continue;
     }
     Connection* c = g.connections.find(event.data.fd);
-    if (c != nullptr && c->state == Hold::kHeld && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
+    if (c != nullptr && c->state == Hold::kHeld &&
+        (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
       park(c, (event.events & (EPOLLHUP | EPOLLERR)) != 0);
       event.events &= ~static_cast<uint32_t>(EPOLLIN | EPOLLHUP | EPOLLERR);
       if (event.events == 0) continue;
@@ -184,7 +193,8 @@ void gate_take_what_is_done() {
   for (Request* r = g.fetcher.take_done(); r != nullptr;) {
     Request* next = r->next;
     Connection* c = g.connections.find(r->fd);
-    if (c != nullptr && c->hold == r->hold && (!c->link || link_request_done(c)) && c->state == Hold::kHeld)
+    if (c != nullptr && c->hold == r->hold && (!c->link || link_request_done(c)) &&
+        c->state == Hold::kHeld)
       release(c, false);
     if (r->ahead != nullptr) ahead_fetched(r->ahead);
     r->share->bytes -= r->pages.bytes;

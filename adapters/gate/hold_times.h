@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long clients were held at the gate, as counts in buckets of a quarter of an octave (19% wide), from 8 us to 16 s.
-// Threading: the main thread.
+// How long clients were held at the gate, as counts in buckets of a quarter of an octave (19%
+// wide), from 8 us to 16 s. Threading: the main thread.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -21,7 +21,9 @@ struct HoldTimes {
     return bucket < kBuckets ? bucket : kBuckets - 1;
   }
   // Where the bucket ends.
-  static uint64_t most_ns(unsigned bucket) { return uint64_t{5 + bucket % 4} << (kFirstBit + bucket / 4 - 2); }
+  static uint64_t most_ns(unsigned bucket) {
+    return uint64_t{5 + bucket % 4} << (kFirstBit + bucket / 4 - 2);
+  }
 
   // The time that `part` of the holds since `before` did not exceed; 0: there were none.
   uint64_t quantile_ns(const HoldTimes& before, double part) const {
@@ -29,7 +31,8 @@ struct HoldTimes {
     for (unsigned b = 0; b < kBuckets; ++b) all += count[b] - before.count[b];
     for (unsigned b = 0; b < kBuckets; ++b) {
       seen += count[b] - before.count[b];
-      if (seen != 0 && static_cast<double>(seen) >= part * static_cast<double>(all)) return most_ns(b);
+      if (seen != 0 && static_cast<double>(seen) >= part * static_cast<double>(all))
+        return most_ns(b);
     }
     return 0;
   }

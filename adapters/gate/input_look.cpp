@@ -15,9 +15,10 @@ namespace {
 bool adds_few_keys(const Command& command, const CommandKeys* keys) {
   if (command.kept == 0) return true;
   if (keys != nullptr)
-    return command.kept == command.count && strncmp(keys->name, "EVAL", 4) != 0 && strncmp(keys->name, "FCALL", 5) != 0;
-  for (const char* known : {"PING", "ECHO", "SELECT", "INFO", "MULTI", "DBSIZE", "CLIENT", "CONFIG", "TIME", "PUBLISH",
-                            "SCAN", "RANDOMKEY", "HELLO", "COMMAND"})
+    return command.kept == command.count && strncmp(keys->name, "EVAL", 4) != 0 &&
+           strncmp(keys->name, "FCALL", 5) != 0;
+  for (const char* known : {"PING", "ECHO", "SELECT", "INFO", "MULTI", "DBSIZE", "CLIENT", "CONFIG",
+                            "TIME", "PUBLISH", "SCAN", "RANDOMKEY", "HELLO", "COMMAND"})
     if (same_word(command.argument[0], known)) return true;
   return false;
 }
@@ -96,7 +97,9 @@ void Look::pass() {
 
 // Commands behind the first cold one.
 void Look::look_ahead() {
-  for (unsigned n = 0; n < kLookAhead && at_ < progress_.bytes + bytes_ && missing.units != 0 && !missing.full(); ++n) {
+  for (unsigned n = 0;
+       n < kLookAhead && at_ < progress_.bytes + bytes_ && missing.units != 0 && !missing.full();
+       ++n) {
     if (next() != Next::kCommand) return;
     (void)look_up(nullptr);
   }
@@ -107,15 +110,19 @@ Look::Next Look::next() {
   const bool first = at_ == 0, begun = first && progress_.left != 0;
   const char* text = progress_.text + at_;
   const size_t bytes = progress_.bytes + bytes_ - at_;
-  const Parse parse = begun ? parse_rest(text, bytes, progress_.taken, progress_.left, progress_.bulk, &g.command)
-                            : parse_command(text, bytes, &g.command);
+  const Parse parse =
+      begun ? parse_rest(text, bytes, progress_.taken, progress_.left, progress_.bulk, &g.command)
+            : parse_command(text, bytes, &g.command);
   if (parse == Parse::kBad) return Next::kOpaque;
   // When it is all there is, the server's own rules for it (errors, idle clients) are to hold.
-  if (parse == Parse::kMore) return first || g.command.bytes > kPartialMax ? Next::kOpaque : Next::kPart;
-  if (first && g.command.bytes <= progress_.bytes) return Next::kOpaque;  // the server waits for something else
+  if (parse == Parse::kMore)
+    return first || g.command.bytes > kPartialMax ? Next::kOpaque : Next::kPart;
+  if (first && g.command.bytes <= progress_.bytes)
+    return Next::kOpaque;  // the server waits for something else
   if (begun) {
     const Arguments taken = g.layout.arguments_taken(*client_, progress_, &g.command, &missing);
-    if (taken != Arguments::kThere) return taken == Arguments::kCold ? Next::kColdArguments : Next::kOpaque;
+    if (taken != Arguments::kThere)
+      return taken == Arguments::kCold ? Next::kColdArguments : Next::kOpaque;
   }
   keys_ = g.command.kept == 0 ? nullptr : find_command_keys(g.command.argument[0]);
   // Which user those behind it run as is not known yet.
@@ -124,7 +131,8 @@ Look::Next Look::next() {
   return Next::kCommand;
 }
 
-// Whether the command lacks nothing, or is none of the client's business. cursor: as look_up_command.
+// Whether the command lacks nothing, or is none of the client's business. cursor: as
+// look_up_command.
 bool Look::look_up(LookupCursor* cursor) {
   Gate& g = gate();
   if (g.command.kept == 0) return true;
@@ -134,12 +142,14 @@ bool Look::look_up(LookupCursor* cursor) {
   const DatabaseView* where = g.layout.database(database_);
   if (where == nullptr) return true;
   const uint64_t before = missing.bytes;
-  const bool there = look_up_command(g.layout, *where, *keys_, g.command, time_ == Time::kFirst, cursor, &missing);
+  const bool there =
+      look_up_command(g.layout, *where, *keys_, g.command, time_ == Time::kFirst, cursor, &missing);
   count(!there && (missing.bytes != before || missing.full()), cursor);
   return eviction_has_victim(g.command.bytes, &missing) && there;
 }
 
-// A command without keys: what it changes for those behind it, and for the gate, if its client may run it.
+// A command without keys: what it changes for those behind it, and for the gate, if its client may
+// run it.
 void Look::follow() {
   Gate& g = gate();
   const Command& command = g.command;
@@ -154,7 +164,8 @@ void Look::follow() {
     database_ = chosen;
 }
 
-// Each command once. Those that came in one read behind more cold ones than are looked at stay uncounted.
+// Each command once. Those that came in one read behind more cold ones than are looked at stay
+// uncounted.
 void Look::count(bool cold, LookupCursor* cursor) const {
   Gate& g = gate();
   if (time_ == Time::kFirst) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One look at what a client has sent, in two phases: pass() goes up to the first command that lacks something, and
-// look_ahead() adds what those behind it lack.
+// One look at what a client has sent, in two phases: pass() goes up to the first command that lacks
+// something, and look_ahead() adds what those behind it lack.
 //
 //   commands that lack nothing │ what waits
 //   `good` bytes               │ kCold: a command whose pages are `missing`, and all behind it
 //                              │ kPart: the start of a command
 //
-// Threading: the main thread, inside read(). Allocates no more than client_rights.h and user_share.h do.
+// Threading: the main thread, inside read(). Allocates no more than client_rights.h and
+// user_share.h do.
 #pragma once
 #include "gate_inside.h"
 
@@ -34,7 +35,8 @@ class Look {
   Waits waits = Waits::kNothing;
   // Of kCold; nothing missing: the look was too short.
   NonresidentRanges missing;
-  LookupCursor cursor;     // of the first cold command; set before the scan if there is one from an earlier look
+  LookupCursor cursor;     // of the first cold command; set before the scan if there is one from an
+                           // earlier look
   Share* share = nullptr;  // of the client's user; nullptr: no memory
 
  private:

@@ -24,11 +24,13 @@ struct CommandLookup {
 
   // nullptr: there is none, or it is missing.
   const ObjectView* object_of(unsigned argument) {
-    const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, command.argument[argument]));
+    const auto* object =
+        static_cast<const ObjectView*>(lookup.look_up(database.keys, command.argument[argument]));
     return object != nullptr && lookup.have(object, sizeof *object) ? object : nullptr;
   }
 
-  // Where sets are compared, the smallest bounds which others are looked up as a whole. False: it is not known yet.
+  // Where sets are compared, the smallest bounds which others are looked up as a whole. False: it
+  // is not known yet.
   bool bound_elements() {
     if (keys.reach != Reach::kSmallest && keys.reach != Reach::kLikeFirst) return true;
     unsigned n = 0, sources = 0;
@@ -36,10 +38,12 @@ struct CommandLookup {
       if (wants_of_key(keys, command, n++) != Wants::kValue || lookup.missing->full()) return;
       if (sources++ != 0 && keys.reach == Reach::kLikeFirst) return;
       uint64_t count = 0;
-      if (const ObjectView* object = object_of(argument); object != nullptr) (void)whole.elements(*object, &count);
+      if (const ObjectView* object = object_of(argument); object != nullptr)
+        (void)whole.elements(*object, &count);
       if (count < elements_max) elements_max = count;
     });
-    if (elements_max < UINT64_MAX / ValueLookup::kMuchLarger) elements_max *= ValueLookup::kMuchLarger;
+    if (elements_max < UINT64_MAX / ValueLookup::kMuchLarger)
+      elements_max *= ValueLookup::kMuchLarger;
     return lookup.misses == 0 && !lookup.missing->full();
   }
 
@@ -54,11 +58,12 @@ struct CommandLookup {
     const bool known = lookup.misses == misses;
     const Wants wants = wants_of_key(keys, command, n);
     if (object != nullptr && wants == Wants::kValue) return value(*object, argument, n);
-    if ((object == nullptr || wants == Wants::kObject || freed(*object, wants, n)) && known) whole.pass(n);
+    if ((object == nullptr || wants == Wants::kObject || freed(*object, wants, n)) && known)
+      whole.pass(n);
   }
 
-  // Whether all is there that freeing the value reads. Keys that were found so are not gone through again; all of one
-  // at least each look.
+  // Whether all is there that freeing the value reads. Keys that were found so are not gone through
+  // again; all of one at least each look.
   bool freed(const ObjectView& object, Wants wants, unsigned n) {
     if (cursor != nullptr && n < cursor->key) return true;
     const unsigned misses = lookup.misses;
@@ -96,19 +101,23 @@ void NonresidentRanges::add_new(const void* address, size_t bytes, unsigned amon
   const auto begin = reinterpret_cast<uintptr_t>(address);
   for (unsigned i = count > among ? count - among : 0; i < count; ++i) {
     const auto at = reinterpret_cast<uintptr_t>(range[i].address);
-    if (page_of(at) <= page_of(begin) && page_of(begin + bytes - 1) <= page_of(at + range[i].bytes - 1)) return;
+    if (page_of(at) <= page_of(begin) &&
+        page_of(begin + bytes - 1) <= page_of(at + range[i].bytes - 1))
+      return;
   }
   add(address, bytes);
 }
 
-bool look_up_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
-                     const Command& command, bool first_look, LookupCursor* cursor, NonresidentRanges* missing) {
+bool look_up_command(const ServerLayout& layout, const DatabaseView& database,
+                     const CommandKeys& keys, const Command& command, bool first_look,
+                     LookupCursor* cursor, NonresidentRanges* missing) {
   KeyLookup lookup{layout, missing};
   LookupCursor nowhere;
   PagesSeen seen;
   ValueLookup whole(lookup, cursor == nullptr ? &nowhere : cursor);
   CommandLookup all{database, keys, command, cursor, lookup, whole};
-  lookup.removes = layout.keyspace() == Keyspace::kTables && takes_out(keys, wants_of_key(keys, command, 0));
+  lookup.removes =
+      layout.keyspace() == Keyspace::kTables && takes_out(keys, wants_of_key(keys, command, 0));
   if (cursor != nullptr && keys.reach != Reach::kTop) {
     lookup.seen = &seen;
     all.wholly = all.bound_elements();

@@ -25,7 +25,8 @@ unsigned key_slot(Slice key) {
   if (open != nullptr) {
     const size_t behind = key.bytes - static_cast<size_t>(open + 1 - key.data);
     const char* close = static_cast<const char*>(memchr(open + 1, '}', behind));
-    if (close != nullptr && close != open + 1) key = {open + 1, static_cast<size_t>(close - open - 1)};
+    if (close != nullptr && close != open + 1)
+      key = {open + 1, static_cast<size_t>(close - open - 1)};
   }
   unsigned crc = 0;
   for (size_t i = 0; i < key.bytes; ++i)

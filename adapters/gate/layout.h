@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a server keeps the data that the input gate reads. Three layouts are known, distinguished by the symbols that
-// the servers export:
+// Where a server keeps the data that the input gate reads. Three layouts are known, distinguished
+// by the symbols that the servers export:
 //
 //   Redis 7.0    database ─► dict ─► entry (key, object)
 //   Redis 8.0    database ─► store ─► dicts, one or one a cluster slot ─► entry (key, object)
-//   Valkey 8.1   database ─► store ─► tables, likewise ─► buckets of 7 ─► object with its key inside
+//   Valkey 8.1   database ─► store ─► tables, likewise ─► buckets of 7 ─► object with its key
 //
-// The views below are the gate's own declarations of those versions' structures, found through the program's dynamic
-// symbols and trusted only after they were checked:
-//   - The database array of `server` is found by scanning for a pointer to a structure whose first word leads to a
-//     dict, or a store, of the type that databases have; its stride by the next database in it. The event loop right
-//     after it must have the epoll descriptor, event array and size that the server passes to epoll_wait.
-//   - Dictionaries, tables, keys and objects are checked on the first keys: the server's own lookup and hash must
-//     return what the views return. Until there are keys, nothing is looked up.
-//   - A connection is checked each time: descriptor, handlers and client must point at each other, and the client's
-//     buffer must be the one that is passed to read().
-// A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is left alone: the gate
-// stays bypassed. The checks read memory by a system call that fails on a wild pointer.
+// The views below are the gate's own declarations of those versions' structures, found through the
+// program's dynamic symbols and trusted only after they were checked:
+//   - The database array of `server` is found by scanning for a pointer to a structure whose first
+//     word leads to a dict, or a store, of the type that databases have; its stride by the next
+//     database in it. The event loop right after it must have the epoll descriptor, event array and
+//     size that the server passes to epoll_wait.
+//   - Dictionaries, tables, keys and objects are checked on the first keys: the server's own lookup
+//     and hash must return what the views return. Until there are keys, nothing is looked up.
+//   - A connection is checked each time: descriptor, handlers and client must point at each other,
+//     and the client's buffer must be the one that is passed to read().
+// A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is
+// left alone: the gate stays bypassed. The checks read memory by a system call that fails on a wild
+// pointer.
 //
 // Threading: the server's main thread only. Allocates nothing.
 #pragma once
@@ -28,9 +30,10 @@
 
 namespace lunar::redis {
 
-// A server's part of a client's input before it reads more: `bytes` at `text` that it could not use yet, right before
-// what it reads. It has taken `taken` arguments of the current command, `left` are to come (0: it has taken none, the
-// text is a command's start), the next one of `bulk` bytes (-1: not known).
+// A server's part of a client's input before it reads more: `bytes` at `text` that it could not use
+// yet, right before what it reads. It has taken `taken` arguments of the current command, `left`
+// are to come (0: it has taken none, the text is a command's start), the next one of `bulk` bytes
+// (-1: not known).
 struct Progress {
   const char* text = nullptr;
   size_t bytes = 0;
@@ -64,14 +67,16 @@ struct DictStoreView {
   int64_t count, bits;  // 1, or a power of two
 };
 struct BucketView {
-  uint8_t marks;      // 1: the last entry is a further bucket; the other bits: which entries are there
+  uint8_t marks;  // 1: the last entry is a further bucket; the other bits: which entries are there
   uint8_t hashes[7];  // the high bytes
   const void* entries[7];
 
   bool leads_on() const { return (marks & 1) != 0; }
   unsigned places() const { return leads_on() ? 6 : 7; }
   bool holds(unsigned place) const { return (marks >> (place + 1) & 1) != 0; }
-  const BucketView* next() const { return leads_on() ? static_cast<const BucketView*>(entries[6]) : nullptr; }
+  const BucketView* next() const {
+    return leads_on() ? static_cast<const BucketView*>(entries[6]) : nullptr;
+  }
 };
 struct TableView {
   const void* type;
@@ -107,11 +112,13 @@ struct FileEventView {
   void* data;
 };
 struct ClientView;  // read by offsets
-static_assert(sizeof(DictView) == 56 && sizeof(TableView) == 72 && offsetof(DictView, exponent) == 50);
+static_assert(sizeof(DictView) == 56 && sizeof(TableView) == 72 &&
+              offsetof(DictView, exponent) == 50);
 static_assert(offsetof(DictStoreView, type) == 8 && offsetof(DictStoreView, dicts) == 144 &&
               offsetof(DictStoreView, bits) == 160);
-static_assert(sizeof(BucketView) == 64 && offsetof(TableView, exponent) == 48 && offsetof(TableView, paused) == 50 &&
-              offsetof(TableView, further_buckets) == 56 && offsetof(TableStoreView, bits) == 28);
+static_assert(sizeof(BucketView) == 64 && offsetof(TableView, exponent) == 48 &&
+              offsetof(TableView, paused) == 50 && offsetof(TableView, further_buckets) == 56 &&
+              offsetof(TableStoreView, bits) == 28);
 static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
 
 // Offsets into the structures that are not viewed as a whole.
@@ -123,8 +130,8 @@ struct Shape {
   uint16_t type_handler;                      // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
   // flags: 1, 2: replication
-  uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk, client_user,
-      client_argc, client_argv;
+  uint16_t client_flags, client_connection, client_database, client_buffer, client_left,
+      client_bulk, client_user, client_argc, client_argv;
   // of these two: the link to this server's master
   uint16_t flag_of_master;
 };
@@ -142,34 +149,39 @@ class ServerLayout {
  public:
   // Finds the symbols. False: not a known server (*why: which symbol is missing).
   [[nodiscard]] bool find_symbols(ErrorText* why);
-  // Finds data and event loop, given the arguments that the server passes to epoll_wait. 1: found; 0: not this loop, or
-  // not made yet; -1: unknown layout.
+  // Finds data and event loop, given the arguments that the server passes to epoll_wait. 1: found;
+  // 0: not this loop, or not made yet; -1: unknown layout.
   [[nodiscard]] int find_data(int epoll, const void* events, int events_max, ErrorText* why);
-  // Checks dictionaries on existing keys. 1: right (keys are looked up from now on); 0: no key yet; -1: unknown layout.
+  // Checks dictionaries on existing keys. 1: right (keys are looked up from now on); 0: no key yet;
+  // -1: unknown layout.
   [[nodiscard]] int check_keys(ErrorText* why);
 
   Keyspace keyspace() const { return shape_->keyspace; }
   void* event_loop() const { return const_cast<char*>(*loop_); }
   // The events that the event loop waits for: 1 readable, 2 writable.
   int event_mask(int fd) const;
-  // The client whose socket this is, plain or under TLS; nullptr: something else, a replication link, or another
-  // transport's.
+  // The client whose socket this is, plain or under TLS; nullptr: something else, a replication
+  // link, or another transport's.
   const ClientView* client_of(int fd) const { return client_of(fd, 0); }
-  // The link to this server's master, whose stream it executes. nullptr: not this descriptor, or a full sync goes on.
+  // The link to this server's master, whose stream it executes. nullptr: not this descriptor, or a
+  // full sync goes on.
   const ClientView* master_of(int fd) const { return client_of(fd, shape_->flag_of_master); }
   // A client on a plain or a unix socket that client_of does not know: laid out in another way.
   bool foreign_client(int fd) const;
-  // The server's progress in the client's input, which it is about to read into `buffer`. False: not known.
+  // The server's progress in the client's input, which it is about to read into `buffer`. False:
+  // not known.
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
   // The same for a master's link, whose buffer may begin with what was executed already.
   bool progress_of_master(const ClientView& master, const void* buffer, Progress* out) const;
-  // The arguments that the server has taken of its current command, as many as are kept. kCold: not all are in DRAM;
-  // what is not is in *missing.
+  // The arguments that the server has taken of its current command, as many as are kept. kCold: not
+  // all are in DRAM; what is not is in *missing.
   Arguments arguments_taken(const ClientView& client, const Progress& progress, Command* out,
                             NonresidentRanges* missing);
   int database_of(const ClientView& client) const;
   // The user that its commands run as; not examined here (client_rights.h).
-  const void* user_of(const ClientView& client) const { return at<const void*>(&client, shape_->client_user); }
+  const void* user_of(const ClientView& client) const {
+    return at<const void*>(&client, shape_->client_user);
+  }
   const DatabaseView* database(int index) const;
   // The server's cursor of active expiry in its expiries (server_tables.h).
   uint64_t& expiry_cursor(const DatabaseView& database) const {
@@ -177,12 +189,13 @@ class ServerLayout {
   }
   // Whether fields of its hashes expire: the same cycle of the server does that.
   bool fields_expire(const DatabaseView& database) const {
-    return shape_->database_fields != 0 && at<const void*>(&database, shape_->database_fields) != nullptr;
+    return shape_->database_fields != 0 &&
+           at<const void*>(&database, shape_->database_fields) != nullptr;
   }
   bool has_slots() const { return slots_; }
   uint64_t hash(Slice key) const { return hash_(key.data, key.bytes); }
-  // Whether the server has threads that may read from its clients (not 7.0, where that is an option of its own);
-  // whether one of them, the calling thread, does: that counts, whenever it begins.
+  // Whether the server has threads that may read from its clients (not 7.0, where that is an option
+  // of its own); whether one of them, the calling thread, does: that counts, whenever it begins.
   bool io_threads_may_read() const;
   bool io_thread_reads() const;
 
@@ -192,12 +205,13 @@ class ServerLayout {
     return *reinterpret_cast<const T*>(static_cast<const char*>(base) + offset);
   }
   const ClientView* client_of(int fd, uint64_t replication_flags) const;
-  bool progress_behind(const ClientView& client, uint64_t used, const void* buffer, Progress* out) const;
+  bool progress_behind(const ClientView& client, uint64_t used, const void* buffer,
+                       Progress* out) const;
   bool holds_keys(const void* store) const;
   int check_dict(DictView* dict, const void* type, uint64_t index, ErrorText* why) const;
   int check_table(TableView* table, uint64_t index, ErrorText* why) const;
-  int check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, uint64_t index,
-                  ErrorText* why) const;
+  int check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table,
+                  uint64_t index, ErrorText* why) const;
   int check_object(const ObjectView* object, ErrorText* why) const;
   bool right_index(Slice key, uint64_t index) const;
 
@@ -209,8 +223,8 @@ class ServerLayout {
   const Shape* shape_ = nullptr;
   const char* server_ = nullptr;
   const void* database_type_ = nullptr;
-  // Of connections: [0] plain sockets, [1] TLS (nullptr: the server was built without), [2] unix sockets (7.0: as plain
-  // ones).
+  // Of connections: [0] plain sockets, [1] TLS (nullptr: the server was built without), [2] unix
+  // sockets (7.0: as plain ones).
   static constexpr int kTransports = 3, kTls = 1;
   int transport_of(const void* handler, const void* type) const;  // -1: none of these
   const void* types_[kTransports] = {};

@@ -92,7 +92,8 @@ constexpr Shape kValkey8 = {
 
 template <class T>
 bool peek(const void* from, T* to) {
-  return sys::peek(from, to, sizeof(T)) == 0;  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  return sys::peek(from, to, sizeof(T)) ==
+         0;  // NOLINT(bugprone-sizeof-expression): T may be a pointer
 }
 
 // An sds that can be read as a whole, with the zero behind it.
@@ -122,7 +123,9 @@ bool ServerLayout::find_symbols(ErrorText* why) {
   shape_ = server_export("kvstoreKeysHashtableType") != nullptr ? &kValkey8
            : server_export("kvstoreCreate") != nullptr          ? &kRedis8
                                                                 : &kRedis7;
-  if (!find_export("server", &server_, why) || !find_export("readQueryFromClient", &read_query_, why)) return false;
+  if (!find_export("server", &server_, why) ||
+      !find_export("readQueryFromClient", &read_query_, why))
+    return false;
   if (shape_ == &kRedis7) {
     if (!find_export("CT_Socket", &types_[0], why)) return false;
     types_[1] = server_export("CT_TLS");
@@ -135,8 +138,10 @@ bool ServerLayout::find_symbols(ErrorText* why) {
   (void)find_export("io_threads_op", &io_threads_op_);
   if (shape_ == &kValkey8)
     return find_export("kvstoreKeysHashtableType", &database_type_, why) &&
-           find_export("hashtableGenHashFunction", &hash_, why) && find_export("hashtableFind", &table_find_, why);
-  return find_export("dbDictType", &database_type_, why) && find_export("dictGenHashFunction", &hash_, why) &&
+           find_export("hashtableGenHashFunction", &hash_, why) &&
+           find_export("hashtableFind", &table_find_, why);
+  return find_export("dbDictType", &database_type_, why) &&
+         find_export("dictGenHashFunction", &hash_, why) &&
          find_export("dictGetHash", &dict_hash_, why) && find_export("dictFind", &dict_find_, why);
 }
 
@@ -153,8 +158,9 @@ bool ServerLayout::holds_keys(const void* store) const {
   }
   DictStoreView view;
   const void* function;
-  return peek(store, &view) && peek(database_type_, &function) && memcmp(view.type, &function, sizeof function) == 0 &&
-         view.bits >= 0 && view.bits <= 14 && view.count == 1 << view.bits;
+  return peek(store, &view) && peek(database_type_, &function) &&
+         memcmp(view.type, &function, sizeof function) == 0 && view.bits >= 0 && view.bits <= 14 &&
+         view.count == 1 << view.bits;
 }
 
 int ServerLayout::find_data(int epoll, const void* events, int events_max, ErrorText* why) {
@@ -162,8 +168,8 @@ int ServerLayout::find_data(int epoll, const void* events, int events_max, Error
   auto database_at = [&](const char* at, unsigned id) {
     DatabaseView database;
     int32_t its_id;
-    return peek(at, &database) && peek(at + shape_->database_id, &its_id) && its_id == static_cast<int32_t>(id) &&
-           holds_keys(database.keys);
+    return peek(at, &database) && peek(at + shape_->database_id, &its_id) &&
+           its_id == static_cast<int32_t>(id) && holds_keys(database.keys);
   };
   unsigned found = 0;
   for (unsigned i = 1; i < kWordsScanned && found == 0; ++i)
@@ -171,66 +177,78 @@ int ServerLayout::find_data(int epoll, const void* events, int events_max, Error
   if (found == 0) return 0;
   auto* base = static_cast<char*>(words[found]);
   unsigned count = 1;
-  while (count < kDatabasesMax && database_at(base + size_t{count} * shape_->database_bytes, count)) ++count;
+  while (count < kDatabasesMax && database_at(base + size_t{count} * shape_->database_bytes, count))
+    ++count;
   // server.db, .commands, .orig_commands, .el
   auto* loop = reinterpret_cast<const char* const*>(words + found + 3);
   int32_t size, its_epoll;
   void *its_events, *api;
   const char* api_at;
-  if (!peek(*loop + 4, &size) || !peek(*loop + shape_->loop_api, &api_at) || !peek(api_at, &its_epoll) ||
-      !peek(api_at + 8, &api) || !peek(*loop + shape_->loop_events, &its_events))
+  if (!peek(*loop + 4, &size) || !peek(*loop + shape_->loop_api, &api_at) ||
+      !peek(api_at, &its_epoll) || !peek(api_at + 8, &api) ||
+      !peek(*loop + shape_->loop_events, &its_events))
     return (void)why->set(-ENOTSUP, "its event loop is not where it should be"), -1;
   if (its_epoll != epoll) return 0;  // another loop
-  if (api != events || size != events_max) return (void)why->set(-ENOTSUP, "its event loop looks different"), -1;
+  if (api != events || size != events_max)
+    return (void)why->set(-ENOTSUP, "its event loop looks different"), -1;
   for (int t = 0; t < kTransports; ++t) {
     if (find_types_[t] != nullptr) types_[t] = find_types_[t]();
     const bool needed = t == 0 || (find_types_[t] != nullptr && t != kTls);
-    if (types_[t] == nullptr ? needed
-                             : !peek(static_cast<const char*>(types_[t]) + shape_->type_handler, &handlers_[t]))
+    if (types_[t] == nullptr
+            ? needed
+            : !peek(static_cast<const char*>(types_[t]) + shape_->type_handler, &handlers_[t]))
       return (void)why->set(-ENOTSUP, "its sockets look different"), -1;
   }
   databases_ = base;
   database_count_ = count;
   loop_ = loop;
   const void* first = reinterpret_cast<DatabaseView*>(base)->keys;
-  slots_ = (keyspace() == Keyspace::kDicts && static_cast<const DictStoreView*>(first)->bits != 0) ||
-           (keyspace() == Keyspace::kTables && static_cast<const TableStoreView*>(first)->bits != 0);
+  slots_ =
+      (keyspace() == Keyspace::kDicts && static_cast<const DictStoreView*>(first)->bits != 0) ||
+      (keyspace() == Keyspace::kTables && static_cast<const TableStoreView*>(first)->bits != 0);
   return 1;
 }
 
-bool ServerLayout::right_index(Slice key, uint64_t index) const { return index == (slots_ ? key_slot(key) : 0); }
+bool ServerLayout::right_index(Slice key, uint64_t index) const {
+  return index == (slots_ ? key_slot(key) : 0);
+}
 
 int ServerLayout::check_object(const ObjectView* at, ErrorText* why) const {
   ObjectView object;
   uint64_t length = 0;
   const bool tables = keyspace() == Keyspace::kTables;
-  if (!peek(at, &object) || object.type() > 6 || object.encoding() > (keyspace() == Keyspace::kDicts ? 12u : 11u) ||
+  if (!peek(at, &object) || object.type() > 6 ||
+      object.encoding() > (keyspace() == Keyspace::kDicts ? 12u : 11u) ||
       (tables ? object.references >> 2 : object.references) == 0)
     return why->set(-ENOTSUP, "its objects look different"), -1;
   const bool text = object.type() == 0 && object.encoding() != 1;
-  if (text && ((object.encoding() != 0 && object.encoding() != 8) || !peek_sds(object.pointer, &length)))
+  if (text &&
+      ((object.encoding() != 0 && object.encoding() != 8) || !peek_sds(object.pointer, &length)))
     return why->set(-ENOTSUP, "its strings look different"), -1;
   return 1;
 }
 
-int ServerLayout::check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, uint64_t index,
-                              ErrorText* why) const {
+int ServerLayout::check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table,
+                              uint64_t index, ErrorText* why) const {
   EntryView view;
   uint64_t length = 0;
   if (!peek(entry, &view) || !peek_sds(view.key, &length))
     return why->set(-ENOTSUP, "its dictionary entries look different"), -1;
   const uint64_t hash = dict_hash_(dict, view.key);
-  if (hash != this->hash({view.key, length}) || (hash & ((uint64_t{1} << dict->exponent[table]) - 1)) != slot ||
+  if (hash != this->hash({view.key, length}) ||
+      (hash & ((uint64_t{1} << dict->exponent[table]) - 1)) != slot ||
       !right_index({view.key, length}, index))
     return why->set(-ENOTSUP, "its hash function is another one"), -1;
   if (check_object(static_cast<const ObjectView*>(view.value), why) < 0) return -1;
   // Last: a search may move entries from one table to the other.
-  if (dict_find_(dict, view.key) != entry) return why->set(-ENOTSUP, "its dictionary finds another entry"), -1;
+  if (dict_find_(dict, view.key) != entry)
+    return why->set(-ENOTSUP, "its dictionary finds another entry"), -1;
   return 1;
 }
 
 // 1: looked at keys, all right; 0: there was none; -1.
-int ServerLayout::check_dict(DictView* dict, const void* type, uint64_t index, ErrorText* why) const {
+int ServerLayout::check_dict(DictView* dict, const void* type, uint64_t index,
+                             ErrorText* why) const {
   DictView view;
   if (!peek(dict, &view) || view.type != type || !looks_right(view))
     return why->set(-ENOTSUP, "its dictionaries look different"), -1;
@@ -252,15 +270,18 @@ int ServerLayout::check_dict(DictView* dict, const void* type, uint64_t index, E
 
 int ServerLayout::check_table(TableView* table, uint64_t index, ErrorText* why) const {
   TableView view;
-  if (!peek(table, &view) || view.type != database_type_ || view.exponent[0] < -1 || view.exponent[0] > 40 ||
-      (view.exponent[0] == -1) != (view.table[0] == nullptr) || view.rehash_index < -1)
+  if (!peek(table, &view) || view.type != database_type_ || view.exponent[0] < -1 ||
+      view.exponent[0] > 40 || (view.exponent[0] == -1) != (view.table[0] == nullptr) ||
+      view.rehash_index < -1)
     return why->set(-ENOTSUP, "its hash tables look different"), -1;
-  if (view.rehash_index != -1 || view.table[0] == nullptr) return 0;  // later: a search moves entries
+  if (view.rehash_index != -1 || view.table[0] == nullptr)
+    return 0;  // later: a search moves entries
   unsigned checked = 0;
   const uint64_t buckets = uint64_t{1} << view.exponent[0];
   for (uint64_t b = 0; b < buckets && b < kSlotsScanned && checked < kKeysChecked; ++b) {
     BucketView bucket;
-    if (!peek(view.table[0] + b, &bucket)) return why->set(-ENOTSUP, "its hash tables look different"), -1;
+    if (!peek(view.table[0] + b, &bucket))
+      return why->set(-ENOTSUP, "its hash tables look different"), -1;
     for (unsigned i = 0; i < bucket.places(); ++i) {
       if (!bucket.holds(i)) continue;
       const auto* object = static_cast<const ObjectView*>(bucket.entries[i]);
@@ -272,7 +293,8 @@ int ServerLayout::check_table(TableView* table, uint64_t index, ErrorText* why) 
         key = reinterpret_cast<const char*>(key_header(object)) + 1 + header;
       if (!peek_sds(key, &length)) return why->set(-ENOTSUP, "its keys look different"), -1;
       const uint64_t hash = this->hash({key, length});
-      if (hash >> 56 != bucket.hashes[i] || (hash & (buckets - 1)) != b || !right_index({key, length}, index))
+      if (hash >> 56 != bucket.hashes[i] || (hash & (buckets - 1)) != b ||
+          !right_index({key, length}, index))
         return why->set(-ENOTSUP, "its hash function is another one"), -1;
       const void* found = nullptr;
       if (!table_find_(table, key, &found) || found != object)
@@ -293,11 +315,13 @@ int ServerLayout::check_keys(ErrorText* why) {
       const auto* store = static_cast<const DictStoreView*>(keys);
       for (int64_t d = 0; d < store->count && rc == 0; ++d)
         if (store->dicts[d] != nullptr)
-          rc = check_dict(store->dicts[d], reinterpret_cast<const char*>(store) + 8, static_cast<uint64_t>(d), why);
+          rc = check_dict(store->dicts[d], reinterpret_cast<const char*>(store) + 8,
+                          static_cast<uint64_t>(d), why);
     } else {
       const auto* store = static_cast<const TableStoreView*>(keys);
       for (int t = 0; t < store->count && rc == 0; ++t)
-        if (store->tables[t] != nullptr) rc = check_table(store->tables[t], static_cast<uint64_t>(t), why);
+        if (store->tables[t] != nullptr)
+          rc = check_table(store->tables[t], static_cast<uint64_t>(t), why);
     }
     if (rc != 0) return rc;
   }

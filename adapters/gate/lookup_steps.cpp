@@ -24,7 +24,8 @@ void KeyLookup::count_uses() {
   for (unsigned i = 0; i < used_count; ++i) used[i].note_another_use();
 }
 
-// Whether touching the bytes needs no I/O. Pages outside regions count as resident, as do those never written.
+// Whether touching the bytes needs no I/O. Pages outside regions count as resident, as do those
+// never written.
 bool KeyLookup::resident(const void* address, size_t bytes) {
   const PageSpan pages = PageSpan::of(address, bytes);
   for (uint64_t i = 0; i < pages.count; ++i) {
@@ -73,7 +74,8 @@ bool KeyLookup::have_text(const char* text) {
 
 namespace {
 
-// Redis 8.0's strings for names of fields: two bits of type, whether an expiry lies before them, a length.
+// Redis 8.0's strings for names of fields: two bits of type, whether an expiry lies before them, a
+// length.
 constexpr uint8_t kFieldHeader[4] = {1, 3, 3, 9};
 constexpr unsigned kFieldExpires = 4, kFieldExpiryBytes = 18;
 
@@ -111,7 +113,8 @@ const char* key_of_entry(KeyLookup& lookup, const void* entry, Entries entries) 
 bool KeyLookup::have_field(const char* field) {
   if (!have(field - 1, 1)) return false;
   const auto info = static_cast<uint8_t>(field[-1]);
-  const unsigned header = kFieldHeader[info & 3], before = (info & kFieldExpires) != 0 ? kFieldExpiryBytes : 0;
+  const unsigned header = kFieldHeader[info & 3],
+                 before = (info & kFieldExpires) != 0 ? kFieldExpiryBytes : 0;
   return have(field - header - before, header + before) &&
          have(field, std::min<uint64_t>(field_length(field), kValueBytesMax) + 1);
 }
@@ -174,10 +177,12 @@ const char* KeyLookup::key_inside(const ObjectView* object) {
 }
 
 void KeyLookup::chain_end(const BucketView* bucket) {
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax && have(bucket, sizeof *bucket); ++n) bucket = bucket->next();
+  for (unsigned n = 0; bucket != nullptr && n < kChainMax && have(bucket, sizeof *bucket); ++n)
+    bucket = bucket->next();
 }
 
-bool KeyLookup::chain(const BucketView* bucket, Slice key, uint8_t hash, Entries entries, const void** found) {
+bool KeyLookup::chain(const BucketView* bucket, Slice key, uint8_t hash, Entries entries,
+                      const void** found) {
   for (unsigned n = 0; bucket != nullptr && n < kChainMax; ++n, bucket = bucket->next()) {
     if (!have(bucket, sizeof *bucket)) return false;
     for (unsigned i = 0; i < bucket->places(); ++i) {
@@ -200,8 +205,10 @@ const void* KeyLookup::find(TableView* table, Slice key, Entries entries) {
   for (int t = 0; t < 2 && found == nullptr; ++t) {
     if (table->used[t] == 0) continue;
     const uint64_t index = hash & ((uint64_t{1} << table->exponent[t]) - 1);
-    if (t == 0 && table->rehash_index >= 0 && index < static_cast<uint64_t>(table->rehash_index)) continue;  // moved
-    if (!chain(table->table[t] + index, key, static_cast<uint8_t>(hash >> 56), entries, &found)) return nullptr;
+    if (t == 0 && table->rehash_index >= 0 && index < static_cast<uint64_t>(table->rehash_index))
+      continue;  // moved
+    if (!chain(table->table[t] + index, key, static_cast<uint8_t>(hash >> 56), entries, &found))
+      return nullptr;
   }
   return found;
 }
@@ -210,14 +217,16 @@ const void* KeyLookup::look_up(const void* store, Slice key) {
   const unsigned slot = layout.has_slots() ? key_slot(key) : 0;
   if (layout.keyspace() == Keyspace::kTables) {
     const auto* tables = static_cast<const TableStoreView*>(store);
-    if (!have(tables, sizeof *tables) || !have(tables->tables + slot, sizeof(void*)) || tables->tables[slot] == nullptr)
+    if (!have(tables, sizeof *tables) || !have(tables->tables + slot, sizeof(void*)) ||
+        tables->tables[slot] == nullptr)
       return nullptr;
     return find(tables->tables[slot], key, Entries::kObjects);
   }
   auto* dict = static_cast<DictView*>(const_cast<void*>(store));
   if (layout.keyspace() == Keyspace::kDicts) {
     const auto* dicts = static_cast<const DictStoreView*>(store);
-    if (!have(dicts, sizeof *dicts) || dicts->dicts == nullptr || !have(dicts->dicts + slot, sizeof(void*)))
+    if (!have(dicts, sizeof *dicts) || dicts->dicts == nullptr ||
+        !have(dicts->dicts + slot, sizeof(void*)))
       return nullptr;
     dict = dicts->dicts[slot];
   }
@@ -225,10 +234,14 @@ const void* KeyLookup::look_up(const void* store, Slice key) {
   return entry == nullptr ? nullptr : entry->value;
 }
 
-// Each search in a dictionary that is being rehashed moves a bucket first, and reads the keys in it.
+// Each search in a dictionary that is being rehashed moves a bucket first, and reads the keys in
+// it.
 void KeyLookup::moved_by(DictView* dict, unsigned searches, bool fields) {
-  if (dict->rehash_index < 0 || dict->paused != 0 || dict->table[0] == nullptr || dict->table[1] == nullptr) return;
-  const uint64_t size = uint64_t{1} << dict->exponent[0], mask = (uint64_t{1} << dict->exponent[1]) - 1;
+  if (dict->rehash_index < 0 || dict->paused != 0 || dict->table[0] == nullptr ||
+      dict->table[1] == nullptr)
+    return;
+  const uint64_t size = uint64_t{1} << dict->exponent[0],
+                 mask = (uint64_t{1} << dict->exponent[1]) - 1;
   auto at = static_cast<uint64_t>(dict->rehash_index);
   for (; searches != 0 && at < size && !missing->full(); --searches, ++at) {
     for (unsigned empty = 0; empty < kEmptyBucketsMax && at < size; ++empty, ++at)
@@ -241,7 +254,8 @@ void KeyLookup::moved_by(DictView* dict, unsigned searches, bool fields) {
   }
 }
 
-// A table that grows is moved by the hashes of its keys; one that shrinks by the numbers of its buckets.
+// A table that grows is moved by the hashes of its keys; one that shrinks by the numbers of its
+// buckets.
 void KeyLookup::moved_bucket(const TableView& table, uint64_t b, Entries entries) {
   const uint64_t size = uint64_t{1} << table.exponent[0], room = uint64_t{1} << table.exponent[1];
   const BucketView* bucket = table.table[0] + b;
@@ -254,14 +268,16 @@ void KeyLookup::moved_bucket(const TableView& table, uint64_t b, Entries entries
     }
     bucket = bucket->next();
   }
-  for (uint64_t to = b & (room - 1); to < room && !empty; to += size) chain_end(table.table[1] + to);
+  for (uint64_t to = b & (room - 1); to < room && !empty; to += size)
+    chain_end(table.table[1] + to);
 }
 
 void KeyLookup::moved_by(const TableView& table, unsigned searches, Entries entries) {
   if (table.rehash_index < 0 || table.paused != 0) return;
   const auto first = static_cast<uint64_t>(table.rehash_index);
   const uint64_t size = uint64_t{1} << table.exponent[0];
-  for (uint64_t b = first; b < first + searches && b < size && !missing->full(); ++b) moved_bucket(table, b, entries);
+  for (uint64_t b = first; b < first + searches && b < size && !missing->full(); ++b)
+    moved_bucket(table, b, entries);
 }
 
 void KeyLookup::member(TableView* members, Slice name, unsigned type, Entries entries) {
@@ -276,7 +292,8 @@ void KeyLookup::member(DictView* members, Slice name, unsigned type, bool fields
   if (type == kSortedSet) (void)have(entry->value, sizeof(double));  // in the skip list's node
 }
 
-void KeyLookup::members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type) {
+void KeyLookup::members_of(void* members, const Command& command, const CommandKeys& keys,
+                           unsigned type) {
   auto* table = layout.keyspace() == Keyspace::kTables ? static_cast<TableView*>(members) : nullptr;
   auto* dict = static_cast<DictView*>(members);
   if (keys.member == 0 || (table == nullptr && !have(dict, sizeof *dict))) return;
@@ -329,12 +346,14 @@ bool KeyLookup::compact(const ObjectView& object) {
   }
 }
 
-void KeyLookup::value_of(const ObjectView& object, const Command& command, const CommandKeys& keys) {
+void KeyLookup::value_of(const ObjectView& object, const Command& command,
+                         const CommandKeys& keys) {
   const char* at = object.pointer;
   if (at == nullptr || compact(object) || !collection_known(layout.keyspace(), object)) return;
   switch (object.encoding()) {
     case kHashTable: {
-      if (have(at, sizeof(DictView))) members_of(const_cast<char*>(at), command, keys, object.type());
+      if (have(at, sizeof(DictView)))
+        members_of(const_cast<char*>(at), command, keys, object.type());
       break;
     }
     case kSkiplist: {

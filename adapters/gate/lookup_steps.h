@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of a lookup (key_lookup.h), for traversals of other kinds: whole buckets instead of one key
-// (save_ahead.cpp).
+// The steps of a lookup (key_lookup.h), for traversals of other kinds: whole buckets instead of one
+// key (save_ahead.cpp).
 //
-// Threading: one lookup a thread. Other threads may read the same structures, none may change them. Allocates nothing.
+// Threading: one lookup a thread. Other threads may read the same structures, none may change them.
+// Allocates nothing.
 #pragma once
 #include "key_lookup.h"
 #include "pager/page_view.h"
@@ -25,8 +26,8 @@ enum Encoding : unsigned {
   kListpack = 11,
 };
 
-// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry
-// without value (4).
+// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd,
+// or 2), an entry without value (4).
 struct Marked {
   uintptr_t raw;
   bool is_key() const { return (raw & 3) != 0; }
@@ -61,7 +62,8 @@ struct ZsetView {
 constexpr unsigned kString = 0, kSortedSet = 3, kHash = 4;  // types
 constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
-constexpr unsigned kChainMax = 64;  // entries; a longer chain of colliding keys is left to the server
+// entries; a longer chain of colliding keys is left to the server
+constexpr unsigned kChainMax = 64;
 
 // What the entries of a table lead to (Valkey).
 enum class Entries : uint8_t { kObjects, kTexts, kNodes };
@@ -88,12 +90,14 @@ struct PagesSeen {
 struct KeyLookup {
   const ServerLayout& layout;
   NonresidentRanges* missing;
-  unsigned misses = 0;                    // times that a step lacked something; 0: all of it is resident
-  const SkippedPages* skipped = nullptr;  // what is in them is no miss, though it cannot be read now
+  unsigned misses = 0;  // times that a step lacked something; 0: all of it is resident
+  // what is in them is no miss, though it cannot be read now
+  const SkippedPages* skipped = nullptr;
   // skips tables that are being rehashed: a search of another thread may be moving entries
   bool settled_only = false;
   PagesSeen* seen = nullptr;  // value_lookup.h
-  bool removes = false;       // what is found is taken out: Valkey fills its place from the end of the chain of buckets
+  bool removes = false;  // what is found is taken out: Valkey fills its place from the end of the
+                         // chain of buckets
   static constexpr unsigned kUsedMax = 32;
   PageView used[kUsedMax];  // the first resident pages, each once
   unsigned used_count = 0;
@@ -115,11 +119,13 @@ struct KeyLookup {
   // Valkey: the value of a field whose name can be read.
   bool have_field_value(const char* field);
   static bool value_is_apart(const char* field);  // pre: the byte before it can be read
-  // Follows a chain of entries, or of buckets, to `key`. True: all of it that a search reads is resident.
+  // Follows a chain of entries, or of buckets, to `key`. True: all of it that a search reads is
+  // resident.
   bool chain(EntryView* entry, Slice key, bool fields, EntryView** found);
-  bool chain(const BucketView* bucket, Slice key, uint8_t hash, Entries entries, const void** found);
-  // nullptr: there is none, or it is not known yet (then it is a miss). fields: its keys are names of fields
-  // (Redis 8.0).
+  bool chain(const BucketView* bucket, Slice key, uint8_t hash, Entries entries,
+             const void** found);
+  // nullptr: there is none, or it is not known yet (then it is a miss). fields: its keys are names
+  // of fields (Redis 8.0).
   EntryView* find(DictView* dict, Slice key, bool fields = false);
   void chain_end(const BucketView* bucket);
   // The entry of `key` in a table. nullptr likewise.
@@ -128,7 +134,8 @@ struct KeyLookup {
   bool has_fields() const { return layout.keyspace() == Keyspace::kDicts; }
   // The key inside an object. nullptr: it has none, or it is missing.
   const char* key_inside(const ObjectView* object);
-  // What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr likewise.
+  // What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr
+  // likewise.
   const void* look_up(const void* store, Slice key);
   // The size of a listpack or set of integers. False: its header is missing.
   bool packed_bytes(const ObjectView& object, uint64_t* out);

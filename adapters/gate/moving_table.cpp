@@ -5,20 +5,25 @@
 namespace lunar::redis {
 
 MovingTable MovingTable::of(const ServerLayout& layout, void* store, KeyLookup* lookup) {
-  auto have = [&](const void* at, size_t bytes) { return lookup == nullptr || lookup->have(at, bytes); };
+  auto have = [&](const void* at, size_t bytes) {
+    return lookup == nullptr || lookup->have(at, bytes);
+  };
   if (layout.keyspace() == Keyspace::kDict) return MovingTable(static_cast<DictView*>(store));
   if (layout.keyspace() == Keyspace::kTables) {
     const auto* view = static_cast<const TableStoreView*>(store);
-    if (!have(view, sizeof *view) || view->tables == nullptr || !have(view->tables, sizeof(void*))) return {};
+    if (!have(view, sizeof *view) || view->tables == nullptr || !have(view->tables, sizeof(void*)))
+      return {};
     return view->tables[0] == nullptr ? MovingTable() : MovingTable(view->tables[0]);
   }
   const auto* view = static_cast<const DictStoreView*>(store);
-  if (!have(view, sizeof *view) || view->dicts == nullptr || !have(view->dicts, sizeof(void*))) return {};
+  if (!have(view, sizeof *view) || view->dicts == nullptr || !have(view->dicts, sizeof(void*)))
+    return {};
   return MovingTable(view->dicts[0]);
 }
 
 bool MovingTable::have(KeyLookup& lookup) const {
-  return table_ != nullptr ? lookup.have(table_, sizeof *table_) : lookup.have(dict_, sizeof *dict_);
+  return table_ != nullptr ? lookup.have(table_, sizeof *table_)
+                           : lookup.have(dict_, sizeof *dict_);
 }
 
 bool MovingTable::bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) const {
@@ -35,7 +40,8 @@ bool MovingTable::dict_bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) 
   *empty = false;
   (void)lookup.have(dict_->table[1] + (b & mask), sizeof(void*));
   (void)lookup.have(dict_->table[1] + ((b + size) & mask), sizeof(void*));
-  for (unsigned n = 0; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry); ++n) {
+  for (unsigned n = 0; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry);
+       ++n) {
     (void)lookup.have_text(entry->key);
     entry = entry->next;
   }

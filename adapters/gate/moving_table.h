@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One dict (Redis 7.0 and 8.0) or table (Valkey 8.1) of a database that may be moving to another size.
+// One dict (Redis 7.0 and 8.0) or table (Valkey 8.1) of a database that may be moving to another
+// size.
 //
-// Threading: the main thread, where the server's tables are not being changed. Allocates nothing itself.
+// Threading: the main thread, where the server's tables are not being changed. Allocates nothing
+// itself.
 #pragma once
 #include <cstdint>
 
@@ -21,8 +23,9 @@ class MovingTable {
   MovingTable() = default;
   explicit MovingTable(DictView* dict) : dict_(dict) {}
   explicit MovingTable(TableView* table) : table_(table) {}
-  // The table of `store`, the keys or expiries of a database; none if there is none, or if a page on the way is
-  // missing. Without `lookup` the store is read as the server does, by a fault. pre: not one dictionary per slot.
+  // The table of `store`, the keys or expiries of a database; none if there is none, or if a page
+  // on the way is missing. Without `lookup` the store is read as the server does, by a fault. pre:
+  // not one dictionary per slot.
   static MovingTable of(const ServerLayout& layout, void* store, KeyLookup* lookup = nullptr);
 
   explicit operator bool() const { return dict_ != nullptr || table_ != nullptr; }
@@ -30,23 +33,28 @@ class MovingTable {
   // post: the structure itself can be read.
   bool have(KeyLookup& lookup) const;
   int16_t& paused() const { return table_ != nullptr ? table_->paused : dict_->paused; }
-  int64_t index() const { return table_ != nullptr ? table_->rehash_index : dict_->rehash_index; }  // -1: not moving
+  int64_t index() const {  // -1: not moving
+    return table_ != nullptr ? table_->rehash_index : dict_->rehash_index;
+  }
   int exponent(int t) const { return table_ != nullptr ? table_->exponent[t] : dict_->exponent[t]; }
   uint64_t used() const {
     const uint64_t* used = table_ != nullptr ? table_->used : dict_->used;
     return used[0] + used[1];
   }
-  // A dict: the gate pauses it, so that no step of the server meets missing pages. A pause of a table would also keep
-  // holes in its chains; each command moves one bucket, and the gate stays ahead of the commands.
+  // A dict: the gate pauses it, so that no step of the server meets missing pages. A pause of a
+  // table would also keep holes in its chains; each command moves one bucket, and the gate stays
+  // ahead of the commands.
   bool pausable() const { return dict_ != nullptr; }
-  bool small() const { return exponent(0) < (table_ != nullptr ? kTableExponentMin : kExponentMin); }
+  bool small() const {
+    return exponent(0) < (table_ != nullptr ? kTableExponentMin : kExponentMin);
+  }
   bool large() const { return exponent(0) >= kExponentStays; }
 
-  // Whether bucket b of the old table and what it moves to are in DRAM; missing pages are recorded. *empty: the bucket
-  // is empty (dicts only).
+  // Whether bucket b of the old table and what it moves to are in DRAM; missing pages are recorded.
+  // *empty: the bucket is empty (dicts only).
   bool bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) const;
-  // Moves n buckets of a dict that are not empty, but at most ten times as many in all; of a table kTableStep, or those
-  // that are left.
+  // Moves n buckets of a dict that are not empty, but at most ten times as many in all; of a table
+  // kTableStep, or those that are left.
   void move(const Mover& mover, unsigned n) const {
     if (table_ != nullptr)
       (void)mover.table(table_, 0);
@@ -58,7 +66,8 @@ class MovingTable {
  private:
   // What the server moves soon is left to it.
   static constexpr int kExponentMin = 12, kTableExponentMin = 9;
-  static constexpr int kExponentStays = 20;  // paused for all commands: as many keys take the longest of them seconds
+  // paused for all commands: as many keys take the longest of them seconds
+  static constexpr int kExponentStays = 20;
   bool dict_bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) const;
   bool table_bucket_ready(KeyLookup& lookup, uint64_t b) const;
   DictView* dict_ = nullptr;    // one of these

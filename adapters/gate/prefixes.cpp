@@ -26,7 +26,8 @@ void Prefixes::sample(Slice key, bool cold) {
   PrefixUse* least = set;
   for (unsigned way = 0; way < kWays; ++way) {
     PrefixUse& one = set[way];
-    if (one.samples != 0 && one.bytes == bytes && one.cut == cut && memcmp(one.text, key.data, bytes) == 0) {
+    if (one.samples != 0 && one.bytes == bytes && one.cut == cut &&
+        memcmp(one.text, key.data, bytes) == 0) {
       ++one.samples;
       one.cold += cold ? 1 : 0;
       return;

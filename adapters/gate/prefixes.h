@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts which key prefixes clients use, and which of them hit cold memory. It samples one in kEvery commands at their
-// first lookup. A prefix is the name up to and including its first ':', or up to its first digit, at most kBytes.
+// Counts which key prefixes clients use, and which of them hit cold memory. It samples one in
+// kEvery commands at their first lookup. A prefix is the name up to and including its first ':', or
+// up to its first digit, at most kBytes.
 //
-// The table keeps kWays prefixes per set. A new one replaces the least used one after others have used up that one's
-// count: frequent prefixes stay, names without prefixes pass through. It touches none of the server's memory.
+// The table keeps kWays prefixes per set. A new one replaces the least used one after others have
+// used up that one's count: frequent prefixes stay, names without prefixes pass through. It touches
+// none of the server's memory.
 //
 // Threading: the server's main thread. Allocates nothing; some twenty nanoseconds per sample.
 #pragma once

@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kWindow = 256;  // buckets looked at
 constexpr unsigned kMoved = 128;   // of them at most, a read
 constexpr uint64_t kMovedForAdded = 4;
-constexpr uint64_t kPauseNs = 20'000'000;     // when the server does not want to rehash: a child lives
+constexpr uint64_t kPauseNs = 20'000'000;  // when the server does not want to rehash: a child lives
 constexpr uint64_t kTableRestNs = 1'000'000;  // a step of a table takes some 200 us
 constexpr uint64_t kPatienceNs = 2'000'000'000;
 
@@ -23,8 +23,9 @@ constexpr uint64_t kPatienceNs = 2'000'000'000;
 
 void RehashAhead::start(const ServerLayout& layout) {
   if (layout.has_slots()) return;
-  if (!(layout.keyspace() == Keyspace::kTables ? find_export("hashtableRehashMicroseconds", &mover_.table)
-                                               : find_export("dictRehash", &mover_.dict)))
+  if (!(layout.keyspace() == Keyspace::kTables
+            ? find_export("hashtableRehashMicroseconds", &mover_.table)
+            : find_export("dictRehash", &mover_.dict)))
     return;
   if (layout.keyspace() != Keyspace::kDict) {
     cron_moves_ = static_cast<int*>(server_setting("activerehashing"));
@@ -51,15 +52,17 @@ RehashAhead::Paused* RehashAhead::pause(int database, MovingTable table) {
   while (i < paused_count_ && paused_[i].table != table) ++i;
   Paused* paused_one = i < paused_count_ ? paused_ + i : nullptr;
   if (paused_one != nullptr && paused_one->up && table.paused() == 1) return paused_one;
-  if (table.paused() != 0 || table.small() || (paused_one == nullptr && paused_count_ == kPausedMax)) return nullptr;
+  if (table.paused() != 0 || table.small() ||
+      (paused_one == nullptr && paused_count_ == kPausedMax))
+    return nullptr;
   if (paused_one == nullptr) paused_one = paused_ + paused_count_++;
   table.paused() = 1;
   *paused_one = {table, database, true, table.used()};
   return paused_one;
 }
 
-// SWAPDB may have moved it, and another one may be at its address. A cold one must be found too: forgotten, it would
-// stay paused forever.
+// SWAPDB may have moved it, and another one may be at its address. A cold one must be found too:
+// forgotten, it would stay paused forever.
 bool RehashAhead::still_there(const ServerLayout& layout, Paused* paused_one) const {
   auto is_at = [&](int index) {
     const DatabaseView* database = layout.database(index);
@@ -104,8 +107,8 @@ void RehashAhead::pause_again(const ServerLayout& layout) {
   }
 }
 
-// How many of the next buckets can be moved without a fault; of a dict, those that are not empty. What the
-// window lacks is counted in lookup->misses.
+// How many of the next buckets can be moved without a fault; of a dict, those that are not empty.
+// What the window lacks is counted in lookup->misses.
 unsigned RehashAhead::ready(KeyLookup* lookup, MovingTable table) {
   const uint64_t size = uint64_t{1} << table.exponent(0);
   const auto first = static_cast<uint64_t>(table.index());
@@ -127,7 +130,8 @@ void RehashAhead::move(MovingTable table, unsigned buckets, bool whole) {
   } else if (buckets != 0) {
     table.move(mover_, buckets < kMoved ? buckets : kMoved);
   } else if (whole) {  // all empty: passed by tens, none of which goes beyond the window
-    for (uint64_t n = 0; n + kEmptyBucketsMax <= kWindow && table.index() >= 0 && (n == 0 || table.index() != before);
+    for (uint64_t n = 0; n + kEmptyBucketsMax <= kWindow && table.index() >= 0 &&
+                         (n == 0 || table.index() != before);
          n += kEmptyBucketsMax)
       table.move(mover_, 1);
   } else {
@@ -147,11 +151,12 @@ void RehashAhead::move(MovingTable table, unsigned buckets, bool whole) {
   }
 }
 
-// Keys are added faster than entries come in: chains must not grow long for it. The server would fault for a bucket a
-// command.
+// Keys are added faster than entries come in: chains must not grow long for it. The server would
+// fault for a bucket a command.
 void RehashAhead::keep_pace(MovingTable table, Paused* paused_one) {
   const uint64_t room = uint64_t{1} << table.exponent(1), used = table.used();
-  const uint64_t added = used > paused_one->used ? used - paused_one->used : 0, most = uint64_t{1} << table.exponent(0);
+  const uint64_t added = used > paused_one->used ? used - paused_one->used : 0,
+                 most = uint64_t{1} << table.exponent(0);
   paused_one->used = used;
   if (used <= room + room / 4 || table.exponent(1) <= table.exponent(0)) return;
   const uint64_t buckets = added * kMovedForAdded < kMoved ? kMoved : added * kMovedForAdded;
@@ -187,7 +192,8 @@ bool RehashAhead::look_at(const ServerLayout& layout, int database, void* store,
   return true;
 }
 
-// The database where something moves each time; the others in turn, and the first, which most servers have alone.
+// The database where something moves each time; the others in turn, and the first, which most
+// servers have alone.
 void RehashAhead::look(const ServerLayout& layout, bool watching, Fetcher* fetcher) {
   if (!works_) return;
   if (!watching) {

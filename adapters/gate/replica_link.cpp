@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kBufferBytes = 1 << 20;
 constexpr size_t kLeftBytesMax = 64 << 10;      // of a command that the server has a part of
 constexpr size_t kCommandBytesMax = 256 << 10;  // a larger one is passed as it comes
-constexpr size_t kRoomMin = 64 << 10;           // less is not read into: the rest moves to the front first
+constexpr size_t kRoomMin = 64 << 10;  // less is not read into: the rest moves to the front first
 constexpr unsigned kWindowMin = 256, kWindowMax = 4096, kPagesEach = 32;
 constexpr unsigned kRequestsMax = 32;  // of a wave
 
@@ -30,11 +30,12 @@ struct Item {
 struct Link {
   int fd = -1;
   Item items[kWindowMax];
-  unsigned first = 0, count = 0;    // items that the server has not been given
-  size_t parsed = 0;                // bytes that are items, or have been
-  int database = 0;                 // behind them
-  unsigned outstanding = 0;         // requests of the wave
-  uint64_t given = 0, held_at = 0;  // bytes, since the start; when the wait for the first command began
+  unsigned first = 0, count = 0;  // items that the server has not been given
+  size_t parsed = 0;              // bytes that are items, or have been
+  int database = 0;               // behind them
+  unsigned outstanding = 0;       // requests of the wave
+  // bytes, since the start; when the wait for the first command began
+  uint64_t given = 0, held_at = 0;
   bool held = false;
   bool ended = false;   // the socket has no more: its end comes when all bytes are gone
   bool leave = false;   // behind the items lies what is no command: passed, and the entry given up
@@ -44,7 +45,9 @@ constinit Link g_link;
 
 unsigned window() {
   const uint64_t items = pager_budget_pages() / kPagesEach;
-  return items < kWindowMin ? kWindowMin : items > kWindowMax ? kWindowMax : static_cast<unsigned>(items);
+  return items < kWindowMin   ? kWindowMin
+         : items > kWindowMax ? kWindowMax
+                              : static_cast<unsigned>(items);
 }
 
 void push(size_t end, bool done) {
@@ -83,7 +86,8 @@ void read_ahead(Connection* c) {
     l.ended = got == 0 || (errno != EAGAIN && errno != EINTR);
 }
 
-// What the server has of the first command lies at the start of the buffer. Where that command ends.
+// What the server has of the first command lies at the start of the buffer. Where that command
+// ends.
 Parse parse_first(const Connection& c, const Progress& progress, Command* out) {
   if (progress.left == 0) return parse_command(c.data, c.end, out);
   return parse_rest(c.data, c.end, progress.taken, progress.left, progress.bulk, out);
@@ -101,8 +105,10 @@ void parse_items(const Connection& c) {
   Command& command = gate().command;
   for (const unsigned most = window(); l.count + 1 < most && l.parsed < c.end && !l.leave;) {
     const Parse parse = parse_command(c.data + l.parsed, c.end - l.parsed, &command);
-    if (parse == Parse::kMore && command.bytes <= kCommandBytesMax && !l.ended && l.count != 0) return;
-    if (parse != Parse::kCommand) return pass_the_rest(c);  // the start of a command, too, when it is all there is
+    if (parse == Parse::kMore && command.bytes <= kCommandBytesMax && !l.ended && l.count != 0)
+      return;
+    if (parse != Parse::kCommand)
+      return pass_the_rest(c);  // the start of a command, too, when it is all there is
     const int chosen = chosen_database(command);
     push(l.parsed + command.bytes, command.kept == 0 || chosen >= 0);
     if (chosen >= 0) l.database = chosen;
@@ -112,7 +118,8 @@ void parse_items(const Connection& c) {
 // Notes what is missing. True: nothing.
 bool look_up(const Connection& c, Item& item, NonresidentRanges* missing) {
   Gate& g = gate();
-  if (parse_command(c.data + item.begin, item.end - item.begin, &g.command) != Parse::kCommand) return true;
+  if (parse_command(c.data + item.begin, item.end - item.begin, &g.command) != Parse::kCommand)
+    return true;
   if (item.rounds == 0) g.work.commands.add();
   const CommandKeys* keys = find_command_keys(g.command.argument[0]);
   if (keys == nullptr) {
@@ -120,7 +127,8 @@ bool look_up(const Connection& c, Item& item, NonresidentRanges* missing) {
     return true;
   }
   const DatabaseView* where = g.layout.database(item.database);
-  return where == nullptr || look_up_command(g.layout, *where, *keys, g.command, item.rounds == 0, nullptr, missing);
+  return where == nullptr ||
+         look_up_command(g.layout, *where, *keys, g.command, item.rounds == 0, nullptr, missing);
 }
 
 // Nothing may be asked for: the rest waits for a wave, or faults.
@@ -160,7 +168,8 @@ void begin_wave(Connection* c, uint64_t bytes_max) {
     }
     ++item.rounds;
     if (!missing.full()) continue;
-    more = ask(c, share, missing) && l.outstanding < kRequestsMax && (bytes += missing.bytes) < bytes_max;
+    more = ask(c, share, missing) && l.outstanding < kRequestsMax &&
+           (bytes += missing.bytes) < bytes_max;
     missing.clear();
   }
   if (missing.count != 0) (void)ask(c, share, missing);
@@ -191,10 +200,12 @@ size_t give(Connection* c, void* buffer, size_t bytes) {
   return n;
 }
 
-// Behind a window that the server has been given there is more than the start of a command: the socket may stay silent.
+// Behind a window that the server has been given there is more than the start of a command: the
+// socket may stay silent.
 bool more_to_scan(const Connection& c) {
   const Link& l = g_link;
-  return l.parsed < c.end && parse_command(c.data + l.parsed, c.end - l.parsed, &gate().command) != Parse::kMore;
+  return l.parsed < c.end &&
+         parse_command(c.data + l.parsed, c.end - l.parsed, &gate().command) != Parse::kMore;
 }
 
 // What the entry waits for, after a read.
@@ -268,7 +279,8 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
   const ClientView* master = g.layout.master_of(fd);
   Progress progress;
   // there is one
-  if (const Connection* other = l.fd >= 0 ? g.connections.find(l.fd) : nullptr; other != nullptr && other->link)
+  if (const Connection* other = l.fd >= 0 ? g.connections.find(l.fd) : nullptr;
+      other != nullptr && other->link)
     return false;
   if (master == nullptr || !g.layout.progress_of_master(*master, buffer, &progress)) return false;
   if (progress.bulk >= 0 && progress.bytes < static_cast<uint64_t>(progress.bulk) + 2 &&
@@ -296,10 +308,12 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
   if (progress.bytes != 0 || progress.left != 0) {  // the rest of what the server is in is passed
     read_ahead(c);
     l.parsed = 0;
-    for (bool first = true; l.parsed < progress.bytes || (first && progress.left != 0); first = false) {
+    for (bool first = true; l.parsed < progress.bytes || (first && progress.left != 0);
+         first = false) {
       const Parse parse = l.parsed == c->end ? Parse::kMore
-                          : first            ? parse_first(*c, progress, &g.command)
-                                             : parse_command(c->data + l.parsed, c->end - l.parsed, &g.command);
+                          : first
+                              ? parse_first(*c, progress, &g.command)
+                              : parse_command(c->data + l.parsed, c->end - l.parsed, &g.command);
       if (parse != Parse::kCommand) {
         l.parsed = progress.bytes;
         pass_the_rest(*c);

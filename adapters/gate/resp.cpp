@@ -8,7 +8,8 @@ namespace lunar::redis {
 namespace {
 
 // "<mark>digits\r\n" at `data`. kCommand: *value and *length of the line are set.
-Parse parse_header(const char* data, size_t bytes, char mark, uint64_t limit, uint64_t* value, size_t* length) {
+Parse parse_header(const char* data, size_t bytes, char mark, uint64_t limit, uint64_t* value,
+                   size_t* length) {
   if (bytes == 0) return Parse::kMore;
   if (data[0] != mark) return Parse::kBad;
   uint64_t number = 0;
@@ -18,7 +19,8 @@ Parse parse_header(const char* data, size_t bytes, char mark, uint64_t limit, ui
     if (at == kHeaderMax) return Parse::kBad;
     const char c = data[at];
     if (c == '\r') break;
-    if (c < '0' || c > '9' || (at > 1 && number == 0)) return Parse::kBad;  // signs, leading zeros: for the server
+    if (c < '0' || c > '9' || (at > 1 && number == 0))
+      return Parse::kBad;  // signs, leading zeros: for the server
     number = number * 10 + static_cast<uint64_t>(c - '0');
     if (number > limit) return Parse::kBad;
   }
@@ -36,7 +38,8 @@ Parse more(Command* out, size_t needed) {
 }
 
 // `count` arguments from `at` on; the first of `bulk` bytes without a header, unless -1.
-Parse parse_arguments(const char* data, size_t bytes, size_t at, uint64_t count, int64_t bulk, Command* out) {
+Parse parse_arguments(const char* data, size_t bytes, size_t at, uint64_t count, int64_t bulk,
+                      Command* out) {
   for (uint64_t i = 0; i < count; ++i) {
     uint64_t length = static_cast<uint64_t>(bulk);
     size_t line = 0;
@@ -47,7 +50,8 @@ Parse parse_arguments(const char* data, size_t bytes, size_t at, uint64_t count,
     at += line;
     if (bytes - at < length + 2) return more(out, at + length + 2);
     if (out->kept < kArgumentsKept) out->argument[out->kept++] = {data + at, length};
-    at += length + 2;  // the two bytes behind an argument are not looked at: the server does not either
+    at += length +
+          2;  // the two bytes behind an argument are not looked at: the server does not either
   }
   out->bytes = at;
   return Parse::kCommand;
@@ -96,7 +100,8 @@ Parse parse_command(const char* data, size_t bytes, Command* out) {
   return data[0] == '*' ? parse_multibulk(data, bytes, out) : parse_inline(data, bytes, out);
 }
 
-Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk, Command* out) {
+Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk,
+                 Command* out) {
   out->bytes = 0;
   out->count = uint64_t{taken} + left;
   out->kept = taken < kArgumentsKept ? taken : kArgumentsKept;

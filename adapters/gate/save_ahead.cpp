@@ -20,10 +20,12 @@ constexpr uint64_t kSpansMembers = 1024;   // of these, members together
 constexpr unsigned kCollectionsMax = 128;  // that are noted before they are gone through
 constexpr unsigned kNodesGroup = 48;       // nodes of a list
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
-constexpr uint64_t kPatienceNs = 4000000000;                       // for the saver to get to a marker
-constexpr uint64_t kPaceNs = 20000, kPacePatienceNs = 1000000000;  // of the saver, for a marker to be set
+constexpr uint64_t kPatienceNs = 4000000000;  // for the saver to get to a marker
+// of the saver, for a marker to be set
+constexpr uint64_t kPaceNs = 20000, kPacePatienceNs = 1000000000;
 
-// The last marker, as the saver sees it: as long as its page is what it was, the saver is behind the reader.
+// The last marker, as the saver sees it: as long as its page is what it was, the saver is behind
+// the reader.
 struct LastMarker {
   std::atomic<PageView> page{};
   std::atomic<uint64_t> before{0};
@@ -50,8 +52,8 @@ class Lead {
   void forget_last() { last_.set(PageView(), 0); }
   const SkippedPages& skipped() const { return markers_; }
   void brought_in(uint64_t pages) { total_ += pages; }
-  // Everything brought in before is used up when the saver gets here. False: this page cannot be a marker, or there are
-  // enough.
+  // Everything brought in before is used up when the saver gets here. False: this page cannot be a
+  // marker, or there are enough.
   bool mark(const void* address) {
     const PageView page = page_view(address);
     const uint64_t mark = page.evicted_mark();
@@ -62,8 +64,8 @@ class Lead {
     last_.set(page, mark);
     return true;
   }
-  // Waits until there may be more, or `stop`. A saver that got ahead has left its markers behind, and they may be
-  // evicted again: they are given up.
+  // Waits until there may be more, or `stop`. A saver that got ahead has left its markers behind,
+  // and they may be evicted again: they are given up.
   void wait(const std::atomic<bool>& stop) {
     const uint64_t since = sys::now_ns();
     for (;;) {
@@ -137,7 +139,8 @@ constinit SaveAhead g_ahead;
 void SaveAhead::fetch() {
   if (missing.count == 0) return;
   (void)pager_prefetch(missing.range, missing.count);
-  for (unsigned i = 0; i < missing.count; ++i) lead.brought_in(missing.range[i].bytes / page_bytes() + 1);
+  for (unsigned i = 0; i < missing.count; ++i)
+    lead.brought_in(missing.range[i].bytes / page_bytes() + 1);
   missing.clear();
 }
 
@@ -152,7 +155,8 @@ void SaveAhead::group(Span* spans, unsigned count, const DatabaseView* database)
         bool at_value = false;
         const unsigned before = missing.count;
         KeyLookup lookup{*layout, &missing, 0, &lead.skipped(), true};
-        if (bucket_there(lookup, span->first + i * bucket_bytes(span->holds), span->holds, database, &at_value)) {
+        if (bucket_there(lookup, span->first + i * bucket_bytes(span->holds), span->holds, database,
+                         &at_value)) {
           span->done[i / 64] |= uint64_t{1} << (i % 64);
           continue;
         }
@@ -176,7 +180,8 @@ void SaveAhead::list(const QuicklistView* list) {
     for (unsigned round = 0; round < kRoundsMax && !stopped(); ++round) {
       KeyLookup lookup{*layout, &missing, 0, &lead.skipped(), true};
       QuicklistNodeView* at = node;
-      for (unsigned n = 0; at != nullptr && n < kNodesGroup && lookup.have(at, sizeof *at); ++n, at = at->next) {
+      for (unsigned n = 0; at != nullptr && n < kNodesGroup && lookup.have(at, sizeof *at);
+           ++n, at = at->next) {
         const unsigned before = missing.count;
         lookup.list_end(at);
         if (!marked && missing.count > before) {
@@ -216,7 +221,8 @@ void SaveAhead::collections(const Collection* some, unsigned count) {
     const auto* dict = static_cast<const DictView*>(one.at);
     const auto* in_buckets = static_cast<const TableView*>(one.at);
     for (int t = 0; t < 2; ++t) {
-      const void* first = in_tables(one.holds) ? static_cast<const void*>(in_buckets->table[t]) : dict->table[t];
+      const void* first =
+          in_tables(one.holds) ? static_cast<const void*>(in_buckets->table[t]) : dict->table[t];
       const int8_t exponent = in_tables(one.holds) ? in_buckets->exponent[t] : dict->exponent[t];
       if (first == nullptr || exponent < 0) continue;
       const uint64_t buckets = uint64_t{1} << exponent;
@@ -237,20 +243,23 @@ void SaveAhead::collections_in(const Span& span) {
   Collection some[kCollectionsMax];
   unsigned count = 0;
   for (unsigned i = 0; i < span.count && !stopped(); ++i) {
-    count =
-        collections_of(*layout, span.first + i * bucket_bytes(span.holds), span.holds, some, count, kCollectionsMax);
+    count = collections_of(*layout, span.first + i * bucket_bytes(span.holds), span.holds, some,
+                           count, kCollectionsMax);
     if (count < kCollectionsMax - kChainMax && i + 1 < span.count) continue;
     collections(some, count);
     count = 0;
   }
 }
 
-void SaveAhead::table(const char* first, uint64_t count, Holds holds, const DatabaseView* database) {
+void SaveAhead::table(const char* first, uint64_t count, Holds holds,
+                      const DatabaseView* database) {
   const unsigned step = in_tables(holds) ? kTableGroup : kGroup;
   for (uint64_t at = 0; at < count && !stopped(); at += step) {
     lead.wait(stop);
-    Span span{
-        first + at * bucket_bytes(holds), static_cast<unsigned>(count - at < step ? count - at : step), holds, {}};
+    Span span{first + at * bucket_bytes(holds),
+              static_cast<unsigned>(count - at < step ? count - at : step),
+              holds,
+              {}};
     group(&span, 1, database);
     if (database != nullptr) collections_in(span);
   }
@@ -260,10 +269,11 @@ void SaveAhead::database(const DatabaseView& database) {
   if (database.keys == nullptr) return;
   auto dictionary = [&](const DictView* dict) {
     for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t)
-      table(reinterpret_cast<const char*>(dict->table[t]), uint64_t{1} << dict->exponent[t], Holds::kObjects,
-            &database);
+      table(reinterpret_cast<const char*>(dict->table[t]), uint64_t{1} << dict->exponent[t],
+            Holds::kObjects, &database);
   };
-  if (layout->keyspace() == Keyspace::kDict) return dictionary(static_cast<const DictView*>(database.keys));
+  if (layout->keyspace() == Keyspace::kDict)
+    return dictionary(static_cast<const DictView*>(database.keys));
   if (layout->keyspace() == Keyspace::kDicts) {
     const auto* store = static_cast<const DictStoreView*>(database.keys);
     for (int64_t i = 0; i < store->count; ++i)
@@ -274,8 +284,8 @@ void SaveAhead::database(const DatabaseView& database) {
   for (int i = 0; i < store->count; ++i)
     for (int t = 0; t < 2 && store->tables[i] != nullptr; ++t)
       if (const TableView* its = store->tables[i]; its->table[t] != nullptr)
-        table(reinterpret_cast<const char*>(its->table[t]), uint64_t{1} << its->exponent[t], Holds::kKeyedObjects,
-              &database);
+        table(reinterpret_cast<const char*>(its->table[t]), uint64_t{1} << its->exponent[t],
+              Holds::kKeyedObjects, &database);
 }
 
 void SaveAhead::databases() {
@@ -284,7 +294,8 @@ void SaveAhead::databases() {
   (void)lunar_get_stats(&stats);
   const uint64_t pages = stats.dram_budget_bytes / page_bytes() / 64;
   lead.start(pages < 256 ? 256 : pages > 2048 ? 2048 : pages);
-  for (int i = 0; const DatabaseView* one = stopped() ? nullptr : layout->database(i); ++i) database(*one);
+  for (int i = 0; const DatabaseView* one = stopped() ? nullptr : layout->database(i); ++i)
+    database(*one);
 }
 
 bool anything_cold() {
@@ -301,7 +312,8 @@ void run(void*) {
 }  // namespace
 
 void save_ahead_start(const ServerLayout& layout) {
-  if (!pager_active() || !anything_cold()) return;  // else the saver would only wait for a reader that finds nothing
+  if (!pager_active() || !anything_cold())
+    return;  // else the saver would only wait for a reader that finds nothing
   SaveAhead& a = g_ahead;
   a.layout = &layout;
   a.missing.count = 0;
@@ -322,7 +334,8 @@ void save_ahead_keep_behind() {
   const uint64_t since = sys::now_ns();
   while (a.reading.load(std::memory_order_acquire) && !a.lead.last().ahead()) {
     // not begun again
-    if (sys::now_ns() - since > kPacePatienceNs) return a.reading.store(false, std::memory_order_relaxed);
+    if (sys::now_ns() - since > kPacePatienceNs)
+      return a.reading.store(false, std::memory_order_relaxed);
     sys::sleep_ns(kPaceNs);
   }
 }

@@ -55,7 +55,8 @@ const Image& image() {
 bool is_text(uintptr_t at, const char* name) {
   const size_t bytes = strlen(name) + 1;
   // Segments that are not written lie together, before those that are.
-  const uintptr_t end = image().text_end < image().data_begin ? image().text_end : image().data_begin;
+  const uintptr_t end =
+      image().text_end < image().data_begin ? image().text_end : image().data_begin;
   return at >= image().text_begin && at < end && end - at >= bytes &&
          memcmp(reinterpret_cast<const void*>(at), name, bytes) == 0;
 }
@@ -73,8 +74,8 @@ void* server_setting(const char* name) {
   Dl_info ignored;
   const ElfW(Sym)* symbol = nullptr;
   if (server == 0 ||
-      dladdr1(reinterpret_cast<void*>(server), &ignored, reinterpret_cast<void**>(const_cast<ElfW(Sym)**>(&symbol)),
-              RTLD_DL_SYMENT) == 0 ||
+      dladdr1(reinterpret_cast<void*>(server), &ignored,
+              reinterpret_cast<void**>(const_cast<ElfW(Sym)**>(&symbol)), RTLD_DL_SYMENT) == 0 ||
       symbol == nullptr)
     return nullptr;
   const auto* words = reinterpret_cast<const uintptr_t*>(image().data_begin);
@@ -83,7 +84,9 @@ void* server_setting(const char* name) {
   for (size_t i = 0; i + kWordsBehindName < count; ++i) {
     if (!is_text(words[i], name)) continue;
     size_t at = i + 1;
-    while (at < i + kWordsBehindName && (words[at] < server || words[at] >= server + symbol->st_size)) ++at;
+    while (at < i + kWordsBehindName &&
+           (words[at] < server || words[at] >= server + symbol->st_size))
+      ++at;
     if (at == i + kWordsBehindName) continue;
     if (found != nullptr) return nullptr;
     found = reinterpret_cast<void*>(words[at]);

@@ -26,24 +26,26 @@ uint64_t reversed(uint64_t bits) {
   return out;
 }
 
-unsigned chain_of(KeyLookup& lookup, const DictView& dict, int table, uint64_t cursor, ExpiryTable::Entry* out) {
+unsigned chain_of(KeyLookup& lookup, const DictView& dict, int table, uint64_t cursor,
+                  ExpiryTable::Entry* out) {
   if (dict.table[table] == nullptr) return 0;
   EntryView* const* slot = dict.table[table] + (cursor & mask_of(dict.exponent[table]));
   if (!lookup.have(slot, sizeof *slot)) return 0;
   unsigned n = 0;
-  for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry);
-       entry = entry->next)
+  for (const EntryView* entry = *slot;
+       entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry); entry = entry->next)
     out[n++] = {entry, static_cast<int64_t>(reinterpret_cast<intptr_t>(entry->value))};
   return n;
 }
 
 // An object's expiry is right behind it.
-unsigned chain_of(KeyLookup& lookup, const TableView& table, int t, uint64_t cursor, ExpiryTable::Entry* out) {
+unsigned chain_of(KeyLookup& lookup, const TableView& table, int t, uint64_t cursor,
+                  ExpiryTable::Entry* out) {
   if (table.table[t] == nullptr || table.used[t] == 0) return 0;
   const BucketView* bucket = table.table[t] + (cursor & mask_of(table.exponent[t]));
   unsigned n = 0;
-  for (unsigned buckets = 0; bucket != nullptr && buckets < kChainMax && lookup.have(bucket, sizeof *bucket);
-       ++buckets) {
+  for (unsigned buckets = 0;
+       bucket != nullptr && buckets < kChainMax && lookup.have(bucket, sizeof *bucket); ++buckets) {
     for (unsigned i = 0; i < bucket->places() && n < kChainMax; ++i) {
       if (!bucket->holds(i)) continue;
       const auto* object = static_cast<const ObjectView*>(bucket->entries[i]);
@@ -64,10 +66,12 @@ bool find_table_functions(Keyspace keyspace) {
       return find_export("dictGetRandomKey", &f.of_dict);
     case Keyspace::kDicts:
       return find_export("kvstoreDictGetRandomKey", &f.of_dicts) &&
-             find_export("kvstoreGetFairRandomDictIndex", &f.random_index) && find_export("kvstoreSize", &f.size);
+             find_export("kvstoreGetFairRandomDictIndex", &f.random_index) &&
+             find_export("kvstoreSize", &f.size);
     default:
       return find_export("kvstoreHashtableRandomEntry", &f.of_tables) &&
-             find_export("kvstoreGetFairRandomHashtableIndex", &f.random_index) && find_export("kvstoreSize", &f.size);
+             find_export("kvstoreGetFairRandomHashtableIndex", &f.random_index) &&
+             find_export("kvstoreSize", &f.size);
   }
 }
 
@@ -88,7 +92,8 @@ const char* random_key(void* store) {
     const uint8_t* header = key_header(object);
     return reinterpret_cast<const char*>(header) + 1 + *header;
   }
-  const EntryView* entry = f.of_dict != nullptr ? f.of_dict(store) : f.of_dicts(store, f.random_index(store));
+  const EntryView* entry =
+      f.of_dict != nullptr ? f.of_dict(store) : f.of_dicts(store, f.random_index(store));
   return entry == nullptr ? nullptr : entry->key;
 }
 
@@ -97,7 +102,8 @@ ExpiryTable::ExpiryTable(const DatabaseView& database) {
   const Keyspace keyspace = gate().layout.keyspace();
   if (keyspace == Keyspace::kDict)
     dict_ = static_cast<const DictView*>(store);
-  else if (keyspace == Keyspace::kDicts && static_cast<const DictStoreView*>(store)->dicts != nullptr)
+  else if (keyspace == Keyspace::kDicts &&
+           static_cast<const DictStoreView*>(store)->dicts != nullptr)
     dict_ = static_cast<const DictStoreView*>(store)->dicts[0];
   else if (keyspace == Keyspace::kTables)
     table_ = static_cast<const TableStoreView*>(store)->tables[0];
@@ -129,7 +135,8 @@ unsigned ExpiryTable::bucket(KeyLookup& lookup, uint64_t cursor, Entry* out) con
 }
 
 const char* ExpiryTable::key_of(KeyLookup& lookup, const Entry& entry) {
-  if (gate().layout.keyspace() == Keyspace::kTables) return lookup.key_inside(static_cast<const ObjectView*>(entry.at));
+  if (gate().layout.keyspace() == Keyspace::kTables)
+    return lookup.key_inside(static_cast<const ObjectView*>(entry.at));
   const char* key = static_cast<const EntryView*>(entry.at)->key;
   return lookup.have_text(key) ? key : nullptr;
 }

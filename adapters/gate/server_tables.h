@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys and the expiries of a database, for each kind of server (layout.h): how many there are, one at random, and a
-// walk over the expiries in the order of the server's own cursor.
+// The keys and the expiries of a database, for each kind of server (layout.h): how many there are,
+// one at random, and a walk over the expiries in the order of the server's own cursor.
 //
 //   Redis 7.0                cursor 0, 1, 2, 3 ...       buckets one after the other
-//   Redis 8.0, Valkey 8.1    cursor 0, 4, 2, 6, 1 ...    its highest bit counts first, as for SCAN: remains right
-//                                                      when a table grows or shrinks
+//   Redis 8.0, Valkey 8.1    cursor 0, 4, 2, 6, 1 ...    its highest bit counts first, as for SCAN:
+//                                                      right also when a table grows or shrinks
 //
 // Threading: as ahead.h. Allocates nothing.
 #pragma once
@@ -19,7 +19,8 @@ namespace lunar::redis {
 [[nodiscard]] bool find_table_functions(Keyspace keyspace);
 // store: keys or expiries of a database.
 uint64_t entries_in(const void* store);
-// Chosen by the server's own function; nullptr: there is none. Reads the store as the server does, by faults.
+// Chosen by the server's own function; nullptr: there is none. Reads the store as the server does,
+// by faults.
 const char* random_key(void* store);
 
 // pre: a database has one table of expiries (no cluster of Redis 8.0 or Valkey).
@@ -31,8 +32,8 @@ class ExpiryTable {
     int64_t due_ms;
   };
   explicit ExpiryTable(const DatabaseView& database);
-  // The number of buckets, of the larger table if there are two. 0: nothing to look at. The server, too, ignores a
-  // table that is less than a hundredth full: it will shrink.
+  // The number of buckets, of the larger table if there are two. 0: nothing to look at. The server,
+  // too, ignores a table that is less than a hundredth full: it will shrink.
   uint64_t buckets() const { return buckets_; }
   // Entries that a bucket is made for.
   unsigned places() const { return table_ != nullptr ? 7 : 1; }

@@ -41,8 +41,8 @@ struct Node {
   }
 };
 
-// Goes through the values of ids from `low` to `high`, in order or backwards. See: bool have(address, bytes), bool
-// node(), and bool value(pointer, Id) which false ends.
+// Goes through the values of ids from `low` to `high`, in order or backwards. See: bool
+// have(address, bytes), bool node(), and bool value(pointer, Id) which false ends.
 template <class See>
 struct Tree {
   See& see;
@@ -75,10 +75,12 @@ struct Tree {
   }
 };
 
-constexpr Id kFirst{}, kLast{{255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255}};
+constexpr Id kFirst{},
+    kLast{{255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255}};
 
 void put(Id* id, unsigned at, uint64_t number) {
-  for (unsigned i = 0; i < 8; ++i) id->byte[at + i] = static_cast<unsigned char>(number >> (56 - 8 * i));
+  for (unsigned i = 0; i < 8; ++i)
+    id->byte[at + i] = static_cast<unsigned char>(number >> (56 - 8 * i));
 }
 
 // "-", "+", "12", "12-3", "(12-3". False: something else.
@@ -141,8 +143,8 @@ struct Range {
 };
 
 // False: it reads nothing that can be told.
-bool range_of(const Command& command, const CommandKeys& keys, unsigned argument, const StreamView& stream,
-              Range* out) {
+bool range_of(const Command& command, const CommandKeys& keys, unsigned argument,
+              const StreamView& stream, Range* out) {
   unsigned options = argument + 3;
   if (keys.reach == Reach::kIds || keys.reach == Reach::kIdsBack) {
     if (argument + 2 >= command.kept) return false;
@@ -155,13 +157,15 @@ bool range_of(const Command& command, const CommandKeys& keys, unsigned argument
     unsigned word = argument;
     while (word > 0 && !same_word(command.argument[word], "STREAMS")) --word;
     const auto id = argument + static_cast<unsigned>((command.count - word - 1) / 2);
-    if (word == 0 || id >= command.kept || !parse_id(command.argument[id], false, &out->low)) return false;
+    if (word == 0 || id >= command.kept || !parse_id(command.argument[id], false, &out->low))
+      return false;
     options = 1;
   } else if (keys.reach != Reach::kAll && keys.reach != Reach::kFirst) {
     return false;
   }
   for (unsigned i = options; i + 1 < command.kept && i < options + 6; ++i)
-    if (const int n = small_number(command.argument[i + 1]); n >= 0 && same_word(command.argument[i], "COUNT")) {
+    if (const int n = small_number(command.argument[i + 1]);
+        n >= 0 && same_word(command.argument[i], "COUNT")) {
       const uint64_t each = stream.tree->elements == 0 ? 1 : stream.length / stream.tree->elements;
       out->most = 2 + static_cast<uint64_t>(n) / (each == 0 ? 1 : each);
       break;
@@ -171,10 +175,12 @@ bool range_of(const Command& command, const CommandKeys& keys, unsigned argument
 
 }  // namespace
 
-bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stream, const Command& command,
-                   const CommandKeys& keys, unsigned argument, LookupCursor* cursor) {
+bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stream,
+                   const Command& command, const CommandKeys& keys, unsigned argument,
+                   LookupCursor* cursor) {
   if (!g_known) return true;
-  if (!lookup.have(stream, kStreamBytes) || !lookup.have(stream->tree, sizeof *stream->tree)) return false;
+  if (!lookup.have(stream, kStreamBytes) || !lookup.have(stream->tree, sizeof *stream->tree))
+    return false;
   Range range;
   if (!range_of(command, keys, argument, *stream, &range)) return true;
   Pages pages{whole, lookup,
@@ -184,8 +190,9 @@ bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stre
   bool floor = true;
   if (cursor->at != 0) {
     memcpy(range.backward ? range.high.byte : range.low.byte, cursor->id, kIdBytes);
-  } else if (!range.backward && memcmp(&range.low, &kFirst, sizeof kFirst) !=
-                                    0) {  // the listpack that the first id may be in has a lower one
+  } else if (!range.backward &&
+             memcmp(&range.low, &kFirst, sizeof kFirst) !=
+                 0) {  // the listpack that the first id may be in has a lower one
     Pages before{whole, lookup, 1};
     (void)Tree<Pages>{before, kFirst, range.low, true}.visit(stream->tree->head, 0);
     floor = before.all;
@@ -202,12 +209,13 @@ bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stre
 void stream_lookup_check() {
   HostGuard guard;
   auto* make = reinterpret_cast<RaxView* (*)()>(dlsym(RTLD_DEFAULT, "raxNew"));
-  auto* insert =
-      reinterpret_cast<int (*)(RaxView*, unsigned char*, size_t, void*, void**)>(dlsym(RTLD_DEFAULT, "raxInsert"));
+  auto* insert = reinterpret_cast<int (*)(RaxView*, unsigned char*, size_t, void*, void**)>(
+      dlsym(RTLD_DEFAULT, "raxInsert"));
   auto* free_tree = reinterpret_cast<void (*)(RaxView*)>(dlsym(RTLD_DEFAULT, "raxFree"));
   auto* make_stream = reinterpret_cast<StreamView* (*)()>(dlsym(RTLD_DEFAULT, "streamNew"));
   auto* free_stream = reinterpret_cast<void (*)(StreamView*)>(dlsym(RTLD_DEFAULT, "freeStream"));
-  if (make == nullptr || insert == nullptr || free_tree == nullptr || make_stream == nullptr || free_stream == nullptr)
+  if (make == nullptr || insert == nullptr || free_tree == nullptr || make_stream == nullptr ||
+      free_stream == nullptr)
     return;
   struct Put {  // memory is read by a call that fails on a wild pointer first
     uint64_t values = 0, wrong = 0;
@@ -229,7 +237,8 @@ void stream_lookup_check() {
   };
   constexpr uint64_t kIds = 200;
   RaxView* tree = make();
-  for (uint64_t n = 0; n < kIds; ++n) {  // some that share all but the last byte, some that share little
+  for (uint64_t n = 0; n < kIds;
+       ++n) {  // some that share all but the last byte, some that share little
     Id id{};
     const uint64_t ms = 1700000000000 + n / 4 * 4 * (n % 8 < 4 ? 1 : 7919);
     put(&id, 0, ms);
@@ -238,11 +247,13 @@ void stream_lookup_check() {
   }
   StreamView* stream = make_stream();
   RaxView empty{};
-  bool right = tree->elements == kIds && stream->length == 0 && sys::peek(stream->tree, &empty, sizeof empty) == 0 &&
-               empty.elements == 0 && empty.head != nullptr;
+  bool right = tree->elements == kIds && stream->length == 0 &&
+               sys::peek(stream->tree, &empty, sizeof empty) == 0 && empty.elements == 0 &&
+               empty.head != nullptr;
   if (right) {
     Put put_in;
-    right = Tree<Put>{put_in, kFirst, kLast, false}.visit(tree->head, 0) && put_in.values == kIds && put_in.wrong == 0;
+    right = Tree<Put>{put_in, kFirst, kLast, false}.visit(tree->head, 0) && put_in.values == kIds &&
+            put_in.wrong == 0;
   }
   free_stream(stream);
   free_tree(tree);

@@ -3,8 +3,9 @@
 //
 //   stream ─► rax ─► node: flags and size, bytes of the key, padding, children, value
 //
-// The layout is trusted after a tree that the server itself made (raxNew, raxInsert, streamNew) was traversed and
-// returned what was put in. Before that, or if it did not, only the top of a stream is looked up, never the whole.
+// The layout is trusted after a tree that the server itself made (raxNew, raxInsert, streamNew) was
+// traversed and returned what was put in. Before that, or if it did not, only the top of a stream
+// is looked up, never the whole.
 //
 // Threading: as key_lookup.h. The check allocates with the server's malloc.
 #pragma once
@@ -24,9 +25,10 @@ class ValueLookup;
 
 // Called once, on the main thread inside read().
 void stream_lookup_check();
-// Looks up what the command reads of the stream. True: it can be read, or is left to faults. cursor->at: listpacks that
-// need not be checked again.
-bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stream, const Command& command,
-                   const CommandKeys& keys, unsigned argument, LookupCursor* cursor);
+// Looks up what the command reads of the stream. True: it can be read, or is left to faults.
+// cursor->at: listpacks that need not be checked again.
+bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stream,
+                   const Command& command, const CommandKeys& keys, unsigned argument,
+                   LookupCursor* cursor);
 
 }  // namespace lunar::redis

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of the gate per user, so that no user takes it from the others: bytes in progress from the LUN, requests, and
-// held input. A client whose user has its full share in progress waits for its turn, in order; input beyond the share
-// of held bytes is passed.
+// Shares of the gate per user, so that no user takes it from the others: bytes in progress from the
+// LUN, requests, and held input. A client whose user has its full share in progress waits for its
+// turn, in order; input beyond the share of held bytes is passed.
 //
 // A share exists while anything is in it. The user is only an identity, never dereferenced.
 //
@@ -20,7 +20,9 @@ struct Share {
   ConnectionList waiting;         // for their turn to ask for pages
   Share* next_waiting = nullptr;  // has clients that wait
   bool listed = false;
-  bool idle() const { return requests == 0 && held.used == 0 && !listed && waiting.head == nullptr; }
+  bool idle() const {
+    return requests == 0 && held.used == 0 && !listed && waiting.head == nullptr;
+  }
 };
 
 class Shares {

@@ -57,7 +57,8 @@ bool ValueLookup::work(unsigned units) {
 bool ValueLookup::bytes(const char* at, uint64_t bytes) {
   const uint64_t page = page_bytes();
   if (bytes == 0) return true;
-  if (reinterpret_cast<uintptr_t>(at) / page == (reinterpret_cast<uintptr_t>(at) + bytes - 1) / page)
+  if (reinterpret_cast<uintptr_t>(at) / page ==
+      (reinterpret_cast<uintptr_t>(at) + bytes - 1) / page)
     return lookup_.have(at, bytes);
   const PageSpan pages = PageSpan::of(at, bytes);
   const uint64_t number = reinterpret_cast<uintptr_t>(at) / page;  // of the first
@@ -81,7 +82,8 @@ bool ValueLookup::bytes(const char* at, uint64_t bytes) {
     }
     all = false;
     ++lookup_.misses;
-    if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max || missing_.units == 0)
+    if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max ||
+        missing_.units == 0)
       end_run(i + 1);
   }
   end_run(pages.count);
@@ -99,7 +101,8 @@ bool ValueLookup::text(const char* text, uint64_t first, uint64_t last) {
   return first > last || bytes(text + first, last - first + 1);
 }
 
-bool ValueLookup::string(const ObjectView& object, const Command& command, Reach reach, unsigned argument) {
+bool ValueLookup::string(const ObjectView& object, const Command& command, Reach reach,
+                         unsigned argument) {
   int64_t first = 0, last = -1;
   if (reach != Reach::kBytes) return text(object.pointer);
   if (!indexes(command, argument + 1, false, &first, &last)) return true;
@@ -120,7 +123,8 @@ bool ValueLookup::chain(EntryView* entry, unsigned type) {
     auto* at = reinterpret_cast<EntryView*>(marked.address());
     if (marked.is_key()) return text(reinterpret_cast<const char*>(at)) && all;
     if (!lookup_.have(at, no_value ? 16 : sizeof *at)) return false;
-    if (!(type == kHash && lookup_.has_fields() ? lookup_.have_field(at->key) : text(at->key))) all = false;
+    if (!(type == kHash && lookup_.has_fields() ? lookup_.have_field(at->key) : text(at->key)))
+      all = false;
     const auto* value = no_value ? nullptr : static_cast<const char*>(at->value);
     if (type == kHash && value != nullptr && !text(value)) all = false;
     // the skip list's node: its member, score and links
@@ -150,16 +154,19 @@ bool ValueLookup::dict(DictView* dict, unsigned type) {
 }
 
 // The buckets that a scan goes to from its cursor on, in its order: high bits count first.
-bool ValueLookup::scanned(DictView* dict, const Command& command, unsigned argument, unsigned type) {
+bool ValueLookup::scanned(DictView* dict, const Command& command, unsigned argument,
+                          unsigned type) {
   if (!lookup_.have(dict, sizeof *dict) || argument + 1 >= command.kept) return false;
   uint64_t count = 10, from = 0;
   for (unsigned i = argument + 2; i + 1 < command.kept; ++i)
-    if (const int n = small_number(command.argument[i + 1]); n > 0 && same_word(command.argument[i], "COUNT"))
+    if (const int n = small_number(command.argument[i + 1]);
+        n > 0 && same_word(command.argument[i], "COUNT"))
       count = static_cast<uint64_t>(n);
   if (count >= dict->used[0] + dict->used[1]) return this->dict(dict, type);
   if (dict->table[0] == nullptr || dict->table[1] != nullptr) return true;
   const Slice cursor = command.argument[argument + 1];
-  for (size_t i = 0; i < cursor.bytes && i < 20; ++i) from = from * 10 + static_cast<uint64_t>(cursor.data[i] - '0');
+  for (size_t i = 0; i < cursor.bytes && i < 20; ++i)
+    from = from * 10 + static_cast<uint64_t>(cursor.data[i] - '0');
   const uint64_t mask = (uint64_t{1} << dict->exponent[0]) - 1;
   bool all = true;
   for (uint64_t n = 0; n < count && n < kScannedMax && !enough(); ++n) {
@@ -215,7 +222,8 @@ bool ValueLookup::list(const QuicklistView* list, int64_t first, int64_t last) {
   const QuicklistNodeView* node = from_tail ? list->tail : list->head;
   int64_t begin = 0, end = count;  // of the elements that are not passed yet
   for (;;) {
-    if (node == nullptr) return true;  // it changes under a module's hands, or is not what we believe
+    if (node == nullptr)
+      return true;  // it changes under a module's hands, or is not what we believe
     if (!lookup_.have(node, sizeof *node) || !work(1)) return false;
     const auto elements = static_cast<int64_t>(node->count());
     if (from_tail ? end - elements <= first : begin + elements > first) {
@@ -260,36 +268,45 @@ bool ValueLookup::nodes(const char* skiplist, uint64_t count, bool backward) {
   return all;
 }
 
-bool ValueLookup::sorted_set(const ZsetView* zset, const Command& command, Reach reach, unsigned argument) {
-  if (!lookup_.have(zset, sizeof *zset) || !lookup_.have(zset->skiplist, sizeof(SkiplistView))) return false;
+bool ValueLookup::sorted_set(const ZsetView* zset, const Command& command, Reach reach,
+                             unsigned argument) {
+  if (!lookup_.have(zset, sizeof *zset) || !lookup_.have(zset->skiplist, sizeof(SkiplistView)))
+    return false;
   auto* members = static_cast<DictView*>(zset->members);
   const auto* list = static_cast<const SkiplistView*>(zset->skiplist);
   const auto length = static_cast<int64_t>(list->length);
   bool all = reaches_all(reach);
   if (reach == Reach::kScan)
-    return lookup_.layout.keyspace() == Keyspace::kTables || scanned(members, command, argument, kSortedSet);
+    return lookup_.layout.keyspace() == Keyspace::kTables ||
+           scanned(members, command, argument, kSortedSet);
   int64_t first = 0, last = 0;
   const unsigned behind = argument + 3;
-  const bool by_value = reach == Reach::kScores || has_word(command, behind, behind + 8, "BYSCORE") ||
+  const bool by_value = reach == Reach::kScores ||
+                        has_word(command, behind, behind + 8, "BYSCORE") ||
                         has_word(command, behind, behind + 8, "BYLEX");
   if (!all && by_value)
-    all = behind <= command.kept && is_end(command.argument[argument + 1]) && is_end(command.argument[argument + 2]) &&
-          !has_word(command, behind, behind + 8, "LIMIT");
-  else if (!all && indexes(command, argument + 1, false, &first, &last) && clip(&first, &last, length)) {
+    all = behind <= command.kept && is_end(command.argument[argument + 1]) &&
+          is_end(command.argument[argument + 2]) && !has_word(command, behind, behind + 8, "LIMIT");
+  else if (!all && indexes(command, argument + 1, false, &first, &last) &&
+           clip(&first, &last, length)) {
     all = static_cast<uint64_t>(last - first + 1) * kWorthAll >= static_cast<uint64_t>(length);
-    const bool backward = same_word(command.argument[0], "ZREVRANGE") || has_word(command, behind, behind + 8, "REV");
+    const bool backward =
+        same_word(command.argument[0], "ZREVRANGE") || has_word(command, behind, behind + 8, "REV");
     if (!all && last < kNodesMax)
       return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(last + 1), backward);
     if (!all && length - first <= kNodesMax)
-      return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(length - first), !backward);
+      return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(length - first),
+                   !backward);
   }
   if (!all) return true;
   if (!lookup_.have(list->header, sizeof(SkiplistNodeView))) return false;
-  return lookup_.layout.keyspace() == Keyspace::kTables ? table(static_cast<TableView*>(zset->members), kSortedSet)
-                                                        : dict(members, kSortedSet);
+  return lookup_.layout.keyspace() == Keyspace::kTables
+             ? table(static_cast<TableView*>(zset->members), kSortedSet)
+             : dict(members, kSortedSet);
 }
 
-bool ValueLookup::part(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument) {
+bool ValueLookup::part(const ObjectView& object, const Command& command, const CommandKeys& keys,
+                       unsigned argument) {
   const char* at = object.pointer;
   const bool some = reaches_all(keys.reach);
   switch (object.encoding()) {
@@ -307,9 +324,11 @@ bool ValueLookup::part(const ObjectView& object, const Command& command, const C
     case kHashTable: {
       const bool tables = lookup_.layout.keyspace() == Keyspace::kTables;
       if (!some && keys.reach != Reach::kScan) return true;
-      if (tables) return !some || table(reinterpret_cast<TableView*>(const_cast<char*>(at)), object.type());
+      if (tables)
+        return !some || table(reinterpret_cast<TableView*>(const_cast<char*>(at)), object.type());
       auto* members = reinterpret_cast<DictView*>(const_cast<char*>(at));
-      return some ? dict(members, object.type()) : scanned(members, command, argument, object.type());
+      return some ? dict(members, object.type())
+                  : scanned(members, command, argument, object.type());
     }
     case kSkiplist:
       return sorted_set(reinterpret_cast<const ZsetView*>(at), command, keys.reach, argument);
@@ -321,7 +340,8 @@ bool ValueLookup::part(const ObjectView& object, const Command& command, const C
       return list(reinterpret_cast<const QuicklistView*>(at), first, last);
     }
     case kStream:
-      return stream_lookup(*this, lookup_, reinterpret_cast<const StreamView*>(at), command, keys, argument, &cursor_);
+      return stream_lookup(*this, lookup_, reinterpret_cast<const StreamView*>(at), command, keys,
+                           argument, &cursor_);
     default:
       return true;
   }
@@ -348,7 +368,8 @@ bool ValueLookup::elements(const ObjectView& object, uint64_t* out) {
     }
     case kSkiplist: {
       const auto* zset = reinterpret_cast<const ZsetView*>(at);
-      if (!lookup_.have(zset, sizeof *zset) || !lookup_.have(zset->skiplist, sizeof(SkiplistView))) return false;
+      if (!lookup_.have(zset, sizeof *zset) || !lookup_.have(zset->skiplist, sizeof(SkiplistView)))
+        return false;
       *out = static_cast<const SkiplistView*>(zset->skiplist)->length;
       return true;
     }
@@ -366,12 +387,13 @@ bool ValueLookup::elements(const ObjectView& object, uint64_t* out) {
   }
 }
 
-void ValueLookup::value(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument,
-                        unsigned nth) {
+void ValueLookup::value(const ObjectView& object, const Command& command, const CommandKeys& keys,
+                        unsigned argument, unsigned nth) {
   const unsigned asked = missing_.count, misses = lookup_.misses;
   const uint64_t at = cursor_.at;
   const bool fresh = missing_.units == kLookUnits;
-  const bool all = object.pointer == nullptr || !collection_known(lookup_.layout.keyspace(), object) ||
+  const bool all = object.pointer == nullptr ||
+                   !collection_known(lookup_.layout.keyspace(), object) ||
                    part(object, command, keys, argument);
   cursor_.bytes += missing_.bytes - bytes_before_;
   bytes_before_ = missing_.bytes;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the fetch threads run soon after they are woken: the time from a wake-up to the first request that is taken.
-// A wake-up whose requests an awake thread takes before it says nothing; it is forgotten as soon as a thread finds
-// nothing to do, so that its time is not added to that of a later request.
+// Whether the fetch threads run soon after they are woken: the time from a wake-up to the first
+// request that is taken. A wake-up whose requests an awake thread takes before it says nothing; it
+// is forgotten as soon as a thread finds nothing to do, so that its time is not added to that of a
+// later request.
 //
-// Threading: woken() and late() on the main thread, the others on any. A wake-up that is lost in a race is not counted.
+// Threading: woken() and late() on the main thread, the others on any. A wake-up that is lost in a
+// race is not counted.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // close, dup2 and their families: keep open what the program does not know of.
 //   the tree's account                        programs that this one starts need it
-//   /dev/userfaultfd                          needed once the process has dropped its rights, and by programs started
-//                                             without them
+//   /dev/userfaultfd                          needed once the process has dropped its rights, and
+//                                             by programs started without them
 //   /proc, this process' files there, LUNs    cannot be opened again below another root directory
-// A program that closes all descriptors it does not know (Python's subprocess, daemons, GLib) skips these. A program
-// that wants such a number for a file of its own gets it: the account moves to another number, and the process opens
-// the others again if it may. All other calls go through unchanged.
+// A program that closes all descriptors it does not know (Python's subprocess, daemons, GLib) skips
+// these. A program that wants such a number for a file of its own gets it: the account moves to
+// another number, and the process opens the others again if it may. All other calls go through
+// unchanged.
 // Threading: any thread, signal handlers and children of vfork included.
 #include <errno.h>
 #include <limits.h>
@@ -34,20 +35,24 @@ int answer(long rc) {
   return -1;
 }
 
-bool is_ours(int fd) { return account_is(fd) || sys::uffd_device_is(fd) || pager_keeps_descriptor(fd); }
+bool is_ours(int fd) {
+  return account_is(fd) || sys::uffd_device_is(fd) || pager_keeps_descriptor(fd);
+}
 
 // The lowest of ours in [first, last], or -1.
 int next_of_ours(unsigned first, unsigned last) {
   int found = -1;
   const auto consider = [&](int fd) {
-    const bool within = fd >= 0 && static_cast<unsigned>(fd) >= first && static_cast<unsigned>(fd) <= last;
+    const bool within =
+        fd >= 0 && static_cast<unsigned>(fd) >= first && static_cast<unsigned>(fd) <= last;
     if (within && (found < 0 || fd < found) && is_ours(fd)) found = fd;
   };
   consider(account_number());
   consider(sys::uffd_device_number());
   const unsigned end = found >= 0 ? static_cast<unsigned>(found) : last;
   for (int fd = first <= INT_MAX ? sys::next_own_descriptor(static_cast<int>(first)) : -1;
-       fd >= 0 && static_cast<unsigned>(fd) <= end && (found < 0 || fd < found); fd = sys::next_own_descriptor(fd + 1))
+       fd >= 0 && static_cast<unsigned>(fd) <= end && (found < 0 || fd < found);
+       fd = sys::next_own_descriptor(fd + 1))
     consider(fd);
   return found;
 }
@@ -70,7 +75,8 @@ int close_program_file(int fd) {
 int close_program_range(unsigned first, unsigned last, int flags) {
   for (unsigned from = first;;) {  // the ranges before, between and behind ours
     const int ours = from > last ? -1 : next_of_ours(from, last);
-    if (ours < 0) return from > last && from != first ? 0 : answer(sys::close_numbers(from, last, flags));
+    if (ours < 0)
+      return from > last && from != first ? 0 : answer(sys::close_numbers(from, last, flags));
     if (const auto end = static_cast<unsigned>(ours); from < end) {
       if (const long rc = sys::close_numbers(from, end - 1, flags); rc < 0) return answer(rc);
       flags &= ~static_cast<int>(CLOSE_RANGE_UNSHARE);  // the table is its own now
@@ -93,7 +99,8 @@ bool lunar::preload::close_call(long number, const long (&a)[6], long* result) {
       *result = is_ours(first) ? 0 : answer(sys::close_file(first));
       return true;
     case SYS_close_range:
-      *result = close_program_range(static_cast<unsigned>(a[0]), static_cast<unsigned>(a[1]), static_cast<int>(a[2]));
+      *result = close_program_range(static_cast<unsigned>(a[0]), static_cast<unsigned>(a[1]),
+                                    static_cast<int>(a[2]));
       return true;
 #ifdef SYS_dup2
     case SYS_dup2:
@@ -109,23 +116,30 @@ bool lunar::preload::close_call(long number, const long (&a)[6], long* result) {
 
 int lunar_close(int fd) { return close_program_file(fd); }
 
-int lunar_close_range(unsigned first, unsigned last, int flags) { return close_program_range(first, last, flags); }
+int lunar_close_range(unsigned first, unsigned last, int flags) {
+  return close_program_range(first, last, flags);
+}
 
 void lunar_closefrom(int first) {
   const int saved = errno;
   if (first < 0) first = 0;
-  if (close_program_range(static_cast<unsigned>(first), ~0u, 0) < 0) {  // a filter: all that are listed
-    for (int fd = first, top = static_cast<int>(sysconf(_SC_OPEN_MAX)); fd < top; ++fd) (void)close_program_file(fd);
+  if (close_program_range(static_cast<unsigned>(first), ~0u, 0) <
+      0) {  // a filter: all that are listed
+    for (int fd = first, top = static_cast<int>(sysconf(_SC_OPEN_MAX)); fd < top; ++fd)
+      (void)close_program_file(fd);
   }
   errno = saved;
 }
 
 int lunar_dup2(int from, int to) {
   make_way(from, to);
-  return g_real.dup2 != nullptr ? g_real.dup2(from, to) : from == to ? from : answer(sys::duplicate_to(from, to, 0));
+  return g_real.dup2 != nullptr ? g_real.dup2(from, to)
+         : from == to           ? from
+                                : answer(sys::duplicate_to(from, to, 0));
 }
 
 int lunar_dup3(int from, int to, int flags) {
   make_way(from, to);
-  return g_real.dup3 != nullptr ? g_real.dup3(from, to, flags) : answer(sys::duplicate_to(from, to, flags));
+  return g_real.dup3 != nullptr ? g_real.dup3(from, to, flags)
+                                : answer(sys::duplicate_to(from, to, flags));
 }

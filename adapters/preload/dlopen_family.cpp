@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// dlopen without RTLD_DEEPBIND. A library loaded with this flag looks names up in itself and in what it needs before
-// the program's libraries: it gets libc's malloc and free, while the rest of the process, and the libraries that were
-// there before, have ours. What one allocates and the other frees ends the program (PHP loads its extensions so).
-// Without the flag the library's names may be answered by the program's. A program with a malloc of its own keeps the
-// flag: it has the same trouble without Lunar. A namespace of its own (dlmopen) has a libc of its own, too.
+// dlopen without RTLD_DEEPBIND. A library loaded with this flag looks names up in itself and in
+// what it needs before the program's libraries: it gets libc's malloc and free, while the rest of
+// the process, and the libraries that were there before, have ours. What one allocates and the
+// other frees ends the program (PHP loads its extensions so). Without the flag the library's names
+// may be answered by the program's. A program with a malloc of its own keeps the flag: it has the
+// same trouble without Lunar. A namespace of its own (dlmopen) has a libc of its own, too.
 //
-// libc finds RPATH, $ORIGIN and the namespace by the caller's address. So libc's function is called last, as a jump
-// that leaves the return address in place.
+// libc finds RPATH, $ORIGIN and the namespace by the caller's address. So libc's function is called
+// last, as a jump that leaves the return address in place.
 //
 // Threading: any thread.
 #include <dlfcn.h>

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// See early_heap.h. Address space that is reserved at the first call and made writable step by step; one atomic offset
-// up to which it is handed out, and a header in front of each block. Blocks that came back wait in a list for each
-// power of two, the list of the largest that their room holds; their first word is the offset of the next. A list's
-// head carries a count of its changes, so that a thread that was held up in the middle of taking a block notices.
+// See early_heap.h. Address space that is reserved at the first call and made writable step by
+// step; one atomic offset up to which it is handed out, and a header in front of each block. Blocks
+// that came back wait in a list for each power of two, the list of the largest that their room
+// holds; their first word is the offset of the next. A list's head carries a count of its changes,
+// so that a thread that was held up in the middle of taking a block notices.
 //
-// The space is of the runtime's kind (sys/arena.h), so that programs that write all over their own anonymous memory
-// (Redis' crash report) leave it alone.
+// The space is of the runtime's kind (sys/arena.h), so that programs that write all over their own
+// anonymous memory (Redis' crash report) leave it alone.
 #include "early_heap.h"
 
 #include <errno.h>
@@ -24,8 +25,8 @@
 namespace lunar::preload {
 namespace {
 
-// The space: a program with thousands of threads, each with tens of KiB of thread-local variables. Where the address
-// space is limited, a 512th of that, as each thread takes 8 MiB for its stack.
+// The space: a program with thousands of threads, each with tens of KiB of thread-local variables.
+// Where the address space is limited, a 512th of that, as each thread takes 8 MiB for its stack.
 constexpr size_t kBytesMax = kGiB, kBytesLeast = 4 * kMiB, kStep = 256 * kKiB;
 constexpr uint64_t kPartOfLimit = 512;
 struct Header {
@@ -34,13 +35,15 @@ struct Header {
 constexpr size_t kHeader = 16;  // keeps the default alignment of malloc
 constexpr size_t kSmallest = 16;
 static_assert(sizeof(Header) <= kHeader);
-constexpr uint64_t kOffset = UINT32_MAX, kChange = kOffset + 1;  // a list's head: changes, offset of a block (0: none)
+// a list's head: changes, offset of a block (0: none)
+constexpr uint64_t kOffset = UINT32_MAX, kChange = kOffset + 1;
 static_assert(kBytesMax <= kOffset);
 
 // Lies at the beginning of the space itself.
 struct Space {
   size_t bytes;
-  std::atomic<size_t> writable, top;  // bytes from its beginning: that may be written, that are handed out
+  // bytes from its beginning: that may be written, that are handed out
+  std::atomic<size_t> writable, top;
   char* at(uint64_t offset) { return reinterpret_cast<char*>(this) + offset; }
 };
 constinit std::atomic<Space*> g_space{nullptr};
@@ -57,19 +60,23 @@ size_t bytes_wanted() {
   const int saved = errno;
   const uint64_t part = sys::address_space_most() / kPartOfLimit;
   errno = saved;
-  return part >= kBytesMax ? kBytesMax : part <= kBytesLeast ? kBytesLeast : std::bit_floor(static_cast<size_t>(part));
+  return part >= kBytesMax     ? kBytesMax
+         : part <= kBytesLeast ? kBytesLeast
+                               : std::bit_floor(static_cast<size_t>(part));
 }
 
 // Of two threads that make it at the same moment, both get that of one.
 Space* make_space() {
   Space* made = nullptr;
   size_t bytes = bytes_wanted();
-  while ((made = static_cast<Space*>(map_readable(bytes))) == nullptr && bytes > kBytesLeast) bytes /= 2;
+  while ((made = static_cast<Space*>(map_readable(bytes))) == nullptr && bytes > kBytesLeast)
+    bytes /= 2;
   if (made == nullptr) return nullptr;
   const bool usable = make_writable(made, 0, kStep);
   if (usable) new (made) Space{bytes, kStep, sizeof(Space)};
   Space* other = nullptr;
-  if (usable && g_space.compare_exchange_strong(other, made, std::memory_order_acq_rel)) return made;
+  if (usable && g_space.compare_exchange_strong(other, made, std::memory_order_acq_rel))
+    return made;
   unmap_private(made, bytes);
   return other;
 }
@@ -87,7 +94,8 @@ char* take_again(Space* space, size_t room) {
   uint64_t head = list.load(std::memory_order_acquire);
   while ((head & kOffset) != 0) {
     const uint64_t next = next_of(space, head & kOffset).load(std::memory_order_relaxed) & kOffset;
-    if (list.compare_exchange_weak(head, (head & ~kOffset) + kChange + next, std::memory_order_acquire))
+    if (list.compare_exchange_weak(head, (head & ~kOffset) + kChange + next,
+                                   std::memory_order_acquire))
       return space->at(head & kOffset);
   }
   return nullptr;
@@ -98,7 +106,8 @@ bool reach(Space* space, size_t end) {
   if (end <= writable) return true;
   const size_t to = round_up(end, kStep);
   if (!make_writable(space, writable, to)) return false;
-  while (writable < to && !space->writable.compare_exchange_weak(writable, to, std::memory_order_acq_rel)) {}
+  while (writable < to &&
+         !space->writable.compare_exchange_weak(writable, to, std::memory_order_acq_rel)) {}
   return true;
 }
 
@@ -107,7 +116,8 @@ char* take_new(Space* space, size_t alignment, size_t room) {
   size_t before = space->top.load(std::memory_order_relaxed), start;
   do {
     start = round_up(base + before + kHeader, alignment) - base;
-    if (start > space->bytes || room > space->bytes - start || !reach(space, start + room)) return nullptr;
+    if (start > space->bytes || room > space->bytes - start || !reach(space, start + room))
+      return nullptr;
   } while (!space->top.compare_exchange_weak(before, start + room, std::memory_order_relaxed));
   return space->at(start);
 }
@@ -124,7 +134,8 @@ void* early_alloc(size_t alignment, size_t bytes) {
     memset(pointer, 0, bytes);
   else
     pointer = take_new(space, alignment < kHeader ? kHeader : alignment, room);
-  if (pointer != nullptr) header_of(pointer) = {static_cast<uint32_t>(room), static_cast<uint32_t>(bytes)};
+  if (pointer != nullptr)
+    header_of(pointer) = {static_cast<uint32_t>(room), static_cast<uint32_t>(bytes)};
   return pointer;
 }
 
@@ -135,12 +146,14 @@ void early_free(void* pointer) {
   uint64_t head = list.load(std::memory_order_relaxed);
   do {
     next_of(space, offset).store(head & kOffset, std::memory_order_relaxed);
-  } while (!list.compare_exchange_weak(head, (head & ~kOffset) + kChange + offset, std::memory_order_release));
+  } while (!list.compare_exchange_weak(head, (head & ~kOffset) + kChange + offset,
+                                       std::memory_order_release));
 }
 
 bool early_owns(const void* pointer) {
   const Space* space = g_space.load(std::memory_order_acquire);
-  return space != nullptr && reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(space) < space->bytes;
+  return space != nullptr &&
+         reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(space) < space->bytes;
 }
 
 size_t early_size(const void* pointer) { return header_of(pointer).bytes; }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // exec, posix_spawn and their relatives.
 //
-// The kernel ends the service threads first, and then goes through the robust mutexes that the calling thread holds:
-// one on an evicted page would make it wait for a page fault that no thread serves any more. So these mutexes are
-// brought into DRAM before. (posix_spawn executes in a child that has no such list.)
+// The kernel ends the service threads first, and then goes through the robust mutexes that the
+// calling thread holds: one on an evicted page would make it wait for a page fault that no thread
+// serves any more. So these mutexes are brought into DRAM before. (posix_spawn executes in a child
+// that has no such list.)
 //
-// A program that this library cannot serve (sys/program_file.h) runs without it: a musl program would end with an error
-// for each symbol that its libc does not have. The library's name goes from its LD_PRELOAD, and one line to the log at
-// `info`. Static programs keep the name, which does not reach them, for their own children; the loader takes it from
-// privileged ones.
-// Not seen: libc's own calls (system and popen start /bin/sh), and system calls in the program's own code.
+// A program that this library cannot serve (sys/program_file.h) runs without it: a musl program
+// would end with an error for each symbol that its libc does not have. The library's name goes from
+// its LD_PRELOAD, and one line to the log at `info`. Static programs keep the name, which does not
+// reach them, for their own children; the loader takes it from privileged ones.
+// Not seen: libc's own calls (system and popen start /bin/sh), and system calls in the program's
+// own code.
 //
 // Threading: any thread, signal handlers and children of vfork included: allocates nothing.
 #include <errno.h>
@@ -39,7 +41,8 @@ constexpr unsigned kInterpretersMax = 5;                 // the kernel's limit
 constexpr int kLook = O_RDONLY | O_NONBLOCK | O_NOCTTY;  // also a FIFO, which exec refuses
 
 bool is_own_library(const char* name, size_t length) {
-  return length >= kLibraryLength && memcmp(name + length - kLibraryLength, kLibrary, kLibraryLength) == 0;
+  return length >= kLibraryLength &&
+         memcmp(name + length - kLibraryLength, kLibrary, kLibraryLength) == 0;
 }
 
 // The LD_PRELOAD among these that names this library; nullptr: there is none.
@@ -67,13 +70,14 @@ bool copy_without_own(const char* variable, char* out) {
   return to != out + kVariableLength;
 }
 
-// Follows #! lines, and looks at what runs in the end. path: "" of a descriptor. False: the library is to be taken from
-// its environment.
+// Follows #! lines, and looks at what runs in the end. path: "" of a descriptor. False: the library
+// is to be taken from its environment.
 bool may_preload(int fd, const char* path) {
   sys::ProgramFile file;
   sys::program_look(fd, &file);
   char name[sizeof file.detail];
-  for (unsigned depth = 0; file.kind == sys::ProgramKind::kScript && depth < kInterpretersMax; ++depth) {
+  for (unsigned depth = 0; file.kind == sys::ProgramKind::kScript && depth < kInterpretersMax;
+       ++depth) {
     const char* first = file.detail + 2 + strspn(file.detail + 2, " \t");
     format_to(name, sizeof name, "%.*s", static_cast<int>(strcspn(first, " \t")), first);
     path = name;
@@ -98,9 +102,11 @@ int open_in_path(const char* file) {
     char path[PATH_MAX];
     struct stat status;
     if (length + strlen(file) + 2 < sizeof path) {
-      format_to(path, sizeof path, "%.*s%s%s", static_cast<int>(length), at, length != 0 ? "/" : "", file);
+      format_to(path, sizeof path, "%.*s%s%s", static_cast<int>(length), at, length != 0 ? "/" : "",
+                file);
       const int fd = sys::open_file(path, kLook);
-      if (fd >= 0 && sys::file_status(fd, &status) == 0 && S_ISREG(status.st_mode) && (status.st_mode & 0111) != 0)
+      if (fd >= 0 && sys::file_status(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+          (status.st_mode & 0111) != 0)
         return fd;
       if (fd >= 0) sys::close_file(fd);
     }
@@ -138,13 +144,17 @@ auto with_environment(const char* path, Words environment, Open opened, Call cal
 int execute(const char* path, Words words, Words environment) {
   return with_environment(
       path, environment, [=] { return sys::open_file(path, kLook); },
-      [=](Words changed) { return with_mutexes_kept([=] { return g_real.execve(path, words, changed); }); });
+      [=](Words changed) {
+        return with_mutexes_kept([=] { return g_real.execve(path, words, changed); });
+      });
 }
 
 int execute_in_path(const char* file, Words words, Words environment) {
   return with_environment(
       file, environment, [=] { return open_in_path(file); },
-      [=](Words changed) { return with_mutexes_kept([=] { return g_real.execvpe(file, words, changed); }); });
+      [=](Words changed) {
+        return with_mutexes_kept([=] { return g_real.execvpe(file, words, changed); });
+      });
 }
 
 // Also by an empty path (AT_EMPTY_PATH).
@@ -162,7 +172,8 @@ auto execute_of(int directory, const char* path, Words environment, Call call) {
       [=](Words changed) { return with_mutexes_kept([=] { return call(changed); }); });
 }
 
-// Calls `call` with the words of a variadic call, from `first` to the null pointer, as an array. `rest` is behind that.
+// Calls `call` with the words of a variadic call, from `first` to the null pointer, as an array.
+// `rest` is behind that.
 template <class Call>
 int with_words(const char* first, va_list* rest, Call call) {
   va_list again;
@@ -176,12 +187,13 @@ int with_words(const char* first, va_list* rest, Call call) {
   return call(words);
 }
 
-using Spawn = int (*)(pid_t*, const char*, const posix_spawn_file_actions_t*, const posix_spawnattr_t*, Words, Words);
+using Spawn = int (*)(pid_t*, const char*, const posix_spawn_file_actions_t*,
+                      const posix_spawnattr_t*, Words, Words);
 // With libc's spawn function of that name.
 template <class Open>
 int spawn(Spawn& real, const char* name, Open opened, pid_t* pid, const char* path,
-          const posix_spawn_file_actions_t* actions, const posix_spawnattr_t* attributes, Words words,
-          Words environment) {
+          const posix_spawn_file_actions_t* actions, const posix_spawnattr_t* attributes,
+          Words words, Words environment) {
   look_up(real, name);
   if (real == nullptr) return ENOSYS;
   return with_environment(
@@ -213,27 +225,35 @@ LUNAR_EXPORT int execve(const char* path, Words words, Words environment) noexce
   return execute(path, words, environment);
 }
 
-LUNAR_EXPORT int execv(const char* path, Words words) noexcept { return execute(path, words, environ); }
+LUNAR_EXPORT int execv(const char* path, Words words) noexcept {
+  return execute(path, words, environ);
+}
 
 LUNAR_EXPORT int execvpe(const char* file, Words words, Words environment) noexcept {
   return execute_in_path(file, words, environment);
 }
 
-LUNAR_EXPORT int execvp(const char* file, Words words) noexcept { return execute_in_path(file, words, environ); }
-
-LUNAR_EXPORT int fexecve(int fd, Words words, Words environment) noexcept {
-  return execute_of(fd, "", environment, [=](Words changed) { return g_real.fexecve(fd, words, changed); });
+LUNAR_EXPORT int execvp(const char* file, Words words) noexcept {
+  return execute_in_path(file, words, environ);
 }
 
-LUNAR_EXPORT int execveat(int fd, const char* path, Words words, Words environment, int flags) noexcept {
-  return execute_of(fd, path, environment,
-                    [=](Words changed) { return g_real.execveat(fd, path, words, changed, flags); });
+LUNAR_EXPORT int fexecve(int fd, Words words, Words environment) noexcept {
+  return execute_of(fd, "", environment,
+                    [=](Words changed) { return g_real.fexecve(fd, words, changed); });
+}
+
+LUNAR_EXPORT int execveat(int fd, const char* path, Words words, Words environment,
+                          int flags) noexcept {
+  return execute_of(fd, path, environment, [=](Words changed) {
+    return g_real.execveat(fd, path, words, changed, flags);
+  });
 }
 
 LUNAR_EXPORT int execl(const char* path, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  const int rc = with_words(first, &rest, [&](Words words) { return execute(path, words, environ); });
+  const int rc =
+      with_words(first, &rest, [&](Words words) { return execute(path, words, environ); });
   va_end(rest);
   return rc;
 }
@@ -241,7 +261,8 @@ LUNAR_EXPORT int execl(const char* path, const char* first, ...) noexcept {
 LUNAR_EXPORT int execlp(const char* file, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  const int rc = with_words(first, &rest, [&](Words words) { return execute_in_path(file, words, environ); });
+  const int rc =
+      with_words(first, &rest, [&](Words words) { return execute_in_path(file, words, environ); });
   va_end(rest);
   return rc;
 }
@@ -249,28 +270,39 @@ LUNAR_EXPORT int execlp(const char* file, const char* first, ...) noexcept {
 LUNAR_EXPORT int execle(const char* path, const char* first, ...) noexcept {
   va_list rest;
   va_start(rest, first);
-  const int rc = with_words(first, &rest, [&](Words words) { return execute(path, words, va_arg(rest, Words)); });
+  const int rc = with_words(first, &rest,
+                            [&](Words words) { return execute(path, words, va_arg(rest, Words)); });
   va_end(rest);
   return rc;
 }
 
-LUNAR_EXPORT int posix_spawn(pid_t* pid, const char* path, const posix_spawn_file_actions_t* actions,
-                             const posix_spawnattr_t* attributes, Words words, Words environment) noexcept {
-  return spawn(g_spawn, "posix_spawn", open_path, pid, path, actions, attributes, words, environment);
+LUNAR_EXPORT int posix_spawn(pid_t* pid, const char* path,
+                             const posix_spawn_file_actions_t* actions,
+                             const posix_spawnattr_t* attributes, Words words,
+                             Words environment) noexcept {
+  return spawn(g_spawn, "posix_spawn", open_path, pid, path, actions, attributes, words,
+               environment);
 }
 
-LUNAR_EXPORT int posix_spawnp(pid_t* pid, const char* file, const posix_spawn_file_actions_t* actions,
-                              const posix_spawnattr_t* attributes, Words words, Words environment) noexcept {
-  return spawn(g_spawn_in_path, "posix_spawnp", open_in_path, pid, file, actions, attributes, words, environment);
+LUNAR_EXPORT int posix_spawnp(pid_t* pid, const char* file,
+                              const posix_spawn_file_actions_t* actions,
+                              const posix_spawnattr_t* attributes, Words words,
+                              Words environment) noexcept {
+  return spawn(g_spawn_in_path, "posix_spawnp", open_in_path, pid, file, actions, attributes, words,
+               environment);
 }
 
 // From glibc 2.39 on.
 LUNAR_EXPORT int pidfd_spawn(int* fd, const char* path, const posix_spawn_file_actions_t* actions,
-                             const posix_spawnattr_t* attributes, Words words, Words environment) noexcept {
-  return spawn(g_pidfd_spawn, "pidfd_spawn", open_path, fd, path, actions, attributes, words, environment);
+                             const posix_spawnattr_t* attributes, Words words,
+                             Words environment) noexcept {
+  return spawn(g_pidfd_spawn, "pidfd_spawn", open_path, fd, path, actions, attributes, words,
+               environment);
 }
 
 LUNAR_EXPORT int pidfd_spawnp(int* fd, const char* file, const posix_spawn_file_actions_t* actions,
-                              const posix_spawnattr_t* attributes, Words words, Words environment) noexcept {
-  return spawn(g_pidfd_spawn_in_path, "pidfd_spawnp", open_in_path, fd, file, actions, attributes, words, environment);
+                              const posix_spawnattr_t* attributes, Words words,
+                              Words environment) noexcept {
+  return spawn(g_pidfd_spawn_in_path, "pidfd_spawnp", open_in_path, fd, file, actions, attributes,
+               words, environment);
 }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of `--stats`, printed once when a process ends (exit, _exit, return from main), one line a figure:
+// The table of `--stats`, printed once when a process ends (exit, _exit, return from main), one
+// line a figure:
 //   lunar: stats: KEY VALUE [(READABLE)]
-// so that people and tests read the same. It comes from the process that `lunar run` became, and from every other one
-// that activated the pager or holds much memory outside the tier: the small helpers of a shell script say nothing.
-// Programs close standard error before they end (coreutils do), so the library keeps a duplicate from the start, under
-// a high number and close-on-exec, and uses it only while it is still the same file.
+// so that people and tests read the same. It comes from the process that `lunar run` became, and
+// from every other one that activated the pager or holds much memory outside the tier: the small
+// helpers of a shell script say nothing. Programs close standard error before they end (coreutils
+// do), so the library keeps a duplicate from the start, under a high number and close-on-exec, and
+// uses it only while it is still the same file.
 //
-// Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by hand, allocates
-// nothing.
+// Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by
+// hand, allocates nothing.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -48,15 +50,17 @@ constinit sys::OwnStack g_stack;
 class Table {
  public:
   void text(const char* key, const char* value) {
-    length_ += format_line_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %s\n", key, value);
+    length_ += format_line_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %s\n",
+                              key, value);
   }
   void count(const char* key, uint64_t value) {
-    length_ += format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %llu\n", key,
-                         static_cast<unsigned long long>(value));
+    length_ += format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %llu\n",
+                         key, static_cast<unsigned long long>(value));
   }
   void bytes(const char* key, uint64_t value) {
-    length_ += format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %llu (%s)\n", key,
-                         static_cast<unsigned long long>(value), format_size(value).text);
+    length_ +=
+        format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %llu (%s)\n", key,
+                  static_cast<unsigned long long>(value), format_size(value).text);
   }
   void write_to(int fd) const { (void)!write(fd, buffer_, length_); }
 
@@ -65,7 +69,9 @@ class Table {
   size_t length_ = 0;
 };
 
-int output_descriptor() { return sys::is_file(g_output.fd, g_output.file) ? g_output.fd : STDERR_FILENO; }
+int output_descriptor() {
+  return sys::is_file(g_output.fd, g_output.file) ? g_output.fd : STDERR_FILENO;
+}
 
 void fill(Table* table) {
   lunar_stats stats{};
@@ -83,7 +89,9 @@ void fill(Table* table) {
   table->bytes("committed_bytes", stats.committed_bytes);
   table->count("armed", pager_active() ? 1 : 0);
   if (!pager_active())
-    table->text("activated", "no: what Lunar tiers did not come near the budget of the process tree and stayed plain");
+    table->text(
+        "activated",
+        "no: what Lunar tiers did not come near the budget of the process tree and stayed plain");
   UntieredMemory memory;
   if (untiered_memory(&memory) == 0) {
     char text[256];
@@ -129,7 +137,8 @@ bool much_outside(UntieredMemory* memory) {
 bool worth_printing() {
   auto root = static_cast<uint64_t>(g_options.root);
   UntieredMemory memory;
-  return pager_active() || root == 0 || root == static_cast<uint64_t>(getpid()) || much_outside(&memory);
+  return pager_active() || root == 0 || root == static_cast<uint64_t>(getpid()) ||
+         much_outside(&memory);
 }
 
 }  // namespace
@@ -163,15 +172,17 @@ void print_untiered() {
 // A small process, whose end costs no look at /proc.
 bool is_small() {
   rusage usage{};
-  return log_level() < LogLevel::kInfo && getrusage(RUSAGE_SELF, &usage) == 0 && usage.ru_maxrss <= kOutsideMin / 1024;
+  return log_level() < LogLevel::kInfo && getrusage(RUSAGE_SELF, &usage) == 0 &&
+         usage.ru_maxrss <= kOutsideMin / 1024;
 }
 
-// The same for the log, where no table was asked for: of a tree, one process says that much is outside.
+// The same for the log, where no table was asked for: of a tree, one process says that much is
+// outside.
 void log_untiered() {
   static constinit std::atomic<pid_t> said{0};
   const pid_t pid = getpid();
-  if (!ready() || g_options.stats || log_level() < LogLevel::kWarning || sys::memory_is_parents() || is_small() ||
-      said.exchange(pid) == pid)
+  if (!ready() || g_options.stats || log_level() < LogLevel::kWarning || sys::memory_is_parents() ||
+      is_small() || said.exchange(pid) == pid)
     return;
   g_stack.call(print_untiered);
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a number that forks): fail with
-// ENOMEM when the LUN cannot promise what the child may come to need. Fork handlers (pthread_atfork) do the rest, also
-// for forks that do not pass here: they keep the table of tiered maps locked, and are the pager's own; for calls that
-// run no handlers this file runs them. The table is locked after the program's handlers have run: a malloc of its own
-// holds its locks then, and a thread inside it may have waited for the table. vfork, posix_spawn and clone(CLONE_VM)
-// share our memory and need nothing.
-// With CLONE_FILES and without CLONE_VM, an unused combination, a child would close its parent's descriptors: the call
-// goes to the kernel unchanged, without tiered memory in the child. pthread_atfork's list is kept in plain memory.
+// fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a number that
+// forks): fail with ENOMEM when the LUN cannot promise what the child may come to need. Fork
+// handlers (pthread_atfork) do the rest, also for forks that do not pass here: they keep the table
+// of tiered maps locked, and are the pager's own; for calls that run no handlers this file runs
+// them. The table is locked after the program's handlers have run: a malloc of its own holds its
+// locks then, and a thread inside it may have waited for the table. vfork, posix_spawn and
+// clone(CLONE_VM) share our memory and need nothing.
+// With CLONE_FILES and without CLONE_VM, an unused combination, a child would close its parent's
+// descriptors: the call goes to the kernel unchanged, without tiered memory in the child.
+// pthread_atfork's list is kept in plain memory.
 //
 // Threading: any thread.
 #include <dlfcn.h>
@@ -31,8 +33,8 @@ namespace {
 
 enum class Handlers { kLibc, kOurs };  // what runs the pager's fork handlers
 
-// In a fork whose handlers have run. libc's function may have been overwritten with a jump to code that forks by
-// syscall(): that goes to the kernel.
+// In a fork whose handlers have run. libc's function may have been overwritten with a jump to code
+// that forks by syscall(): that goes to the kernel.
 thread_local constinit bool t_prepared = false;
 
 void lock_maps() {
@@ -61,7 +63,8 @@ void enter_child(Handlers handlers) {
 template <class Call>
 int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nullptr) {
   if (!ready() || t_prepared) return fork_call();
-  sys::ScopedSignalBlock signals;  // a handler that forks would wait for this fork, or take what was reserved for it
+  // a handler that forks would wait for this fork, or take what was reserved for it
+  sys::ScopedSignalBlock signals;
   int rc = pager_fork_check();
   if (rc < 0) {
     errno = ENOMEM;
@@ -86,9 +89,10 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
   return pid;
 }
 
-// Handlers of others that came before ours: a malloc of the program's makes them at its first use, which may be before
-// our constructor, or in that of a library that it loads. Whatever comes first, they are registered after ours, the
-// allocator's before the others: a malloc of the program's may call ours with a lock held that its handlers want.
+// Handlers of others that came before ours: a malloc of the program's makes them at its first use,
+// which may be before our constructor, or in that of a library that it loads. Whatever comes first,
+// they are registered after ours, the allocator's before the others: a malloc of the program's may
+// call ours with a lock held that its handlers want.
 struct ForkHandlers {
   void (*before)();
   void (*in_parent)();
@@ -107,7 +111,8 @@ struct CloneStart {
   void* argument;
 };
 
-// A child in our memory. Its id is cleared when it has ended, where page faults are refused (thread_family.cpp).
+// A child in our memory. Its id is cleared when it has ended, where page faults are refused
+// (thread_family.cpp).
 template <class Call>
 int clone_in_our_memory(unsigned flags, const pid_t* child_id, Call call) {
   const bool cleared = (flags & CLONE_CHILD_CLEARTID) != 0 && child_id != nullptr;
@@ -120,7 +125,8 @@ int clone_in_our_memory(unsigned flags, const pid_t* child_id, Call call) {
 }
 
 int begin_clone(void* argument) {
-  const CloneStart start = *static_cast<CloneStart*>(argument);  // on the parent's stack, of which this is a copy
+  // on the parent's stack, of which this is a copy
+  const CloneStart start = *static_cast<CloneStart*>(argument);
   enter_child(Handlers::kOurs);
   sys::unblock_signals();  // held in clone(), which this stack knows nothing of
   return start.function(start.argument);
@@ -141,7 +147,8 @@ int forks_register_waiting() {
     for (unsigned i = 0; i < g_waiting_count && rc == 0; ++i) {
       const ForkHandlers& waiting = g_waiting[i];
       if (caller_is_runtime(reinterpret_cast<const void*>(waiting.before)) == allocators)
-        rc = -g_real.register_atfork(waiting.before, waiting.in_parent, waiting.in_child, waiting.object);
+        rc = -g_real.register_atfork(waiting.before, waiting.in_parent, waiting.in_child,
+                                     waiting.object);
     }
   return rc;
 }
@@ -162,7 +169,8 @@ bool fork_call_copies(long number, const long (&a)[6]) {
 }
 
 int fork_by_call(long number, const long (&a)[6]) {
-  return guarded_fork(Handlers::kOurs, [&] { return static_cast<int>(sys::kernel_call_errno(number, a)); });
+  return guarded_fork(Handlers::kOurs,
+                      [&] { return static_cast<int>(sys::kernel_call_errno(number, a)); });
 }
 
 }  // namespace lunar::preload
@@ -178,9 +186,11 @@ LUNAR_EXPORT int daemon(int keep_directory, int keep_files) noexcept {
   return guarded_fork(Handlers::kLibc, [=] { return g_real.daemon(keep_directory, keep_files); });
 }
 
-LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes, const winsize* size) noexcept {
+LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes,
+                         const winsize* size) noexcept {
   // Looked up when used: it lives in libutil on older systems.
-  auto real = reinterpret_cast<int (*)(int*, char*, const termios*, const winsize*)>(dlsym(RTLD_NEXT, "forkpty"));
+  auto real = reinterpret_cast<int (*)(int*, char*, const termios*, const winsize*)>(
+      dlsym(RTLD_NEXT, "forkpty"));
   if (real == nullptr) {
     errno = ENOSYS;
     return -1;
@@ -188,9 +198,10 @@ LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes, cons
   return guarded_fork(Handlers::kLibc, [=] { return real(controller, name, modes, size); });
 }
 
-// What pthread_atfork calls. libc reads its list of handlers in the child before ours has run, so the list may not lie
-// on the tiered heap, where it goes when it grows.
-LUNAR_EXPORT int __register_atfork(void (*before)(), void (*in_parent)(), void (*in_child)(), void* object) noexcept {
+// What pthread_atfork calls. libc reads its list of handlers in the child before ours has run, so
+// the list may not lie on the tiered heap, where it goes when it grows.
+LUNAR_EXPORT int __register_atfork(void (*before)(), void (*in_parent)(), void (*in_child)(),
+                                   void* object) noexcept {
   lunar::HostGuard guard;
   if (!g_ours_are_made && !is_own_code(reinterpret_cast<const void*>(before))) {
     if (g_waiting_count == kWaitingMax) return ENOMEM;
@@ -203,23 +214,29 @@ LUNAR_EXPORT int __register_atfork(void (*before)(), void (*in_parent)(), void (
 LUNAR_EXPORT pid_t _Fork(void) noexcept {
   return guarded_fork(Handlers::kOurs, [] {
     if (g_real.fork_alone != nullptr) return g_real.fork_alone();
-    return static_cast<pid_t>(lunar::sys::kernel_call_errno(SYS_clone, {SIGCHLD, 0, 0, 0, 0, 0}));  // libc before 2.34
+    // libc before 2.34
+    return static_cast<pid_t>(lunar::sys::kernel_call_errno(SYS_clone, {SIGCHLD, 0, 0, 0, 0, 0}));
   });
 }
 
-LUNAR_EXPORT int clone(int (*function)(void*), void* stack, int flags, void* argument, ...) noexcept {
+LUNAR_EXPORT int clone(int (*function)(void*), void* stack, int flags, void* argument,
+                       ...) noexcept {
   va_list rest;
   va_start(rest, argument);
   auto* parent_id = va_arg(rest, pid_t*);
   void* tls = va_arg(rest, void*);
   auto* child_id = va_arg(rest, pid_t*);
   va_end(rest);
-  const auto plain = [&] { return g_real.clone(function, stack, flags, argument, parent_id, tls, child_id); };
+  const auto plain = [&] {
+    return g_real.clone(function, stack, flags, argument, parent_id, tls, child_id);
+  };
   if (!ready() || function == nullptr) return plain();
-  if ((flags & CLONE_VM) != 0) return clone_in_our_memory(static_cast<unsigned>(flags), child_id, plain);
+  if ((flags & CLONE_VM) != 0)
+    return clone_in_our_memory(static_cast<unsigned>(flags), child_id, plain);
   if (!copies_memory(static_cast<unsigned>(flags))) return plain();
   CloneStart start{function, argument};
   return guarded_fork(
-      Handlers::kOurs, [&] { return g_real.clone(begin_clone, stack, flags, &start, parent_id, tls, child_id); },
+      Handlers::kOurs,
+      [&] { return g_real.clone(begin_clone, stack, flags, &start, parent_id, tls, child_id); },
       stack);
 }

@@ -13,7 +13,8 @@ namespace lunar::preload {
 #ifdef DLFO_STRUCT_HAS_EH_DBASE  // glibc 2.35
 namespace {
 
-// A note segment: for each note the lengths of its name and content, its type, and both, padded to the alignment.
+// A note segment: for each note the lengths of its name and content, its type, and both, padded to
+// the alignment.
 bool has_go_note(const char* at, const char* end, uint64_t alignment) {
   const uint64_t step = alignment == 8 ? 8 : 4;
   const auto padded = [&](uint64_t bytes) { return (bytes + step - 1) / step * step; };
@@ -29,13 +30,15 @@ bool has_go_note(const char* at, const char* end, uint64_t alignment) {
   return false;
 }
 
-// Whether [begin, begin + bytes), as the file has it, is in a segment that is loaded and may be read.
+// Whether [begin, begin + bytes), as the file has it, is in a segment that is loaded and may be
+// read.
 bool is_loaded(const char* headers, unsigned count, uint64_t begin, uint64_t bytes) {
   for (unsigned i = 0; i < count; ++i) {
     ElfW(Phdr) header;
     memcpy(&header, headers + i * sizeof header, sizeof header);
     if (header.p_type == PT_LOAD && (header.p_flags & PF_R) != 0 && begin >= header.p_vaddr &&
-        begin - header.p_vaddr <= header.p_filesz && bytes <= header.p_filesz - (begin - header.p_vaddr))
+        begin - header.p_vaddr <= header.p_filesz &&
+        bytes <= header.p_filesz - (begin - header.p_vaddr))
       return true;
   }
   return false;
@@ -47,7 +50,8 @@ bool is_go_code(const void* address) {
   dl_find_object object{};
   if (_dl_find_object(const_cast<void*>(address), &object) != 0) return false;  // generated code
   const char* base = static_cast<const char*>(object.dlfo_map_start);
-  const uint64_t mapped = static_cast<uint64_t>(static_cast<const char*>(object.dlfo_map_end) - base);
+  const uint64_t mapped =
+      static_cast<uint64_t>(static_cast<const char*>(object.dlfo_map_end) - base);
   ElfW(Ehdr) elf;
   memcpy(&elf, base, sizeof elf);
   if (memcmp(elf.e_ident, ELFMAG, SELFMAG) != 0 || elf.e_phentsize != sizeof(ElfW(Phdr)) ||
@@ -57,7 +61,8 @@ bool is_go_code(const void* address) {
   for (unsigned i = 0; i < elf.e_phnum; ++i) {
     ElfW(Phdr) header;
     memcpy(&header, base + elf.e_phoff + i * sizeof header, sizeof header);
-    if (header.p_type != PT_NOTE || !is_loaded(base + elf.e_phoff, elf.e_phnum, header.p_vaddr, header.p_filesz))
+    if (header.p_type != PT_NOTE ||
+        !is_loaded(base + elf.e_phoff, elf.e_phnum, header.p_vaddr, header.p_filesz))
       continue;
     const char* notes = reinterpret_cast<const char*>(moved_by + header.p_vaddr);
     if (has_go_note(notes, notes + header.p_filesz, header.p_align)) return true;

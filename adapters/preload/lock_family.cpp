@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// mlock and its kin. Memory that is locked in the kernel cannot be evicted, so a lock on tiered memory becomes a pin,
-// which the DRAM budget knows and bounds (half of it); mlockall, which would fill DRAM with everything and keep it, is
-// refused as the kernel does beyond RLIMIT_MEMLOCK: ENOMEM, and one line in the log. Other memory goes to the kernel; a
-// range may be of both kinds.
+// mlock and its kin. Memory that is locked in the kernel cannot be evicted, so a lock on tiered
+// memory becomes a pin, which the DRAM budget knows and bounds (half of it); mlockall, which would
+// fill DRAM with everything and keep it, is refused as the kernel does beyond RLIMIT_MEMLOCK:
+// ENOMEM, and one line in the log. Other memory goes to the kernel; a range may be of both kinds.
 // Threading: any thread. Not on the fault path (pinning reads from the LUN).
 #include <errno.h>
 #include <sys/mman.h>
@@ -21,8 +21,8 @@ using namespace lunar::preload;
 
 namespace {
 
-// Runs `ours` on the parts of a range that lie in tiered memory, `plain` on the rest, in address order; stops at the
-// first error.
+// Runs `ours` on the parts of a range that lie in tiered memory, `plain` on the rest, in address
+// order; stops at the first error.
 template <class Ours, class Plain>
 int for_parts(const void* start, size_t bytes, Ours ours, Plain plain) {
   const size_t page = sys::page_bytes(), ahead = reinterpret_cast<uintptr_t>(start) % page;
@@ -51,23 +51,30 @@ int answer_of(int rc) {
 namespace lunar::preload {
 
 int lock_range(const void* start, size_t bytes, unsigned flags) {
-  if ((flags & ~1u) != 0) return sys::lock_memory(start, bytes, flags);  // MLOCK_ONFAULT is all there is
+  if ((flags & ~1u) != 0)
+    return sys::lock_memory(start, bytes, flags);  // MLOCK_ONFAULT is all there is
   return for_parts(
       start, bytes,
-      [=](char* at, size_t n) { return area_of(at) != nullptr ? maps_lock(at, n, flags) : pager_pin(at, n); },
+      [=](char* at, size_t n) {
+        return area_of(at) != nullptr ? maps_lock(at, n, flags) : pager_pin(at, n);
+      },
       [=](char* at, size_t n) { return sys::lock_memory(at, n, flags); });
 }
 
 int unlock_range(const void* start, size_t bytes) {
   return for_parts(
-      start, bytes, [](char* at, size_t n) { return area_of(at) != nullptr ? maps_unlock(at, n) : pager_unpin(at, n); },
+      start, bytes,
+      [](char* at, size_t n) {
+        return area_of(at) != nullptr ? maps_unlock(at, n) : pager_unpin(at, n);
+      },
       [](char* at, size_t n) { return sys::unlock_memory(at, n); });
 }
 
 int lock_everything(int flags) {
   if (!pager_created()) return sys::lock_all(flags);
   LUNAR_LOG_LIMITED(log_warning, 1,
-                    "mlockall refused: it would keep all of the program in DRAM; run it without Lunar, or without "
+                    "mlockall refused: it would keep all of the program in DRAM; run it without "
+                    "Lunar, or without "
                     "locking its memory");
   return -ENOMEM;
 }
@@ -79,13 +86,17 @@ int unlock_everything() {
 
 }  // namespace lunar::preload
 
-LUNAR_EXPORT int mlock(const void* address, size_t bytes) noexcept { return answer_of(lock_range(address, bytes, 0)); }
+LUNAR_EXPORT int mlock(const void* address, size_t bytes) noexcept {
+  return answer_of(lock_range(address, bytes, 0));
+}
 
 LUNAR_EXPORT int mlock2(const void* address, size_t bytes, unsigned flags) noexcept {
   return answer_of(lock_range(address, bytes, flags));
 }
 
-LUNAR_EXPORT int munlock(const void* address, size_t bytes) noexcept { return answer_of(unlock_range(address, bytes)); }
+LUNAR_EXPORT int munlock(const void* address, size_t bytes) noexcept {
+  return answer_of(unlock_range(address, bytes));
+}
 
 LUNAR_EXPORT int mlockall(int flags) noexcept { return answer_of(lock_everything(flags)); }
 

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // malloc's family. Three places memory can come from, told apart by address when it comes back:
 //   the heap's region      ordinary calls: tiered
-//   jemalloc, arena 0      threads of the runtime (HostGuard) and the time before the heap is ready: plain DRAM
-//   the early heap         before our constructor, between the allocator's fork handlers, and what the dynamic linker
-//                          asks for itself
+//   jemalloc, arena 0      threads of the runtime (HostGuard) and the time before the heap is
+//                          ready: plain DRAM
+//   the early heap         before our constructor, between the allocator's fork handlers, and what
+//                          the dynamic linker asks for itself
 // Memory from the latter two that the program resizes moves to the tier.
 //
-// The dynamic linker asks while it holds a lock that making a thread needs (dlopen). Activation makes threads, in a
-// thread that holds locks of the allocator's: it would wait for the linker, and the linker for it.
+// The dynamic linker asks while it holds a lock that making a thread needs (dlopen). Activation
+// makes threads, in a thread that holds locks of the allocator's: it would wait for the linker, and
+// the linker for it.
 //
-// Threading: any thread, also while the linker holds its locks: nothing here looks up symbols or takes a lock of its
-// own.
+// Threading: any thread, also while the linker holds its locks: nothing here looks up symbols or
+// takes a lock of its own.
 #include "malloc_family.h"
 
 #include <errno.h>
@@ -61,7 +63,8 @@ size_t size_of(const void* pointer) {
 }
 
 bool linker_asks(const void* caller, size_t bytes) {
-  return __builtin_expect(linker_holds(reinterpret_cast<uintptr_t>(caller)), 0) && bytes <= kLinkerBytesMax;
+  return __builtin_expect(linker_holds(reinterpret_cast<uintptr_t>(caller)), 0) &&
+         bytes <= kLinkerBytesMax;
 }
 
 void* allocate_for(const void* caller, size_t bytes, bool zero) {
@@ -114,9 +117,11 @@ void* allocate(size_t alignment, size_t bytes, bool zero) {
 
 void release(void* pointer) { heap_free_or(pointer, release_untiered); }
 
-// Whether jemalloc's functions serve this thread as they are. The three most frequent calls ask this first: what they
-// read then are three cache lines.
-static inline bool is_direct() { return __builtin_expect(heap_thread_is_bound() && !HostGuard::active(), 1); }
+// Whether jemalloc's functions serve this thread as they are. The three most frequent calls ask
+// this first: what they read then are three cache lines.
+static inline bool is_direct() {
+  return __builtin_expect(heap_thread_is_bound() && !HostGuard::active(), 1);
+}
 
 }  // namespace lunar::preload
 
@@ -125,7 +130,8 @@ using lunar::preload::allocate_for;
 
 LUNAR_EXPORT void* malloc(size_t bytes) noexcept {
   const void* caller = __builtin_return_address(0);
-  if (lunar::preload::is_direct() && !lunar::preload::linker_holds(reinterpret_cast<uintptr_t>(caller))) {
+  if (lunar::preload::is_direct() &&
+      !lunar::preload::linker_holds(reinterpret_cast<uintptr_t>(caller))) {
     void* pointer = lunar::g_heap_front.alloc(bytes);
     if (__builtin_expect(pointer != nullptr, 1)) return pointer;
   }
@@ -155,7 +161,8 @@ LUNAR_EXPORT void* reallocarray(void* pointer, size_t count, size_t size) noexce
 }
 
 LUNAR_EXPORT void free(void* pointer) noexcept {
-  if (lunar::heap_owns(pointer) && lunar::preload::is_direct()) return lunar::g_heap_front.free(pointer);
+  if (lunar::heap_owns(pointer) && lunar::preload::is_direct())
+    return lunar::g_heap_front.free(pointer);
   lunar::heap_free_or(pointer, lunar::preload::release_untiered);
 }
 
@@ -200,7 +207,9 @@ LUNAR_EXPORT void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
   return lunar::preload::allocate_rounded(alignment, bytes);
 }
 
-LUNAR_EXPORT void* valloc(size_t bytes) noexcept { return allocate(lunar::sys::page_bytes(), bytes, false); }
+LUNAR_EXPORT void* valloc(size_t bytes) noexcept {
+  return allocate(lunar::sys::page_bytes(), bytes, false);
+}
 
 LUNAR_EXPORT void* pvalloc(size_t bytes) noexcept {
   size_t page = lunar::sys::page_bytes();
@@ -212,4 +221,6 @@ LUNAR_EXPORT void* pvalloc(size_t bytes) noexcept {
   return allocate(page, rounded == 0 ? page : rounded, false);
 }
 
-LUNAR_EXPORT size_t malloc_usable_size(void* pointer) noexcept { return lunar::preload::size_of(pointer); }
+LUNAR_EXPORT size_t malloc_usable_size(void* pointer) noexcept {
+  return lunar::preload::size_of(pointer);
+}

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// mallinfo, malloc_stats, malloc_info, malloc_trim, mallopt: glibc's calls about its allocator, answered for the one
-// that serves the program. libc's own would tell of an allocator without blocks. "In use" is what the program holds,
-// "free" what the allocator keeps on its pages; nothing counts as mapped apart. mallopt accepts everything and changes
-// nothing: these are parameters of glibc's algorithms.
+// mallinfo, malloc_stats, malloc_info, malloc_trim, mallopt: glibc's calls about its allocator,
+// answered for the one that serves the program. libc's own would tell of an allocator without
+// blocks. "In use" is what the program holds, "free" what the allocator keeps on its pages; nothing
+// counts as mapped apart. mallopt accepts everything and changes nothing: these are parameters of
+// glibc's algorithms.
 //
-// A program with a malloc of its own does not come here, unless it asks for what that malloc does not have: then it
-// sees what Lunar's allocator holds.
+// A program with a malloc of its own does not come here, unless it asks for what that malloc does
+// not have: then it sees what Lunar's allocator holds.
 // Threading: any thread; takes the allocator's locks.
 #include <errno.h>
 #include <limits.h>
@@ -58,8 +59,9 @@ LUNAR_EXPORT struct mallinfo mallinfo(void) noexcept {
 LUNAR_EXPORT void malloc_stats(void) noexcept {
   const HeapCounts now = counts();
   char text[256];
-  const size_t length = format_to(text, sizeof text, "Arena 0:\nsystem bytes     = %10zu\nin use bytes     = %10zu\n",
-                                  now.active, now.allocated);
+  const size_t length =
+      format_to(text, sizeof text, "Arena 0:\nsystem bytes     = %10zu\nin use bytes     = %10zu\n",
+                now.active, now.allocated);
   fwrite(text, 1, length, stderr);
 }
 
@@ -67,13 +69,13 @@ LUNAR_EXPORT int malloc_info(int options, FILE* file) noexcept {
   if (options != 0) return EINVAL;
   const HeapCounts now = counts();
   char text[512];
-  const size_t length =
-      format_to(text, sizeof text,
-                "<malloc version=\"1\">\n<heap nr=\"0\">\n<sizes>\n</sizes>\n"
-                "<total type=\"rest\" count=\"1\" size=\"%zu\"/>\n<system type=\"current\" size=\"%zu\"/>\n"
-                "</heap>\n<total type=\"rest\" count=\"1\" size=\"%zu\"/>\n"
-                "<system type=\"current\" size=\"%zu\"/>\n</malloc>\n",
-                now.active - now.allocated, now.active, now.active - now.allocated, now.active);
+  const size_t length = format_to(
+      text, sizeof text,
+      "<malloc version=\"1\">\n<heap nr=\"0\">\n<sizes>\n</sizes>\n"
+      "<total type=\"rest\" count=\"1\" size=\"%zu\"/>\n<system type=\"current\" size=\"%zu\"/>\n"
+      "</heap>\n<total type=\"rest\" count=\"1\" size=\"%zu\"/>\n"
+      "<system type=\"current\" size=\"%zu\"/>\n</malloc>\n",
+      now.active - now.allocated, now.active, now.active - now.allocated, now.active);
   return fwrite(text, 1, length, file) == length ? 0 : -1;
 }
 

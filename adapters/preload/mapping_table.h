@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// MappingTable: what the program has mapped inside the tiered address space (the kernel's VMAs, as the program sees
-// them); equal neighbours are one interval (sys/interval_map.h).
+// MappingTable: what the program has mapped inside the tiered address space (the kernel's VMAs, as
+// the program sees them); equal neighbours are one interval (sys/interval_map.h).
 //
-//   kTiered    the pager owns it; committed or not (a PROT_NONE reservation is not, until it is made accessible)
-//   kForeign   the program put something else there with MAP_FIXED (a file, shared memory), or executes it; the kernel
-//              owns it
+//   kTiered    the pager owns it; committed or not (a PROT_NONE reservation is not, until it is
+//              made accessible)
+//   kForeign   the program put something else there with MAP_FIXED (a file, shared memory), or
+//              executes it; the kernel owns it
 // Addresses in no interval are free.
 //
 // Threading: none; the owner (tiered_maps) holds a lock.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are anonymous private maps of
-// 256 KiB and more (also of /dev/zero), and small ones that mremap makes so large, that are not stacks, huge-page, in
-// the low 2 GiB (MAP_32BIT), executable or fixed (outside tiered reservations), and not the maps of jemalloc or of this
-// library. Everything else goes to the kernel as it came. libc's own maps (thread stacks, the loader) do not pass here.
+// mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are
+// anonymous private maps of 256 KiB and more (also of /dev/zero), and small ones that mremap makes
+// so large, that are not stacks, huge-page, in the low 2 GiB (MAP_32BIT), executable or fixed
+// (outside tiered reservations), and not the maps of jemalloc or of this library. Everything else
+// goes to the kernel as it came. libc's own maps (thread stacks, the loader) do not pass here.
 //
-// Threading: any thread, also under the loader's lock and in signal handlers. What does not touch an area takes no
-// lock.
+// Threading: any thread, also under the loader's lock and in signal handlers. What does not touch
+// an area takes no lock.
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -42,17 +43,21 @@ int answer(int rc) {
   return -1;
 }
 
-bool aligned(const void* address, size_t step) { return reinterpret_cast<uintptr_t>(address) % step == 0; }
-
-bool wants_tier(size_t bytes, int prot, int flags, const void* caller) {
-  constexpr int kPlain = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT | MAP_FIXED | MAP_FIXED_NOREPLACE;
-  constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
-  return bytes >= kMapBytesMin && (flags & (kAnonymousPrivate | MAP_SHARED)) == kAnonymousPrivate &&
-         (flags & kPlain) == 0 && (prot & ~(PROT_READ | PROT_WRITE)) == 0 && serves_tiered() && g_options.mmap &&
-         !caller_is_runtime(caller) && !is_go_code(caller);
+bool aligned(const void* address, size_t step) {
+  return reinterpret_cast<uintptr_t>(address) % step == 0;
 }
 
-// MAP_LOCKED on what is mapped now: -EAGAIN, where too much is. (A reservation has nothing to lock.)
+bool wants_tier(size_t bytes, int prot, int flags, const void* caller) {
+  constexpr int kPlain =
+      MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT | MAP_FIXED | MAP_FIXED_NOREPLACE;
+  constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
+  return bytes >= kMapBytesMin && (flags & (kAnonymousPrivate | MAP_SHARED)) == kAnonymousPrivate &&
+         (flags & kPlain) == 0 && (prot & ~(PROT_READ | PROT_WRITE)) == 0 && serves_tiered() &&
+         g_options.mmap && !caller_is_runtime(caller) && !is_go_code(caller);
+}
+
+// MAP_LOCKED on what is mapped now: -EAGAIN, where too much is. (A reservation has nothing to
+// lock.)
 int lock_new_map(void* address, size_t bytes, int prot, int flags) {
   if ((flags & MAP_LOCKED) == 0 || prot == PROT_NONE) return 0;
   return maps_lock(static_cast<char*>(address), bytes, 0) < 0 ? -EAGAIN : 0;
@@ -61,23 +66,27 @@ int lock_new_map(void* address, size_t bytes, int prot, int flags) {
 // Fixed: part of the range lies in an area.
 int map_over_area(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
   Area* area = area_of(address);
-  if (area == nullptr || bytes > static_cast<size_t>(area->limit - address)) return -ENOMEM;  // across its edge
+  if (area == nullptr || bytes > static_cast<size_t>(area->limit - address))
+    return -ENOMEM;  // across its edge
   return maps_fixed(address, bytes, prot, flags, fd, offset);
 }
 
-// A private map of /dev/zero is anonymous memory. Whether this is one that may be tiered; read-only ones stay plain.
+// A private map of /dev/zero is anonymous memory. Whether this is one that may be tiered; read-only
+// ones stay plain.
 bool is_zero_map(const void* hint, size_t bytes, int prot, int flags, int fd, const void* caller) {
   if ((flags & (MAP_ANONYMOUS | MAP_TYPE)) != MAP_PRIVATE || (prot & PROT_WRITE) == 0) return false;
   const bool fixed = (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0;
-  const bool may_be =
-      fixed ? ready() && areas_overlap(hint, bytes) : wants_tier(bytes, prot, flags | MAP_ANONYMOUS, caller);
+  const bool may_be = fixed ? ready() && areas_overlap(hint, bytes)
+                            : wants_tier(bytes, prot, flags | MAP_ANONYMOUS, caller);
   return may_be && sys::is_zero_device(fd);
 }
 
-int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller, void** out) {
+int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset,
+               const void* caller, void** out) {
   size_t page = sys::page_bytes();
   char* address = static_cast<char*>(hint);
-  if (bytes == 0 || bytes > PTRDIFF_MAX - page) return sys::map(hint, bytes, prot, flags, fd, offset, out);
+  if (bytes == 0 || bytes > PTRDIFF_MAX - page)
+    return sys::map(hint, bytes, prot, flags, fd, offset, out);
   size_t rounded = round_up(bytes, page);
   if (is_zero_map(hint, rounded, prot, flags, fd, caller)) {
     void* trial = nullptr;  // the kernel may refuse the descriptor or the offset
@@ -94,21 +103,23 @@ int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offs
       if (rc == 0) *out = address;
       return rc;
     }
-    if ((flags & MAP_FIXED) != 0 && region_find(address) != nullptr) return -EINVAL;  // over the heap: a bug, refused
+    if ((flags & MAP_FIXED) != 0 && region_find(address) != nullptr)
+      return -EINVAL;  // over the heap: a bug, refused
   }
   if (wants_tier(bytes, prot, flags, caller)) {
     int rc = maps_create(aligned(hint, page) ? address : nullptr, rounded, prot, flags, out);
     if (rc == 0 && (rc = lock_new_map(*out, rounded, prot, flags)) < 0)
       (void)maps_unmap(static_cast<char*>(*out), rounded);
     // as far as DRAM goes
-    if (rc == 0 && (flags & MAP_POPULATE) != 0 && prot != PROT_NONE) (void)pager_touch(*out, rounded);
+    if (rc == 0 && (flags & MAP_POPULATE) != 0 && prot != PROT_NONE)
+      (void)pager_touch(*out, rounded);
     if (rc != -ENOTSUP) return rc;
   }
   return sys::map(hint, bytes, prot, flags, fd, offset, out);
 }
 
-// Runs `ours` on the parts of a range that lie in areas, `plain` on the rest, in address order; stops at the first
-// error.
+// Runs `ours` on the parts of a range that lie in areas, `plain` on the rest, in address order;
+// stops at the first error.
 template <class Ours, class Plain>
 int for_parts(void* start, size_t bytes, Ours ours, Plain plain) {
   char* address = static_cast<char*>(start);
@@ -123,7 +134,8 @@ int for_parts(void* start, size_t bytes, Ours ours, Plain plain) {
   return 0;
 }
 
-// Page-aligned, not empty, not wrapping, and somewhere in an area: then *rounded is its length in whole pages.
+// Page-aligned, not empty, not wrapping, and somewhere in an area: then *rounded is its length in
+// whole pages.
 bool touches_tier(void* address, size_t bytes, size_t* rounded) {
   size_t page = sys::page_bytes();
   if (!ready() || !aligned(address, page) || bytes == 0 || bytes > PTRDIFF_MAX - page) return false;
@@ -135,8 +147,11 @@ bool touches_tier(void* address, size_t bytes, size_t* rounded) {
 // Whether memory of the tier, maps or heap, may lie in the range.
 bool holds_tiered(const void* address, size_t bytes) {
   const char* first = static_cast<const char*>(address);
-  if (bytes == 0 || bytes > PTRDIFF_MAX || reinterpret_cast<uintptr_t>(address) > UINTPTR_MAX - bytes) return false;
-  return areas_overlap(address, bytes) || region_find(address) != nullptr || region_find(first + bytes - 1) != nullptr;
+  if (bytes == 0 || bytes > PTRDIFF_MAX ||
+      reinterpret_cast<uintptr_t>(address) > UINTPTR_MAX - bytes)
+    return false;
+  return areas_overlap(address, bytes) || region_find(address) != nullptr ||
+         region_find(first + bytes - 1) != nullptr;
 }
 
 void* attach(int id, const void* address, int flags) {
@@ -147,7 +162,8 @@ void* attach(int id, const void* address, int flags) {
 // pre: the segment can be attached, but for what is there.
 void* attach_in_place(int id, char* address, size_t bytes, int flags) {
   const bool replace = (flags & SHM_REMAP) != 0;
-  bool whole = area_boundary(address, address + bytes) == address + bytes && area_of(address) != nullptr;
+  bool whole =
+      area_boundary(address, address + bytes) == address + bytes && area_of(address) != nullptr;
   int placed = 0, rc = whole || replace ? 0 : -EINVAL;
   if (rc == 0)
     rc = for_parts(
@@ -168,9 +184,10 @@ void* attach_in_place(int id, char* address, size_t bytes, int flags) {
   return result;
 }
 
-// System V shared memory at a place that touches the tier. No event would tell of it: the kernel does not report what
-// shmat maps over. So the place becomes the kernel's first, once it is known that the segment can be attached. The
-// trial stays until then: under kernel.shm_rmid_forced a segment goes with its last use.
+// System V shared memory at a place that touches the tier. No event would tell of it: the kernel
+// does not report what shmat maps over. So the place becomes the kernel's first, once it is known
+// that the segment can be attached. The trial stays until then: under kernel.shm_rmid_forced a
+// segment goes with its last use.
 void* attach_over(int id, char* address, int flags) {
   errno = EINVAL;
   shmid_ds segment;
@@ -180,7 +197,8 @@ void* attach_over(int id, char* address, int flags) {
   void* trial = attach(id, nullptr, flags & ~(SHM_RND | SHM_REMAP));
   if (trial == MAP_FAILED) return trial;
   const auto at = reinterpret_cast<uintptr_t>(trial), wanted = reinterpret_cast<uintptr_t>(address);
-  const bool in_the_way = at < wanted + bytes && wanted < at + bytes;  // the kernel has found a gap there
+  // the kernel has found a gap there
+  const bool in_the_way = at < wanted + bytes && wanted < at + bytes;
   if (in_the_way) (void)detach_segment(trial);
   void* result = attach_in_place(id, address, bytes, flags);
   const int saved = errno;
@@ -189,7 +207,8 @@ void* attach_over(int id, char* address, int flags) {
   return result;
 }
 
-// Some plain memory of the program's has what a copy of it would not: guard pages, or it is not for forked children.
+// Some plain memory of the program's has what a copy of it would not: guard pages, or it is not for
+// forked children.
 constinit std::atomic<bool> g_plain_is_marked{false};
 
 bool advice_marks(int advice) {
@@ -201,17 +220,19 @@ int advise_plain(void* address, size_t bytes, int advice) {
   return sys::advise(address, bytes, advice);
 }
 
-// mremap of what is not tiered. Memory that was too small for the tier, and grows, comes into it; where it may not move
-// it cannot grow.
-int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller,
-                void** out) {
+// mremap of what is not tiered. Memory that was too small for the tier, and grows, comes into it;
+// where it may not move it cannot grow.
+int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted,
+                const void* caller, void** out) {
   constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
   const size_t page = sys::page_bytes();
   sys::MappedRange map;
   auto* address = static_cast<char*>(old_address);
-  if ((flags & ~MREMAP_MAYMOVE) == 0 && old_bytes != 0 && new_bytes > old_bytes && new_bytes <= PTRDIFF_MAX - page &&
-      aligned(old_address, page) && wants_tier(new_bytes, PROT_READ, kAnonymousPrivate, caller) &&
-      !g_plain_is_marked.load(std::memory_order_relaxed) && sys::mapping_of(old_address, &map) == 0 && map.anonymous &&
+  if ((flags & ~MREMAP_MAYMOVE) == 0 && old_bytes != 0 && new_bytes > old_bytes &&
+      new_bytes <= PTRDIFF_MAX - page && aligned(old_address, page) &&
+      wants_tier(new_bytes, PROT_READ, kAnonymousPrivate, caller) &&
+      !g_plain_is_marked.load(std::memory_order_relaxed) &&
+      sys::mapping_of(old_address, &map) == 0 && map.anonymous &&
       wants_tier(new_bytes, map.protection, kAnonymousPrivate, caller)) {
     const size_t before = round_up(old_bytes, page), after = round_up(new_bytes, page);
     const bool whole = before <= map.end - reinterpret_cast<uintptr_t>(old_address);
@@ -232,13 +253,15 @@ int protect_range(void* address, size_t bytes, int prot) {
   auto plain = [=](char* at, size_t n) { return sys::protect(at, n, prot); };
   return touches_tier(address, bytes, &rounded)
              ? for_parts(
-                   address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); }, plain)
+                   address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); },
+                   plain)
              : plain(static_cast<char*>(address), bytes);
 }
 
 int refuse_key() {
-  LUNAR_LOG_LIMITED(log_info, 1,
-                    "pkey_alloc refused: tiered memory has no protection keys; the program goes on without");
+  LUNAR_LOG_LIMITED(
+      log_info, 1,
+      "pkey_alloc refused: tiered memory has no protection keys; the program goes on without");
   return -ENOSPC;
 }
 
@@ -254,12 +277,14 @@ int advise_range(void* address, size_t bytes, int advice) {
         address, rounded, [=](char* at, size_t n) { return maps_advise(at, n, advice); },
         [=](char* at, size_t n) { return advise_plain(at, n, advice); });
   size_t page = sys::page_bytes();
-  if (ready() && bytes != 0 && aligned(address, page) && bytes <= PTRDIFF_MAX - page && region_find(address) != nullptr)
+  if (ready() && bytes != 0 && aligned(address, page) && bytes <= PTRDIFF_MAX - page &&
+      region_find(address) != nullptr)
     return advise_tiered(static_cast<char*>(address), round_up(bytes, page), advice);
   return advise_plain(address, bytes, advice);
 }
 
-void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller) {
+void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset,
+                  const void* caller) {
   void* out = nullptr;
   int rc = map_memory(hint, bytes, prot, flags, fd, offset, caller, &out);
   if (rc == 0) return out;
@@ -267,15 +292,18 @@ void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t o
   return MAP_FAILED;
 }
 
-// mremap of a file's or shared memory to a place that touches the tier (MREMAP_FIXED). Without old bytes it makes a
-// second view of what is shared. The place becomes the kernel's first, as for shmat. Private anonymous memory is not
-// let in: it would be outside of the budget.
-static int remap_over_tier(char* from, size_t old_bytes, size_t new_bytes, int flags, char* to, void** out) {
+// mremap of a file's or shared memory to a place that touches the tier (MREMAP_FIXED). Without old
+// bytes it makes a second view of what is shared. The place becomes the kernel's first, as for
+// shmat. Private anonymous memory is not let in: it would be outside of the budget.
+static int remap_over_tier(char* from, size_t old_bytes, size_t new_bytes, int flags, char* to,
+                           void** out) {
   size_t bytes = 0;
   sys::MappedRange map;
-  if (!touches_tier(to, new_bytes, &bytes) || sys::mapping_of(from, &map) < 0 || map.anonymous) return -ENOMEM;
+  if (!touches_tier(to, new_bytes, &bytes) || sys::mapping_of(from, &map) < 0 || map.anonymous)
+    return -ENOMEM;
   const auto nothing = [](char*, size_t) { return 0; };
-  int rc = for_parts(to, bytes, [](char* at, size_t n) { return maps_leave(at, n, true); }, nothing);
+  int rc =
+      for_parts(to, bytes, [](char* at, size_t n) { return maps_leave(at, n, true); }, nothing);
   if (rc < 0) return rc;
   rc = sys::remap(from, old_bytes, new_bytes, flags, to, out);
   if (rc < 0)
@@ -289,12 +317,14 @@ void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int f
                     const void* caller) {
   void* out = nullptr;
   int rc;
-  const bool ours = ready() && region_find(old_address) != nullptr;  // not what a program has put into an area
+  // not what a program has put into an area
+  const bool ours = ready() && region_find(old_address) != nullptr;
   if (ready() && !ours && (flags & MREMAP_FIXED) != 0 && areas_overlap(wanted, new_bytes))
-    rc =
-        remap_over_tier(static_cast<char*>(old_address), old_bytes, new_bytes, flags, static_cast<char*>(wanted), &out);
+    rc = remap_over_tier(static_cast<char*>(old_address), old_bytes, new_bytes, flags,
+                         static_cast<char*>(wanted), &out);
   else if (ready() && area_of(old_address) != nullptr)
-    rc = maps_remap(static_cast<char*>(old_address), old_bytes, new_bytes, flags, static_cast<char*>(wanted), &out);
+    rc = maps_remap(static_cast<char*>(old_address), old_bytes, new_bytes, flags,
+                    static_cast<char*>(wanted), &out);
   else if (ours)
     rc = -ENOMEM;  // the heap's pages
   else
@@ -307,7 +337,8 @@ void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int f
 int unmap_range(void* address, size_t bytes) {
   size_t rounded = 0;
   if (touches_tier(address, bytes, &rounded))
-    return for_parts(address, rounded, maps_unmap, [](char* at, size_t n) { return sys::unmap(at, n); });
+    return for_parts(address, rounded, maps_unmap,
+                     [](char* at, size_t n) { return sys::unmap(at, n); });
   // the heap's pages are not the program's to unmap
   if (ready() && region_find(address) != nullptr) return -EINVAL;
   return sys::unmap(address, bytes);
@@ -318,15 +349,18 @@ void* attach_segment(int id, const void* wanted, int flags) {
   auto* address = const_cast<char*>(static_cast<const char*>(wanted));
   if ((flags & SHM_RND) != 0) address -= reinterpret_cast<uintptr_t>(wanted) % page;
   if (!ready() || address == nullptr || !aligned(address, page)) return attach(id, wanted, flags);
-  if (area_of(address) != nullptr || region_find(address) == nullptr) return attach_over(id, address, flags);
+  if (area_of(address) != nullptr || region_find(address) == nullptr)
+    return attach_over(id, address, flags);
   errno = EINVAL;  // over the heap
   return MAP_FAILED;
 }
 
-ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags) {
+ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advice,
+                          unsigned flags) {
   bool ours = false;
   if (ready() && flags == 0 && count <= IOV_MAX && sys::pidfd_is_self(pidfd))
-    for (size_t i = 0; i < count && !ours; ++i) ours = holds_tiered(ranges[i].iov_base, ranges[i].iov_len);
+    for (size_t i = 0; i < count && !ours; ++i)
+      ours = holds_tiered(ranges[i].iov_base, ranges[i].iov_len);
   if (!ours) return sys::advise_process(pidfd, ranges, count, advice, flags);
   ssize_t done = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -337,17 +371,20 @@ ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advi
   return done;
 }
 
-// Sealed memory could be neither unmapped nor evicted by the pager: as on a kernel that has no seals (before 6.10).
+// Sealed memory could be neither unmapped nor evicted by the pager: as on a kernel that has no
+// seals (before 6.10).
 int seal_memory(void* address, size_t bytes, unsigned long flags) {
   if (ready() && holds_tiered(address, bytes)) return answer(-ENOSYS);
-  return static_cast<int>(sys::kernel_call_errno(
-      kMseal, {reinterpret_cast<long>(address), static_cast<long>(bytes), static_cast<long>(flags), 0, 0, 0}));
+  return static_cast<int>(
+      sys::kernel_call_errno(kMseal, {reinterpret_cast<long>(address), static_cast<long>(bytes),
+                                      static_cast<long>(flags), 0, 0, 0}));
 }
 
 int detach_segment(const void* address) {
   if (ready() && area_of(address) != nullptr && !pager_forked_past_us())
     return answer(maps_detach(static_cast<const char*>(address)));
-  return static_cast<int>(sys::kernel_call_errno(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}));
+  return static_cast<int>(
+      sys::kernel_call_errno(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}));
 }
 
 }  // namespace lunar::preload
@@ -356,21 +393,28 @@ using namespace lunar;
 using namespace lunar::preload;
 
 // By their symbols: with 64-bit file offsets the headers make mmap and mmap64 one name.
-LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset) noexcept asm("mmap");
-LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd, off64_t offset) noexcept
-    asm("mmap64");
+LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd,
+                             off_t offset) noexcept asm("mmap");
+LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd,
+                               off64_t offset) noexcept asm("mmap64");
 
-LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset) noexcept {
+LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd,
+                             off_t offset) noexcept {
   return map_or_fail(hint, bytes, prot, flags, fd, offset, __builtin_return_address(0));
 }
 
-LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd, off64_t offset) noexcept {
+LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd,
+                               off64_t offset) noexcept {
   return map_or_fail(hint, bytes, prot, flags, fd, offset, __builtin_return_address(0));
 }
 
-LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept { return answer(unmap_range(address, bytes)); }
+LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
+  return answer(unmap_range(address, bytes));
+}
 
-LUNAR_EXPORT void* shmat(int id, const void* wanted, int flags) noexcept { return attach_segment(id, wanted, flags); }
+LUNAR_EXPORT void* shmat(int id, const void* wanted, int flags) noexcept {
+  return attach_segment(id, wanted, flags);
+}
 
 LUNAR_EXPORT int shmdt(const void* address) noexcept { return detach_segment(address); }
 
@@ -392,8 +436,8 @@ LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept {
   return answer(advise_range(address, bytes, advice));
 }
 
-// libc's makes the system call by itself. DONTNEED is a hint there that changes nothing, since it must not lose
-// contents.
+// libc's makes the system call by itself. DONTNEED is a hint there that changes nothing, since it
+// must not lose contents.
 LUNAR_EXPORT int posix_madvise(void* address, size_t bytes, int advice) noexcept {
   return advice == POSIX_MADV_DONTNEED ? 0 : -advise_range(address, bytes, advice);
 }
@@ -403,10 +447,12 @@ LUNAR_EXPORT ssize_t process_madvise(int pidfd, const iovec* ranges, size_t coun
   return advise_in_process(pidfd, ranges, count, advice, flags);
 }
 
-LUNAR_EXPORT void* mremap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, ...) noexcept {
+LUNAR_EXPORT void* mremap(void* old_address, size_t old_bytes, size_t new_bytes, int flags,
+                          ...) noexcept {
   va_list args;
   va_start(args, flags);
   void* wanted = (flags & MREMAP_FIXED) != 0 ? va_arg(args, void*) : nullptr;
   va_end(args);
-  return remap_or_fail(old_address, old_bytes, new_bytes, flags, wanted, __builtin_return_address(0));
+  return remap_or_fail(old_address, old_bytes, new_bytes, flags, wanted,
+                       __builtin_return_address(0));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// operator new and delete, all variants. The throwing ones call the program's new handler until it gives up, then throw
-// std::bad_alloc out of the program's own libstdc++ (found by weak symbols: this library is built without exceptions,
-// and a second copy of the exception machinery would disagree with the program's). The handler may throw through our
-// frames.
+// operator new and delete, all variants. The throwing ones call the program's new handler until it
+// gives up, then throw std::bad_alloc out of the program's own libstdc++ (found by weak symbols:
+// this library is built without exceptions, and a second copy of the exception machinery would
+// disagree with the program's). The handler may throw through our frames.
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -13,7 +13,8 @@
 using lunar::preload::allocate;
 using lunar::preload::release;
 
-// std::__throw_bad_alloc() and std::get_new_handler(): present in every process that can be calling operator new.
+// std::__throw_bad_alloc() and std::get_new_handler(): present in every process that can be calling
+// operator new.
 extern "C" __attribute__((weak, visibility("default"), noreturn)) void _ZSt17__throw_bad_allocv();
 extern "C" __attribute__((weak, visibility("default"))) std::new_handler _ZSt15get_new_handlerv();
 
@@ -21,14 +22,17 @@ namespace {
 
 __attribute__((noinline)) void* allocate_or_throw(size_t alignment, size_t bytes) {
   for (;;) {
-    std::new_handler handler = _ZSt15get_new_handlerv != nullptr ? _ZSt15get_new_handlerv() : nullptr;
+    std::new_handler handler =
+        _ZSt15get_new_handlerv != nullptr ? _ZSt15get_new_handlerv() : nullptr;
     if (handler == nullptr) break;
     handler();
     if (void* pointer = allocate(alignment, bytes, false)) return pointer;
   }
   if (_ZSt17__throw_bad_allocv != nullptr) _ZSt17__throw_bad_allocv();
-  lunar::fatal("operator new: out of memory (%zu bytes), and the program has no libstdc++ to throw std::bad_alloc with",
-               bytes);
+  lunar::fatal(
+      "operator new: out of memory (%zu bytes), and the program has no libstdc++ to throw "
+      "std::bad_alloc with",
+      bytes);
 }
 
 inline void* new_block(size_t alignment, size_t bytes) {
@@ -51,13 +55,20 @@ LUNAR_VISIBLE void* operator new[](size_t bytes, std::align_val_t alignment) {
   return new_block(value(alignment), bytes);
 }
 
-// The nothrow ones do not ask the handler: it could throw, and they may not; the program sees nullptr a little earlier.
-LUNAR_VISIBLE void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return allocate(0, bytes, false); }
-LUNAR_VISIBLE void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return allocate(0, bytes, false); }
-LUNAR_VISIBLE void* operator new(size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+// The nothrow ones do not ask the handler: it could throw, and they may not; the program sees
+// nullptr a little earlier.
+LUNAR_VISIBLE void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate(0, bytes, false);
+}
+LUNAR_VISIBLE void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate(0, bytes, false);
+}
+LUNAR_VISIBLE void* operator new(size_t bytes, std::align_val_t alignment,
+                                 const std::nothrow_t&) noexcept {
   return allocate(value(alignment), bytes, false);
 }
-LUNAR_VISIBLE void* operator new[](size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+LUNAR_VISIBLE void* operator new[](size_t bytes, std::align_val_t alignment,
+                                   const std::nothrow_t&) noexcept {
   return allocate(value(alignment), bytes, false);
 }
 
@@ -65,15 +76,25 @@ LUNAR_VISIBLE void operator delete(void* pointer) noexcept { release(pointer); }
 LUNAR_VISIBLE void operator delete[](void* pointer) noexcept { release(pointer); }
 LUNAR_VISIBLE void operator delete(void* pointer, size_t) noexcept { release(pointer); }
 LUNAR_VISIBLE void operator delete[](void* pointer, size_t) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete(void* pointer, const std::nothrow_t&) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete[](void* pointer, const std::nothrow_t&) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete(void* pointer, std::align_val_t) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete[](void* pointer, std::align_val_t) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete(void* pointer, size_t, std::align_val_t) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete[](void* pointer, size_t, std::align_val_t) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete(void* pointer, std::align_val_t, const std::nothrow_t&) noexcept {
+LUNAR_VISIBLE void operator delete(void* pointer, const std::nothrow_t&) noexcept {
   release(pointer);
 }
-LUNAR_VISIBLE void operator delete[](void* pointer, std::align_val_t, const std::nothrow_t&) noexcept {
+LUNAR_VISIBLE void operator delete[](void* pointer, const std::nothrow_t&) noexcept {
+  release(pointer);
+}
+LUNAR_VISIBLE void operator delete(void* pointer, std::align_val_t) noexcept { release(pointer); }
+LUNAR_VISIBLE void operator delete[](void* pointer, std::align_val_t) noexcept { release(pointer); }
+LUNAR_VISIBLE void operator delete(void* pointer, size_t, std::align_val_t) noexcept {
+  release(pointer);
+}
+LUNAR_VISIBLE void operator delete[](void* pointer, size_t, std::align_val_t) noexcept {
+  release(pointer);
+}
+LUNAR_VISIBLE void operator delete(void* pointer, std::align_val_t,
+                                   const std::nothrow_t&) noexcept {
+  release(pointer);
+}
+LUNAR_VISIBLE void operator delete[](void* pointer, std::align_val_t,
+                                     const std::nothrow_t&) noexcept {
   release(pointer);
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// open's family and fcntl, for O_DIRECT, and for file systems that read without a cache (FUSE with direct_io). Who
-// writes into a page which is just being evicted writes into the page's old place, so eviction must know before the
-// first such I/O (pager/evict/pins.h). The descriptor table tells only a while after. Whatever else is asked for goes
-// through unchanged.
-// Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only at the first such file.
+// open's family and fcntl, for O_DIRECT, and for file systems that read without a cache (FUSE with
+// direct_io). Who writes into a page which is just being evicted writes into the page's old place,
+// so eviction must know before the first such I/O (pager/evict/pins.h). The descriptor table tells
+// only a while after. Whatever else is asked for goes through unchanged.
+// Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only at
+// the first such file.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -39,7 +40,8 @@ void note() {
 constinit std::atomic<bool> g_unbuffered{false};
 
 void note_unbuffered(int fd) {
-  if (g_unbuffered.load(std::memory_order_relaxed) || !pager_created() || HostGuard::active()) return;
+  if (g_unbuffered.load(std::memory_order_relaxed) || !pager_created() || HostGuard::active())
+    return;
   const int saved = errno;
   if (sys::file_may_be_unbuffered(fd)) {
     g_unbuffered.store(true, std::memory_order_relaxed);
@@ -72,7 +74,8 @@ int open_early(int directory, const char* path, int flags, mode_t mode) {
 }
 
 int open_noted(const char* path, int flags, mode_t mode) {
-  return opened(g_real.open != nullptr ? g_real.open(path, flags, mode) : open_early(AT_FDCWD, path, flags, mode),
+  return opened(g_real.open != nullptr ? g_real.open(path, flags, mode)
+                                       : open_early(AT_FDCWD, path, flags, mode),
                 flags);
 }
 
@@ -83,9 +86,9 @@ int open64_noted(const char* path, int flags, mode_t mode) {
 }
 
 int openat_noted(int directory, const char* path, int flags, mode_t mode) {
-  return opened(
-      g_real.openat != nullptr ? g_real.openat(directory, path, flags, mode) : open_early(directory, path, flags, mode),
-      flags);
+  return opened(g_real.openat != nullptr ? g_real.openat(directory, path, flags, mode)
+                                         : open_early(directory, path, flags, mode),
+                flags);
 }
 
 int openat64_noted(int directory, const char* path, int flags, mode_t mode) {
@@ -96,9 +99,14 @@ int openat64_noted(int directory, const char* path, int flags, mode_t mode) {
 
 using Fcntl = int (*)(int, int, ...);
 int fcntl_noted(Fcntl real, int fd, int command, void* argument) {
-  // Some set the flag on all that they do not know: what the programs started later need stays (close_family.cpp).
-  if (command == F_SETFD && (reinterpret_cast<intptr_t>(argument) & FD_CLOEXEC) != 0 && account_is(fd)) return 0;
-  if (command == F_SETFL && (reinterpret_cast<intptr_t>(argument) & O_DIRECT) != 0 && reaches_a_device(fd)) note();
+  // Some set the flag on all that they do not know: what the programs started later need stays
+  // (close_family.cpp).
+  if (command == F_SETFD && (reinterpret_cast<intptr_t>(argument) & FD_CLOEXEC) != 0 &&
+      account_is(fd))
+    return 0;
+  if (command == F_SETFL && (reinterpret_cast<intptr_t>(argument) & O_DIRECT) != 0 &&
+      reaches_a_device(fd))
+    note();
   if (__builtin_expect(real != nullptr, 1)) return real(fd, command, argument);
   long rc = sys::control_file(fd, command, argument);
   if (rc >= 0) return static_cast<int>(rc);
@@ -122,13 +130,14 @@ void refuse_without_mode(int flags) {
     va_end(list);                                       \
   }
 
-// Not by the declarations of fcntl.h, whose names may be macros or renamed by _FILE_OFFSET_BITS. Each goes on to its
-// own next one, so that other preloaded libraries see what they would see without us. All are cancellation points where
-// libc's are.
+// Not by the declarations of fcntl.h, whose names may be macros or renamed by _FILE_OFFSET_BITS.
+// Each goes on to its own next one, so that other preloaded libraries see what they would see
+// without us. All are cancellation points where libc's are.
 LUNAR_EXPORT int lunar_open(const char* path, int flags, ...) __asm__("open");
 LUNAR_EXPORT int lunar_open64(const char* path, int flags, ...) __asm__("open64");
 LUNAR_EXPORT int lunar_openat(int directory, const char* path, int flags, ...) __asm__("openat");
-LUNAR_EXPORT int lunar_openat64(int directory, const char* path, int flags, ...) __asm__("openat64");
+LUNAR_EXPORT int lunar_openat64(int directory, const char* path, int flags,
+                                ...) __asm__("openat64");
 LUNAR_EXPORT int lunar_fcntl(int fd, int command, ...) __asm__("fcntl");
 LUNAR_EXPORT int lunar_fcntl64(int fd, int command, ...) __asm__("fcntl64");
 

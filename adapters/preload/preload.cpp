@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start of the preload library. Linked `-z initfirst`: this constructor runs before libc's own, jemalloc's and those of
-// every other library, so that fork handlers registered here enclose theirs. Nothing of libc that needs its
-// initialisers (environ, stdio) may be relied upon: the environment comes as the constructor's argument.
+// Start of the preload library. Linked `-z initfirst`: this constructor runs before libc's own,
+// jemalloc's and those of every other library, so that fork handlers registered here enclose
+// theirs. Nothing of libc that needs its initialisers (environ, stdio) may be relied upon: the
+// environment comes as the constructor's argument.
 //
-// Failure to start prints one line and ends the process with 125: a program must not run untiered by accident.
-// Threading: runs once, before the program has threads.
+// Failure to start prints one line and ends the process with 125: a program must not run untiered
+// by accident. Threading: runs once, before the program has threads.
 #include "preload.h"
 
 #include <dlfcn.h>
@@ -65,7 +66,9 @@ TextRange text_of(const void* function) {
   char line[sizeof(why.text) + 32];
   size_t length = format_to(line, sizeof(line), "lunar: %s\n", why.text);
   (void)!write(STDERR_FILENO, line, length);
-  for (;;) (void)sys::kernel_call(SYS_exit_group, {125});  // a sanitizer's _exit needs its constructor, later
+  for (;;)
+    // a sanitizer's _exit needs its constructor, later
+    (void)sys::kernel_call(SYS_exit_group, {125});
 }
 
 // They have a malloc of their own, and check all of the program's memory.
@@ -74,7 +77,8 @@ void refuse_sanitizers(const char* program) {
   for (unsigned i = 0; const char* symbol = sys::sanitizer_symbol(i); ++i) {
     if (dlsym(RTLD_DEFAULT, symbol) == nullptr) continue;
     (void)why.set(-ENOTSUP,
-                  "%s, or a library of it, is built with %s, which needs the memory that Lunar serves; run it without "
+                  "%s, or a library of it, is built with %s, which needs the memory that Lunar "
+                  "serves; run it without "
                   "Lunar (env -u LD_PRELOAD)",
                   program != nullptr ? program : "this program", sys::sanitizer_name(i));
     refuse(why);
@@ -89,8 +93,9 @@ void refuse_sanitizers(const char* program) {
 
 __attribute__((constructor(101))) void start(int, char** words, char** environment) {
   HostGuard guard;
-  const int errno_of_program = errno;             // 0 when main begins
-  if (environ == nullptr) environ = environment;  // libc's initialiser, which sets it, has not run yet
+  const int errno_of_program = errno;  // 0 when main begins
+  if (environ == nullptr)
+    environ = environment;  // libc's initialiser, which sets it, has not run yet
   look_up(g_real.fork, "fork");
   look_up(g_real.fork_alone, "_Fork");
   look_up(g_real.clone, "clone");
@@ -117,7 +122,8 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
   look_up(g_real.fopen64, "fopen64");
   look_up(g_real.fcntl, "fcntl");
   look_up(g_real.fcntl64, "fcntl64");
-  // the runtime's own rings, too, which activation makes while another thread may hold the linker's lock
+  // the runtime's own rings, too, which activation makes while another thread may hold the linker's
+  // lock
   look_up(g_real.io_uring_queue_init_params, "io_uring_queue_init_params");
   look_up(g_real.io_uring_register_probe, "io_uring_register_probe");
   look_up(g_real.io_uring_queue_init_mem, "io_uring_queue_init_mem");
@@ -127,10 +133,12 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
   g_runtime_text[0] = text_of(jemalloc_prepare());
   g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
   g_linker_text = text_of(dlsym(RTLD_DEFAULT, "__tls_get_addr"));
-  // Loads libnuma, which frees what libc has allocated for it: by a malloc of the program's, if libc uses that.
+  // Loads libnuma, which frees what libc has allocated for it: by a malloc of the program's, if
+  // libc uses that.
   pager_read_nodes();
   if (program_malloc_prepare(&why) < 0) refuse(why);
-  // Before jemalloc is woken: the pager's fork handlers must be older than jemalloc's (prepare runs youngest first).
+  // Before jemalloc is woken: the pager's fork handlers must be older than jemalloc's (prepare runs
+  // youngest first).
   if (start_tier(g_options, &why) < 0) refuse(why);
   if (program_malloc_prepare_blkid(&why) < 0) refuse(why);
   if (const int rc = forks_prepare(); rc < 0) refuse_forks(rc);
@@ -149,7 +157,9 @@ __attribute__((destructor)) void finish() { stats_print(); }
 
 }  // namespace
 
-bool is_own_code(const void* address) { return g_runtime_text[1].holds(reinterpret_cast<uintptr_t>(address)); }
+bool is_own_code(const void* address) {
+  return g_runtime_text[1].holds(reinterpret_cast<uintptr_t>(address));
+}
 
 bool caller_is_runtime(const void* return_address) {
   auto address = reinterpret_cast<uintptr_t>(return_address);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program_malloc.h. The address alone tells where a block belongs when it is freed, whichever code frees it: libc
-// frees thread-local variables that the linker has allocated.
+// See program_malloc.h. The address alone tells where a block belongs when it is freed, whichever
+// code frees it: libc frees thread-local variables that the linker has allocated.
 #include "program_malloc.h"
 
 #include <dlfcn.h>
@@ -62,26 +62,31 @@ void* realloc_for(void* block, size_t bytes) {
   return moved;
 }
 
-// What the linker keeps no relocation for: it looks malloc up itself, and keeps the four addresses as constants.
+// What the linker keeps no relocation for: it looks malloc up itself, and keeps the four addresses
+// as constants.
 int redirect_linker(ErrorText* why) {
   const auto inside = reinterpret_cast<const void*>(g_linker_text.begin);
   const struct {
     const void* original;
     void* replacement;
   } words[] = {
-      {reinterpret_cast<void*>(g_program.malloc), reinterpret_cast<void*>(&malloc_for<Caller::kLinker>)},
-      {reinterpret_cast<void*>(g_program.calloc), reinterpret_cast<void*>(&calloc_for<Caller::kLinker>)},
-      {reinterpret_cast<void*>(g_program.realloc), reinterpret_cast<void*>(&realloc_for<Caller::kLinker>)},
+      {reinterpret_cast<void*>(g_program.malloc),
+       reinterpret_cast<void*>(&malloc_for<Caller::kLinker>)},
+      {reinterpret_cast<void*>(g_program.calloc),
+       reinterpret_cast<void*>(&calloc_for<Caller::kLinker>)},
+      {reinterpret_cast<void*>(g_program.realloc),
+       reinterpret_cast<void*>(&realloc_for<Caller::kLinker>)},
       {reinterpret_cast<void*>(g_program.free), reinterpret_cast<void*>(&free_for)},
   };
   for (const auto& [original, replacement] : words) {
     const int found = object_replace_words(inside, original, replacement);
     if (found > 0) continue;
-    return why->set(
-        found < 0 ? found : -ENOTSUP,
-        "this program has a malloc of its own, and the calls of the dynamic linker to it cannot be %s (%s); "
-        "use the malloc of libc or jemalloc's shared library",
-        found < 0 ? "changed" : "found", found < 0 ? errno_name(found) : gnu_get_libc_version());
+    return why->set(found < 0 ? found : -ENOTSUP,
+                    "this program has a malloc of its own, and the calls of the dynamic linker to "
+                    "it cannot be %s (%s); "
+                    "use the malloc of libc or jemalloc's shared library",
+                    found < 0 ? "changed" : "found",
+                    found < 0 ? errno_name(found) : gnu_get_libc_version());
   }
   return 0;
 }
@@ -98,7 +103,8 @@ int redirect_library(const void* inside, bool required, ErrorText* why) {
   for (const Redirected& call : calls) {
     if (rc == 0 && (call.slots > 0 || !required)) continue;
     return why->set(rc < 0 ? rc : -ENOTSUP,
-                    "this program has a malloc of its own, and the calls of libc to it cannot be %s (%s); use the "
+                    "this program has a malloc of its own, and the calls of libc to it cannot be "
+                    "%s (%s); use the "
                     "malloc of libc or jemalloc's shared library",
                     rc < 0 ? "changed" : "found", rc < 0 ? errno_name(rc) : call.name);
   }
@@ -112,7 +118,8 @@ int program_malloc_prepare(ErrorText* why) {
   if (is_own_code(called)) return 0;
   if (caller_is_runtime(called))
     return why->set(-EINVAL,
-                    "LD_PRELOAD names an allocator before Lunar's library, so that malloc is not tiered; put Lunar's "
+                    "LD_PRELOAD names an allocator before Lunar's library, so that malloc is not "
+                    "tiered; put Lunar's "
                     "first, as `lunar run` does");
   // as the linker finds them, which is not always what is called
   g_program.malloc = reinterpret_cast<void* (*)(size_t)>(dlsym(RTLD_DEFAULT, "malloc"));

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// io_uring's set-up calls: by syscall(), and liburing's. Two things follow from a ring that the pager cannot see later:
-// - It pins memory, that of the ring included, and it may have no descriptor. So eviction is told here
-//   (pager/evict/pins.h).
-// - IORING_OP_MADVISE drops pages without a call that the tier could serve: what is evicted would come back with its
-//   old content. So a ring is restricted, before it is enabled, to all that its kernel knows but this operation, which
-//   then completes with -EACCES. A probe says that it is not there.
+// io_uring's set-up calls: by syscall(), and liburing's. Two things follow from a ring that the
+// pager cannot see later:
+// - It pins memory, that of the ring included, and it may have no descriptor. So eviction is told
+//   here (pager/evict/pins.h).
+// - IORING_OP_MADVISE drops pages without a call that the tier could serve: what is evicted would
+//   come back with its old content. So a ring is restricted, before it is enabled, to all that its
+//   kernel knows but this operation, which then completes with -EACCES. A probe says that it is not
+//   there.
 // Threading: any thread.
 #include <errno.h>
 #include <liburing.h>
@@ -29,13 +31,14 @@ struct Ring {
   unsigned registered;  // kUseRegisteredRing: an index of the thread's registered rings instead
 
   int call(unsigned operation, const void* argument, unsigned count) const {
-    const long a[6] = {number, static_cast<long>(operation | registered), reinterpret_cast<long>(argument), count};
+    const long a[6] = {number, static_cast<long>(operation | registered),
+                       reinterpret_cast<long>(argument), count};
     return static_cast<int>(sys::kernel_call(SYS_io_uring_register, a));
   }
 };
 
-// The kernel takes one list, and refuses one that names what it does not know. It tells which operations it knows, but
-// not which IORING_REGISTER_* there are.
+// The kernel takes one list, and refuses one that names what it does not know. It tells which
+// operations it knows, but not which IORING_REGISTER_* there are.
 int forbid_advice(const Ring& ring) {
   static constinit std::atomic<unsigned> known{kRegistersMax};
   io_uring_probe probe = {};
@@ -55,24 +58,29 @@ int forbid_advice(const Ring& ring) {
     allowed[count + i].opcode = IORING_RESTRICTION_REGISTER_OP;
     allowed[count + i].register_op = static_cast<uint8_t>(i);
   }
-  while ((rc = ring.call(IORING_REGISTER_RESTRICTIONS, allowed, count + registers)) == -EINVAL && registers > 0)
+  while ((rc = ring.call(IORING_REGISTER_RESTRICTIONS, allowed, count + registers)) == -EINVAL &&
+         registers > 0)
     --registers;
   if (rc == 0) known.store(registers, std::memory_order_relaxed);
   return rc;
 }
 
-// A ring that `make()` makes of the parameters, which returns its number or -errno. 0 or more, or -errno.
+// A ring that `make()` makes of the parameters, which returns its number or -errno. 0 or more, or
+// -errno.
 template <class Make>
 int make_restricted(io_uring_params* parameters, Make make) {
   const unsigned wanted = parameters->flags;
-  if ((wanted & kNoMmap) != 0) pager_note_pinning("it has an io_uring");  // pinned as soon as it is there
+  if ((wanted & kNoMmap) != 0)
+    pager_note_pinning("it has an io_uring");  // pinned as soon as it is there
   parameters->flags |= IORING_SETUP_R_DISABLED;
   const Ring ring{make(), (wanted & kRegisteredFdOnly) != 0 ? kUseRegisteredRing : 0};
-  parameters->flags = (parameters->flags & ~IORING_SETUP_R_DISABLED) | (wanted & IORING_SETUP_R_DISABLED);
+  parameters->flags =
+      (parameters->flags & ~IORING_SETUP_R_DISABLED) | (wanted & IORING_SETUP_R_DISABLED);
   if (ring.number < 0) return ring.number;
   pager_note_pinning("it has an io_uring");
   int rc = forbid_advice(ring);
-  if (rc == 0 && (wanted & IORING_SETUP_R_DISABLED) == 0) rc = ring.call(IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
+  if (rc == 0 && (wanted & IORING_SETUP_R_DISABLED) == 0)
+    rc = ring.call(IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
   if (rc == 0) return ring.number;
   if (ring.registered == 0) sys::close_file(ring.number);  // refused by a filter of the program's
   return rc;
@@ -100,7 +108,8 @@ int queue_init(io_uring* ring, io_uring_params* parameters, Make make) {
 
 // What the kernel said of its operations, without the one that rings refuse.
 io_uring_probe* hide_advice(io_uring_probe* probe) {
-  if (ready() && probe != nullptr && probe->ops_len > IORING_OP_MADVISE) probe->ops[IORING_OP_MADVISE].flags = 0;
+  if (ready() && probe != nullptr && probe->ops_len > IORING_OP_MADVISE)
+    probe->ops[IORING_OP_MADVISE].flags = 0;
   return probe;
 }
 
@@ -124,9 +133,9 @@ int init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
 }  // namespace
 
 long ring_by_call(long number, const long (&a)[6]) {
-  const int rc = number == SYS_io_uring_register
-                     ? register_with(a)
-                     : set_up(static_cast<unsigned>(a[0]), reinterpret_cast<io_uring_params*>(a[1]));
+  const int rc = number == SYS_io_uring_register ? register_with(a)
+                                                 : set_up(static_cast<unsigned>(a[0]),
+                                                          reinterpret_cast<io_uring_params*>(a[1]));
   if (rc >= 0) return rc;
   errno = -rc;
   return -1;
@@ -137,20 +146,22 @@ long ring_by_call(long number, const long (&a)[6]) {
 using namespace lunar::preload;
 
 // What this library calls by these names.
-extern "C" __attribute__((visibility("hidden"))) int __wrap_io_uring_queue_init_params(unsigned entries, io_uring* ring,
-                                                                                       io_uring_params* parameters) {
+extern "C" __attribute__((visibility("hidden"))) int __wrap_io_uring_queue_init_params(
+    unsigned entries, io_uring* ring, io_uring_params* parameters) {
   return init_params(entries, ring, parameters);
 }
 
-extern "C" __attribute__((visibility("hidden"))) int __wrap_io_uring_register_probe(io_uring* ring,
-                                                                                    io_uring_probe* probe,
-                                                                                    unsigned count) {
+extern "C" __attribute__((visibility("hidden"))) int __wrap_io_uring_register_probe(
+    io_uring* ring, io_uring_probe* probe, unsigned count) {
   return probe_ring(ring, probe, count);
 }
 
-LUNAR_EXPORT int io_uring_setup(unsigned entries, io_uring_params* parameters) { return set_up(entries, parameters); }
+LUNAR_EXPORT int io_uring_setup(unsigned entries, io_uring_params* parameters) {
+  return set_up(entries, parameters);
+}
 
-LUNAR_EXPORT int io_uring_register(unsigned fd, unsigned operation, const void* argument, unsigned count) {
+LUNAR_EXPORT int io_uring_register(unsigned fd, unsigned operation, const void* argument,
+                                   unsigned count) {
   return register_with({static_cast<long>(fd), operation, reinterpret_cast<long>(argument), count});
 }
 
@@ -172,7 +183,8 @@ LUNAR_EXPORT io_uring_probe* io_uring_get_probe_ring(io_uring* ring) {
   return hide_advice(real(ring));
 }
 
-LUNAR_EXPORT int io_uring_queue_init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
+LUNAR_EXPORT int io_uring_queue_init_params(unsigned entries, io_uring* ring,
+                                            io_uring_params* parameters) {
   return queue_init(ring, parameters, [&] { return init_params(entries, ring, parameters); });
 }
 
@@ -183,10 +195,11 @@ LUNAR_EXPORT int io_uring_queue_init(unsigned entries, io_uring* ring, unsigned 
 }
 
 // liburing 2.5
-LUNAR_EXPORT int io_uring_queue_init_mem(unsigned entries, io_uring* ring, io_uring_params* parameters, void* memory,
-                                         size_t bytes) {
+LUNAR_EXPORT int io_uring_queue_init_mem(unsigned entries, io_uring* ring,
+                                         io_uring_params* parameters, void* memory, size_t bytes) {
   const auto init_memory = g_real.io_uring_queue_init_mem;
   if (init_memory == nullptr) return -ENOSYS;
   parameters->flags |= kNoMmap;
-  return queue_init(ring, parameters, [&] { return init_memory(entries, ring, parameters, memory, bytes); });
+  return queue_init(ring, parameters,
+                    [&] { return init_memory(entries, ring, parameters, memory, bytes); });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input gate (gate/gate.h) under `lunar run -- redis-server`: the same as in the Redis module, by the same
-// redirected calls of the main program. Not by interposition: other programs must not pay for read() and close().
+// The input gate (gate/gate.h) under `lunar run -- redis-server`: the same as in the Redis module,
+// by the same redirected calls of the main program. Not by interposition: other programs must not
+// pay for read() and close().
 //
 // Also what the Redis module asks of this library when it is loaded on top.
 //

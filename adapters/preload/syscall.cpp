@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// syscall(), libc's way to make any system call. One that this library stands in for is served as libc's function of
-// that name is: maps of the tier that are unmapped, moved or advised so are no surprise to the pager, and Lunar's own
-// descriptors stay open. All others go to the kernel. So do the calls of this library itself and of what it is linked
-// from (--wrap=syscall).
+// syscall(), libc's way to make any system call. One that this library stands in for is served as
+// libc's function of that name is: maps of the tier that are unmapped, moved or advised so are no
+// surprise to the pager, and Lunar's own descriptors stay open. All others go to the kernel. So do
+// the calls of this library itself and of what it is linked from (--wrap=syscall).
 //
 // Threading: any thread; also before the constructor has run.
 #include <errno.h>
@@ -38,16 +38,16 @@ long answer(int rc) {
   return -1;
 }
 
-// A call about memory, by `caller`. False: it is none. By functions that are not exported: the program may have
-// overwritten the exported ones with a jump to code that ends here.
+// A call about memory, by `caller`. False: it is none. By functions that are not exported: the
+// program may have overwritten the exported ones with a jump to code that ends here.
 bool memory_call(long number, const long (&a)[6], const void* caller, long* result) {
   auto* const address = pointer<void>(a[0]);
   const auto bytes = static_cast<size_t>(a[1]);
   const auto word = static_cast<int>(a[2]);
   switch (number) {
     case SYS_mmap:
-      *result =
-          number_of(map_or_fail(address, bytes, word, static_cast<int>(a[3]), static_cast<int>(a[4]), a[5], caller));
+      *result = number_of(map_or_fail(address, bytes, word, static_cast<int>(a[3]),
+                                      static_cast<int>(a[4]), a[5], caller));
       return true;
     case SYS_munmap:
       *result = answer(unmap_range(address, bytes));
@@ -55,7 +55,8 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
     case SYS_mremap: {
       const auto flags = static_cast<int>(a[3]);
       auto* const wanted = (flags & MREMAP_FIXED) != 0 ? pointer<void>(a[4]) : nullptr;
-      *result = number_of(remap_or_fail(address, bytes, static_cast<size_t>(a[2]), flags, wanted, caller));
+      *result = number_of(
+          remap_or_fail(address, bytes, static_cast<size_t>(a[2]), flags, wanted, caller));
       return true;
     }
     case SYS_mprotect:
@@ -95,8 +96,9 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
       *result = seal_memory(address, bytes, static_cast<unsigned long>(a[2]));
       return true;
     case SYS_process_madvise:
-      *result = advise_in_process(static_cast<int>(a[0]), pointer<iovec>(a[1]), static_cast<size_t>(a[2]),
-                                  static_cast<int>(a[3]), static_cast<unsigned>(a[4]));
+      *result =
+          advise_in_process(static_cast<int>(a[0]), pointer<iovec>(a[1]), static_cast<size_t>(a[2]),
+                            static_cast<int>(a[3]), static_cast<unsigned>(a[4]));
       return true;
     default:
       return false;
@@ -164,21 +166,27 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (number == SYS_process_vm_writev) return lunar::pager_write_elsewhere(a);
   if (number == SYS_execve || number == SYS_execveat) return exec_by_call(number, a);
   if (number == SYS_futex) return futex_call(a);
-  if (number == SYS_io_uring_setup || number == SYS_io_uring_register) return ring_by_call(number, a);
+  if (number == SYS_io_uring_setup || number == SYS_io_uring_register)
+    return ring_by_call(number, a);
   // cleared when the thread has ended (thread_family.cpp)
-  if (number == SYS_set_tid_address) lunar::pager_keep(pointer<void>(a[0]), sizeof(int), lunar::Keep::kThreadEnd);
+  if (number == SYS_set_tid_address)
+    lunar::pager_keep(pointer<void>(a[0]), sizeof(int), lunar::Keep::kThreadEnd);
   long result;
-  if (memory_call(number, a, __builtin_return_address(0), &result) || close_call(number, a, &result)) return result;
+  if (memory_call(number, a, __builtin_return_address(0), &result) ||
+      close_call(number, a, &result))
+    return result;
   return lunar::sys::kernel_call_errno(number, a);
 }
 
-LUNAR_EXPORT ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned long locals, const iovec* remote,
-                                       unsigned long remotes, unsigned long flags) noexcept {
+LUNAR_EXPORT ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned long locals,
+                                       const iovec* remote, unsigned long remotes,
+                                       unsigned long flags) noexcept {
   const long a[6] = {pid,
                      reinterpret_cast<long>(local),
                      static_cast<long>(locals),
                      reinterpret_cast<long>(remote),
                      static_cast<long>(remotes),
                      static_cast<long>(flags)};
-  return ready() ? lunar::pager_write_elsewhere(a) : lunar::sys::kernel_call_errno(SYS_process_vm_writev, a);
+  return ready() ? lunar::pager_write_elsewhere(a)
+                 : lunar::sys::kernel_call_errno(SYS_process_vm_writev, a);
 }

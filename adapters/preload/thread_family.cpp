@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// pthread_create and thrd_create, to see the program's last thread end. libc ends a process with exit(0) when its last
-// thread leaves by pthread_exit or returns; with service threads running that thread is not the last in libc's count,
-// and the process would stay forever. So this file counts the threads of the program, and the last one calls exit(0)
-// where libc would have.
+// pthread_create and thrd_create, to see the program's last thread end. libc ends a process with
+// exit(0) when its last thread leaves by pthread_exit or returns; with service threads running that
+// thread is not the last in libc's count, and the process would stay forever. So this file counts
+// the threads of the program, and the last one calls exit(0) where libc would have.
 //
-// A thread ends in the last round of its key destructors, after those of the program. Threads made past libc (clone)
-// are not counted, so it also checks the kernel's list of threads before it ends the process.
+// A thread ends in the last round of its key destructors, after those of the program. Threads made
+// past libc (clone) are not counted, so it also checks the kernel's list of threads before it ends
+// the process.
 //
-// The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id, where page faults are
-// refused: these words are kept in DRAM (pager_keep) until the thread is gone. The id lies in libc's block
-// of a thread, on its stack; only a stack that the program gave can be tiered, and is kept from the start. A held mutex
-// can lie anywhere; the list is read at the end.
+// The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id,
+// where page faults are refused: these words are kept in DRAM (pager_keep) until the thread is
+// gone. The id lies in libc's block of a thread, on its stack; only a stack that the program gave
+// can be tiered, and is kept from the start. A held mutex can lie anywhere; the list is read at the
+// end.
 //
-// Nor does the kernel wait for page faults on the words of mutexes with priority inheritance (FUTEX_LOCK_PI is EFAULT,
-// for which libc ends the program): such a mutex stays in DRAM.
+// Nor does the kernel wait for page faults on the words of mutexes with priority inheritance
+// (FUTEX_LOCK_PI is EFAULT, for which libc ends the program): such a mutex stays in DRAM.
 //
-// A block in which libc keeps a thread's values of later keys stays outside of the tier: libc clears it in a forked
-// child, where nothing serves faults yet.
+// A block in which libc keeps a thread's values of later keys stays outside of the tier: libc
+// clears it in a forked child, where nothing serves faults yet.
 //
 // Threading: any thread. Allocates like the program itself (one small block a thread).
 #include <errno.h>
@@ -42,7 +44,8 @@ pthread_key_t g_key;
 constexpr intptr_t kRounds = PTHREAD_DESTRUCTOR_ITERATIONS;
 constexpr unsigned kLooks = 40;
 
-// Counted threads may still be on their way out. Looks for about a second; a thread that stays then was never counted.
+// Counted threads may still be on their way out. Looks for about a second; a thread that stays then
+// was never counted.
 bool only_service_threads_left() {
   for (unsigned look = 0; look < kLooks; ++look) {
     const int others = sys::other_live_threads();
@@ -59,7 +62,8 @@ void keep_thread_block() {
   pager_keep(reinterpret_cast<const void*>(pthread_self()), kThreadBlockBytes, Keep::kThreadEnd);
 }
 
-// False: the program may not read there, as after an unmap of a held mutex. The kernel then looks no further, either.
+// False: the program may not read there, as after an unmap of a held mutex. The kernel then looks
+// no further, either.
 template <class T>
 bool read_if_readable(const T* from, T* to) {
   const int rc = sys::peek(from, to, sizeof *to);
@@ -80,13 +84,15 @@ bool keep_robust_mutexes(Keep use) {
     void* next;
     uint32_t owner;
     const auto* word = reinterpret_cast<const uint32_t*>(link + list.futex_offset);
-    if (!read_if_readable(reinterpret_cast<void**>(link), &next) || !read_if_readable(word, &owner)) return nullptr;
+    if (!read_if_readable(reinterpret_cast<void**>(link), &next) || !read_if_readable(word, &owner))
+      return nullptr;
     pager_keep(link, sizeof(void*), use);
     pager_keep(word, sizeof *word, use);
     return next;
   };
   void* entry = list.first;
-  for (unsigned i = 0; i < kRobustMax && entry != nullptr && entry != static_cast<const void*>(head); ++i)
+  for (unsigned i = 0;
+       i < kRobustMax && entry != nullptr && entry != static_cast<const void*>(head); ++i)
     entry = keep_one(entry);
   if (list.pending != nullptr) (void)keep_one(list.pending);
   return list.first != static_cast<const void*>(head) || list.pending != nullptr;
@@ -109,7 +115,8 @@ void thread_ends(void* value) {
 }
 
 void mark_thread() {
-  if (g_key_made.load(std::memory_order_acquire)) (void)set_value(g_key, reinterpret_cast<void*>(kRounds));
+  if (g_key_made.load(std::memory_order_acquire))
+    (void)set_value(g_key, reinterpret_cast<void*>(kRounds));
 }
 
 struct Start {
@@ -181,29 +188,32 @@ using namespace lunar;
 using namespace lunar::preload;
 
 // What this library and what it is linked from call by these names (--wrap): libc's.
-extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_create(pthread_t* out,
-                                                                           const pthread_attr_t* attributes,
-                                                                           void* (*routine)(void*), void* argument) {
+extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_create(
+    pthread_t* out, const pthread_attr_t* attributes, void* (*routine)(void*), void* argument) {
   return g_real.pthread_create(out, attributes, routine, argument);
 }
-extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_mutex_init(pthread_mutex_t* mutex,
-                                                                               const pthread_mutexattr_t* attributes) {
+extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_mutex_init(
+    pthread_mutex_t* mutex, const pthread_mutexattr_t* attributes) {
   return g_real.pthread_mutex_init(mutex, attributes);
 }
 
-extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_setspecific(pthread_key_t key, const void* value) {
+extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_setspecific(pthread_key_t key,
+                                                                                const void* value) {
   return set_value(key, value);
 }
 
-LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes, void* (*routine)(void*),
-                                void* argument) noexcept {
-  if (g_real.pthread_create == nullptr) return EAGAIN;  // before our constructor: libc has no threads to give yet
+LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes,
+                                void* (*routine)(void*), void* argument) noexcept {
+  if (g_real.pthread_create == nullptr)
+    return EAGAIN;  // before our constructor: libc has no threads to give yet
   if (!serves_tiered()) return g_real.pthread_create(out, attributes, routine, argument);
-  return counted({routine, nullptr, argument}, EAGAIN,
-                 [=](Start* start) { return g_real.pthread_create(out, attributes, begin_thread, start); });
+  return counted({routine, nullptr, argument}, EAGAIN, [=](Start* start) {
+    return g_real.pthread_create(out, attributes, begin_thread, start);
+  });
 }
 
-LUNAR_EXPORT int pthread_mutex_init(pthread_mutex_t* mutex, const pthread_mutexattr_t* attributes) noexcept {
+LUNAR_EXPORT int pthread_mutex_init(pthread_mutex_t* mutex,
+                                    const pthread_mutexattr_t* attributes) noexcept {
   look_up(g_real.pthread_mutex_init, "pthread_mutex_init");
   const int rc = g_real.pthread_mutex_init(mutex, attributes);
   int protocol = PTHREAD_PRIO_NONE;
@@ -221,7 +231,9 @@ LUNAR_EXPORT int pthread_mutex_destroy(pthread_mutex_t* mutex) noexcept {
   return rc;
 }
 
-LUNAR_EXPORT int pthread_setspecific(pthread_key_t key, const void* value) noexcept { return set_value(key, value); }
+LUNAR_EXPORT int pthread_setspecific(pthread_key_t key, const void* value) noexcept {
+  return set_value(key, value);
+}
 
 LUNAR_EXPORT int tss_set(tss_t key, void* value) {
   const int rc = set_value(key, value);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// madvise and mlock on tiered memory. One table maps each advice of the kernel; unknown advice is refused, as a kernel
-// refuses it: passed on, it could drop or replace pages behind the pager's back.
+// madvise and mlock on tiered memory. One table maps each advice of the kernel; unknown advice is
+// refused, as a kernel refuses it: passed on, it could drop or replace pages behind the pager's
+// back.
 //
-// Threading: any thread. The lock of the maps is not held while advice waits for I/O: a program that unmaps the range
-// meanwhile races with itself.
+// Threading: any thread. The lock of the maps is not held while advice waits for I/O: a program
+// that unmaps the range meanwhile races with itself.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -61,7 +62,8 @@ enum class Effect : uint8_t {
   kWipe,  // a forked child finds zeros
   kKeep,
   kKernel,  // the kernel's to do: it leaves contents alone
-  kRefuse,  // what the kernel answers for memory like this, or a promise that would be broken: EINVAL
+  kRefuse,  // what the kernel answers for memory like this, or a promise that would be broken:
+            // EINVAL
 };
 
 struct Rule {
@@ -79,7 +81,8 @@ constexpr Rule kRules[] = {
     {kRemove, Effect::kRefuse},     // for files
     {kDontFork, Effect::kNothing},  // a child sees tiered memory
     {kDoFork, Effect::kNothing},
-    {kMergeable, Effect::kNothing},  // merged pages are copy-on-write, which eviction could lose writes to
+    {kMergeable,
+     Effect::kNothing},  // merged pages are copy-on-write, which eviction could lose writes to
     {kUnmergeable, Effect::kNothing},
     {kHugePage, Effect::kHuge},
     {kNoHugePage, Effect::kHuge},
@@ -113,8 +116,8 @@ bool wholly_committed(char* begin, char* end) {
   return true;
 }
 
-// One piece after the other; a hole is reported (-ENOMEM) after the rest, as madvise and mlock do not. `apply`:
-// (mapping, address, bytes).
+// One piece after the other; a hole is reported (-ENOMEM) after the rest, as madvise and mlock do
+// not. `apply`: (mapping, address, bytes).
 template <class Apply>
 int for_pieces(char* address, size_t bytes, Apply apply) {
   if (maps_are_gone(bytes)) return -ENOMEM;
@@ -192,7 +195,8 @@ int maps_advise(char* address, size_t bytes, int advice) {
   }
   if (plain) return advise_tiered(address, bytes, advice);
   const Rule* rule = rule_of(advice);
-  // A reservation has nothing to advise on, but it can hold guard pages, and what the kernel keeps for a mapping.
+  // A reservation has nothing to advise on, but it can hold guard pages, and what the kernel keeps
+  // for a mapping.
   bool reserved_too = rule != nullptr && rule->effect >= Effect::kGuard;
   return for_pieces(address, bytes, [=](const Mapping& now, char* at, size_t part) {
     if (now.kind == MappingKind::kForeign) return sys::advise(at, part, advice);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See tiered_maps.h. A change goes through the range piece by piece: a piece is the part of one interval, or of one
-// gap. The table changes after the pager agreed, so that a refusal (-ENOMEM) leaves what was done before it consistent.
+// See tiered_maps.h. A change goes through the range piece by piece: a piece is the part of one
+// interval, or of one gap. The table changes after the pager agreed, so that a refusal (-ENOMEM)
+// leaves what was done before it consistent.
 #include "tiered_maps.h"
 
 #include <errno.h>
@@ -33,12 +34,14 @@ constinit thread_local bool t_forking = false;
 
 bool has_address_space(size_t bytes) {
   void* at = nullptr;
-  if (sys::map(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &at) < 0) return false;
+  if (sys::map(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &at) <
+      0)
+    return false;
   return sys::unmap(at, bytes) == 0;
 }
 
-// For a map of `bytes` and those that follow. Where address space is limited (ulimit -v), it takes at most half of what
-// is left, as the program maps other things too; and `bytes` at least.
+// For a map of `bytes` and those that follow. Where address space is limited (ulimit -v), it takes
+// at most half of what is left, as the program maps other things too; and `bytes` at least.
 int create_region_for(size_t bytes, unsigned flags, Region** out) {
   const size_t least = round_up(bytes, kHugeBytes);
   size_t wanted = round_up(2 * pager_lun_bytes(), kHugeBytes);
@@ -72,8 +75,8 @@ int add_area(size_t bytes, unsigned flags, Area** out) {
   return 0;
 }
 
-// The lowest free place, or nullptr. A large one is on a huge page's boundary, as the kernel would place it; of smaller
-// ones the holes would be too many.
+// The lowest free place, or nullptr. A large one is on a huge page's boundary, as the kernel would
+// place it; of smaller ones the holes would be too many.
 char* place_in(const Area& area, size_t bytes) {
   char* place = nullptr;
   if (bytes >= kAlignedBytesMin &&
@@ -82,7 +85,9 @@ char* place_in(const Area& area, size_t bytes) {
   return g_table.find_free(area.base, area.limit, bytes, &place) ? place : nullptr;
 }
 
-Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed}; }
+Mapping tiered(int prot, bool committed) {
+  return {nullptr, nullptr, prot, MappingKind::kTiered, committed};
+}
 Mapping foreign(int prot) { return {nullptr, nullptr, prot, MappingKind::kForeign, false}; }
 
 // What was charged at commit.
@@ -104,7 +109,8 @@ int charge(Area* area, char* begin, size_t bytes) {
 
 // What is the kernel's there ends, and the place is free.
 int end_foreign(Area* area, char* begin, char* end) {
-  const int rc = region_reclaim(area->region, area->offset(begin), static_cast<size_t>(end - begin), false);
+  const int rc =
+      region_reclaim(area->region, area->offset(begin), static_cast<size_t>(end - begin), false);
   if (rc == 0) g_table.erase(begin, end);
   return rc;
 }
@@ -114,7 +120,8 @@ int replace_foreign(Area* area, char* begin, char* end, int prot) {
   const auto bytes = static_cast<size_t>(end - begin);
   int rc = prot == PROT_NONE ? 0 : charge(area, begin, bytes);
   if (rc < 0) return -ENOMEM;
-  if ((rc = end_foreign(area, begin, end)) == 0 && prot != PROT_NONE) rc = sys::protect(begin, bytes, prot);
+  if ((rc = end_foreign(area, begin, end)) == 0 && prot != PROT_NONE)
+    rc = sys::protect(begin, bytes, prot);
   if (rc < 0 && prot != PROT_NONE) uncharge(*area, begin, bytes);
   if (rc == 0) g_table.set(begin, end, tiered(prot, prot != PROT_NONE));
   return rc;
@@ -123,7 +130,8 @@ int replace_foreign(Area* area, char* begin, char* end, int prot) {
 // MAP_FIXED of anonymous private memory over one piece.
 int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot) {
   size_t bytes = static_cast<size_t>(end - begin);
-  if (old != nullptr && old->kind == MappingKind::kForeign) return replace_foreign(area, begin, end, prot);
+  if (old != nullptr && old->kind == MappingKind::kForeign)
+    return replace_foreign(area, begin, end, prot);
   bool committed = old != nullptr && old->committed;
   if (old != nullptr && (!committed || prot == PROT_NONE)) {
     if (int rc = give_back(area, begin, end); rc < 0) return rc;
@@ -148,7 +156,8 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot) 
 int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
   // A map that cannot be made must not cost the contents: try it elsewhere first.
   void* trial = nullptr;
-  int rc = sys::map(nullptr, bytes, prot, flags & ~MAP_FIXED & ~MAP_POPULATE & ~MAP_LOCKED, fd, offset, &trial);
+  int rc = sys::map(nullptr, bytes, prot, flags & ~MAP_FIXED & ~MAP_POPULATE & ~MAP_LOCKED, fd,
+                    offset, &trial);
   if (rc < 0) return rc;
   (void)sys::unmap(trial, bytes);
   rc = region_map_over(area->region, area->offset(address), bytes, {prot, flags, fd, offset});
@@ -167,19 +176,22 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
 // Generated code, about to be executable: the kernel's from now on, as all code is.
 int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   size_t done = 0;
-  int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin), old.committed, &done);
+  int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin),
+                            old.committed, &done);
   if (old.committed && done != 0) uncharge(*area, begin, done);
   Mapping now = foreign(old.prot);
   if (done != 0) g_table.set(begin, begin + done, now);
   return rc;
 }
 
-// A guard of so many bytes has been made, up to `guard_end`. Above it lies a stack, which will be used from its top on.
+// A guard of so many bytes has been made, up to `guard_end`. Above it lies a stack, which will be
+// used from its top on.
 void fill_stack_above(const Area& area, char* guard_end, size_t guard_bytes) {
   if (guard_bytes > kGuardBytesMax) return;
   const Mapping* above = nullptr;
   char* top = g_table.piece(guard_end, area.limit, &above);
-  if (above != nullptr && above->prot == kReadWrite && static_cast<size_t>(top - guard_end) <= kStackBytesMax)
+  if (above != nullptr && above->prot == kReadWrite &&
+      static_cast<size_t>(top - guard_end) <= kStackBytesMax)
     pager_fill_ahead(top - sys::page_bytes());
 }
 
@@ -196,12 +208,13 @@ char* tiered_until(char* begin, char* end) {
 
 bool is_foreign(char* begin, char* end) {
   const Mapping* piece = nullptr;
-  return g_table.piece(begin, end, &piece) == end && piece != nullptr && piece->kind == MappingKind::kForeign;
+  return g_table.piece(begin, end, &piece) == end && piece != nullptr &&
+         piece->kind == MappingKind::kForeign;
 }
 
 }  // namespace
 
-// ---- lock -----------------------------------------------------------------------------------------------------------
+// ---- lock ---------------------------------------------------------------------------------------
 
 MapsLock::MapsLock() {
   sys::block_signals();
@@ -225,7 +238,7 @@ void maps_unlock_after_fork() {
   g_lock.unlock();
 }
 
-// ---- areas ----------------------------------------------------------------------------------------------------------
+// ---- areas --------------------------------------------------------------------------------------
 
 Area* area_of(const void* address) {
   unsigned count = g_area_count.load(std::memory_order_acquire);
@@ -238,7 +251,8 @@ bool areas_overlap(const void* begin, size_t bytes) {
   auto low = reinterpret_cast<uintptr_t>(begin);
   unsigned count = g_area_count.load(std::memory_order_acquire);
   for (unsigned i = 0; i < count; ++i) {
-    auto base = reinterpret_cast<uintptr_t>(g_areas[i].base), limit = reinterpret_cast<uintptr_t>(g_areas[i].limit);
+    auto base = reinterpret_cast<uintptr_t>(g_areas[i].base),
+         limit = reinterpret_cast<uintptr_t>(g_areas[i].limit);
     if (low < limit && (low >= base || bytes > base - low)) return true;
   }
   return false;
@@ -257,8 +271,8 @@ MappingTable& maps_table() { return g_table; }
 
 int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, char** place) {
   Area* wanted = hint == nullptr ? nullptr : area_of(hint);
-  if (wanted != nullptr && wanted->flags == region_flags && bytes <= static_cast<size_t>(wanted->limit - hint) &&
-      g_table.is_free(hint, hint + bytes)) {
+  if (wanted != nullptr && wanted->flags == region_flags &&
+      bytes <= static_cast<size_t>(wanted->limit - hint) && g_table.is_free(hint, hint + bytes)) {
     *area = wanted;
     *place = hint;
     return 0;
@@ -277,9 +291,12 @@ int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, ch
   return *place == nullptr ? -ENOTSUP : 0;
 }
 
-// Always emptied: what was only reserved may have been made accessible behind our back (a raw mprotect).
+// Always emptied: what was only reserved may have been made accessible behind our back (a raw
+// mprotect).
 int give_back(Area* area, char* begin, char* end) {
-  if (int rc = region_clear(area->region, area->offset(begin), static_cast<size_t>(end - begin)); rc < 0) return rc;
+  if (int rc = region_clear(area->region, area->offset(begin), static_cast<size_t>(end - begin));
+      rc < 0)
+    return rc;
   const Mapping* piece = nullptr;
   for (char *at = begin, *stop; at < end; at = stop) {
     stop = g_table.piece(at, end, &piece);
@@ -308,7 +325,7 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
   return 0;
 }
 
-// ---- the calls ------------------------------------------------------------------------------------------------------
+// ---- the calls ----------------------------------------------------------------------------------
 
 bool maps_are_gone(size_t bytes) {
   if (!pager_forked_past_us()) return false;
@@ -345,7 +362,9 @@ int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t o
   }
   constexpr int kOther = MAP_SHARED | MAP_HUGETLB | MAP_GROWSDOWN | MAP_STACK | MAP_LOCKED;
   bool ours = (flags & MAP_ANONYMOUS) != 0 && (flags & kOther) == 0 && (prot & PROT_EXEC) == 0;
-  if (!ours) return g_table.reserve() < 0 ? -ENOMEM : fix_alien(area, address, bytes, prot, flags, fd, offset);
+  if (!ours)
+    return g_table.reserve() < 0 ? -ENOMEM
+                                 : fix_alien(area, address, bytes, prot, flags, fd, offset);
   for (const Mapping* piece; address < end;) {
     if (g_table.reserve() < 0) return -ENOMEM;
     char* stop = g_table.piece(address, end, &piece);
@@ -375,7 +394,8 @@ int unmap_pieces(Area* area, char* begin, char* end) {
 
 int foreign_left(Area* area, char* begin, char* end) {
   if (g_table.reserve() < 0) return -ENOMEM;
-  const int rc = region_reclaim(area->region, area->offset(begin), static_cast<size_t>(end - begin), true);
+  const int rc =
+      region_reclaim(area->region, area->offset(begin), static_cast<size_t>(end - begin), true);
   for (char* stop; begin < end; begin = stop) {
     stop = region_boundary(begin, end);
     if (region_find(begin) == nullptr) continue;
@@ -387,19 +407,23 @@ int foreign_left(Area* area, char* begin, char* end) {
 
 void maps_moved_away(char* address, size_t bytes) {
   MapsLock lock;
-  if (Area* area = area_of(address); area != nullptr) (void)foreign_left(area, address, address + bytes);
+  if (Area* area = area_of(address); area != nullptr)
+    (void)foreign_left(area, address, address + bytes);
 }
 
 int maps_detach(const char* address) {
   MapsLock lock;
-  if (const long rc = sys::kernel_call(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}); rc < 0)
+  if (const long rc = sys::kernel_call(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0});
+      rc < 0)
     return static_cast<int>(rc);
   Area* area = area_of(address);
   const Mapping* piece = nullptr;
   char* begin = const_cast<char*>(address);
   char* end = g_table.piece(begin, area->limit, &piece);
-  // What stays of the piece is another segment's. The call has succeeded whatever comes of the place.
-  if (piece != nullptr && piece->kind == MappingKind::kForeign) (void)foreign_left(area, begin, end);
+  // What stays of the piece is another segment's. The call has succeeded whatever comes of the
+  // place.
+  if (piece != nullptr && piece->kind == MappingKind::kForeign)
+    (void)foreign_left(area, begin, end);
   return 0;
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// mremap on tiered maps: shrink, grow in place, else move; a move takes evicted pages along without I/O, and is safe
-// while other threads run (pager_move).
+// mremap on tiered maps: shrink, grow in place, else move; a move takes evicted pages along without
+// I/O, and is safe while other threads run (pager_move).
 //
-// Differences from the kernel's, on purpose: a map may be resized across what it would call several areas when they are
-// alike; MREMAP_FIXED to a place outside the tier is refused (-ENOMEM): plain memory there would escape the budget.
-// Plain memory that grows to the size of what is tiered comes in by a copy (maps_take_in).
+// Differences from the kernel's, on purpose: a map may be resized across what it would call several
+// areas when they are alike; MREMAP_FIXED to a place outside the tier is refused (-ENOMEM): plain
+// memory there would escape the budget. Plain memory that grows to the size of what is tiered comes
+// in by a copy (maps_take_in).
 // Threading: as tiered_maps.h; the lock is held across a move.
 #include <errno.h>
 #include <string.h>
@@ -32,13 +33,18 @@ struct Request {
 
 int check(const Request& request, size_t page) {
   constexpr int kKnown = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
-  if ((request.flags & ~kKnown) != 0 || request.new_bytes == 0 || request.old_bytes == 0) return -EINVAL;
-  if ((request.flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0 && (request.flags & MREMAP_MAYMOVE) == 0) return -EINVAL;
-  if ((request.flags & MREMAP_DONTUNMAP) != 0 && request.old_bytes != request.new_bytes) return -EINVAL;
+  if ((request.flags & ~kKnown) != 0 || request.new_bytes == 0 || request.old_bytes == 0)
+    return -EINVAL;
+  if ((request.flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0 &&
+      (request.flags & MREMAP_MAYMOVE) == 0)
+    return -EINVAL;
+  if ((request.flags & MREMAP_DONTUNMAP) != 0 && request.old_bytes != request.new_bytes)
+    return -EINVAL;
   if (reinterpret_cast<uintptr_t>(request.old_begin) % page != 0) return -EINVAL;
   if ((request.flags & MREMAP_FIXED) == 0) return 0;
   if (reinterpret_cast<uintptr_t>(request.wanted) % page != 0) return -EINVAL;
-  bool apart = request.wanted + request.new_bytes <= request.old_begin || request.wanted >= request.old_end();
+  bool apart = request.wanted + request.new_bytes <= request.old_begin ||
+               request.wanted >= request.old_end();
   return apart ? 0 : -EINVAL;
 }
 
@@ -54,7 +60,8 @@ int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
 
 // What mremap adds to a locked map is locked. -EAGAIN: too much is.
 int lock_added(Area* area, char* begin, size_t bytes, const Request& request) {
-  if (!request.locked || !request.old.committed || bytes == 0 || pager_pin(begin, bytes) == 0) return 0;
+  if (!request.locked || !request.old.committed || bytes == 0 || pager_pin(begin, bytes) == 0)
+    return 0;
   (void)unmap_pieces(area, begin, begin + bytes);
   return -EAGAIN;
 }
@@ -62,7 +69,8 @@ int lock_added(Area* area, char* begin, size_t bytes, const Request& request) {
 // Whether MREMAP_FIXED may put a map there. What is the kernel's there ends, as it would.
 int find_fixed(const Request& request, Area** area) {
   *area = area_of(request.wanted);
-  if (*area == nullptr || request.new_bytes > static_cast<size_t>((*area)->limit - request.wanted)) return -ENOMEM;
+  if (*area == nullptr || request.new_bytes > static_cast<size_t>((*area)->limit - request.wanted))
+    return -ENOMEM;
   const Mapping* piece = nullptr;
   for (char *at = request.wanted, *end = at + request.new_bytes, *stop; at < end; at = stop) {
     stop = maps_table().piece(at, end, &piece);
@@ -72,8 +80,8 @@ int find_fixed(const Request& request, Area** area) {
   return 0;
 }
 
-// All of [begin, end) is committed afterwards. What was so before stays as it is, in use perhaps, or is `emptied`; the
-// rest is as `prot` says.
+// All of [begin, end) is committed afterwards. What was so before stays as it is, in use perhaps,
+// or is `emptied`; the rest is as `prot` says.
 int commit_rest(Area* area, char* begin, char* end, int prot, bool emptied) {
   const Mapping* piece = nullptr;
   for (char* stop; begin < end; begin = stop) {
@@ -81,14 +89,15 @@ int commit_rest(Area* area, char* begin, char* end, int prot, bool emptied) {
     stop = maps_table().piece(begin, end, &piece);
     const bool committed = piece != nullptr && piece->committed;
     int rc = committed ? 0 : commit_piece(area, begin, stop, prot);
-    if (committed && emptied) rc = pager_discard(begin, static_cast<size_t>(stop - begin), Discard::kMapping);
+    if (committed && emptied)
+      rc = pager_discard(begin, static_cast<size_t>(stop - begin), Discard::kMapping);
     if (rc < 0) return rc;
   }
   return 0;
 }
 
-// Contents go to [place, +keep); a thread that uses what is there sees it change page by page. Behind them a longer map
-// is empty.
+// Contents go to [place, +keep); a thread that uses what is there sees it change page by page.
+// Behind them a longer map is empty.
 int replace(const Request& request, Area* area, size_t keep) {
   char *place = request.wanted, *end = place + request.new_bytes;
   if (!request.old.committed) {
@@ -104,7 +113,8 @@ int replace(const Request& request, Area* area, size_t keep) {
     if (rc == 0) rc = lock_added(area, place + keep, more, request);
   }
   if (rc == 0)
-    rc = pager_move(place, request.old_begin, keep, {request.old.prot, (request.flags & MREMAP_DONTUNMAP) == 0, true});
+    rc = pager_move(place, request.old_begin, keep,
+                    {request.old.prot, (request.flags & MREMAP_DONTUNMAP) == 0, true});
   if (rc == 0) maps_table().set(place, end, request.old);
   return rc;
 }
@@ -114,7 +124,8 @@ int fill_new(const Request& request, Area* area, char* place, size_t keep) {
   if (rc == 0 && (rc = lock_added(area, place + keep, request.new_bytes - keep, request)) < 0)
     (void)unmap_pieces(area, place, place + keep);
   if (rc < 0 || !request.old.committed) return rc;
-  rc = pager_move(place, request.old_begin, keep, {request.old.prot, (request.flags & MREMAP_DONTUNMAP) == 0, false});
+  rc = pager_move(place, request.old_begin, keep,
+                  {request.old.prot, (request.flags & MREMAP_DONTUNMAP) == 0, false});
   if (rc < 0) (void)unmap_pieces(area, place, place + request.new_bytes);
   return rc;
 }
@@ -123,24 +134,28 @@ int move_map(const Request& request, void** out) {
   const bool fixed = (request.flags & MREMAP_FIXED) != 0;
   Area* area = nullptr;
   char* place = request.wanted;
-  int rc =
-      fixed ? find_fixed(request, &area) : claim_place(nullptr, request.new_bytes, request.area->flags, &area, &place);
+  int rc = fixed ? find_fixed(request, &area)
+                 : claim_place(nullptr, request.new_bytes, request.area->flags, &area, &place);
   if (rc < 0) return -ENOMEM;
   const size_t keep = request.old_bytes < request.new_bytes ? request.old_bytes : request.new_bytes;
   rc = fixed ? replace(request, area, keep) : fill_new(request, area, place, keep);
   if (rc < 0) {
-    if (fixed) (void)unmap_pieces(area, place, place + request.new_bytes);  // as the kernel may leave it
+    if (fixed)
+      (void)unmap_pieces(area, place, place + request.new_bytes);  // as the kernel may leave it
     return rc;
   }
-  if ((request.flags & MREMAP_DONTUNMAP) == 0) rc = unmap_pieces(request.area, request.old_begin, request.old_end());
+  if ((request.flags & MREMAP_DONTUNMAP) == 0)
+    rc = unmap_pieces(request.area, request.old_begin, request.old_end());
   *out = place;
   return rc;
 }
 
-// The program's own file or shared map inside an area: the kernel moves it, and what it leaves behind is free.
+// The program's own file or shared map inside an area: the kernel moves it, and what it leaves
+// behind is free.
 int remap_foreign(const Request& request, void** out) {
   if ((request.flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return -ENOMEM;
-  int rc = sys::remap(request.old_begin, request.old_bytes, request.new_bytes, request.flags, nullptr, out);
+  int rc = sys::remap(request.old_begin, request.old_bytes, request.new_bytes, request.flags,
+                      nullptr, out);
   if (rc < 0) return rc;
   size_t kept = *out == request.old_begin ? request.new_bytes : 0;
   if (kept >= request.old_bytes) return 0;
@@ -185,7 +200,8 @@ int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot
   return rc;
 }
 
-int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted, void** out) {
+int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted,
+               void** out) {
   size_t page = sys::page_bytes();
   if (old_bytes > PTRDIFF_MAX - page || new_bytes > PTRDIFF_MAX - page) return -ENOMEM;
   if (maps_are_gone(new_bytes)) return -ENOMEM;
@@ -207,7 +223,8 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   char* stop = table.piece(old_address, request.old_end(), &piece);
   if (piece == nullptr) return -EFAULT;
   *out = old_address;
-  if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) == 0 && request.new_bytes <= request.old_bytes)  // of several, too
+  if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) == 0 &&
+      request.new_bytes <= request.old_bytes)  // of several, too
     return unmap_pieces(request.area, old_address + request.new_bytes, request.old_end());
   if (stop != request.old_end()) return -EFAULT;
   request.old = *piece;

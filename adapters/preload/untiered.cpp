@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much anonymous memory in DRAM is outside the tier, and of what kind: what /proc/self/smaps shows, except for what
-// the pager owns. The cost is that of the page tables (milliseconds a GiB).
+// How much anonymous memory in DRAM is outside the tier, and of what kind: what /proc/self/smaps
+// shows, except for what the pager owns. The cost is that of the page tables (milliseconds a GiB).
 //
-// Threading: the thread that ends the process, also in a signal handler's _exit: allocates nothing, reads through a
-// small buffer.
+// Threading: the thread that ends the process, also in a signal handler's _exit: allocates nothing,
+// reads through a small buffer.
 #include "untiered.h"
 
 #include <errno.h>
@@ -38,7 +38,8 @@ struct SmapsMapping {
   uint64_t* outside = nullptr;  // nullptr: nowhere
 };
 
-// By its first line: "start-end perms offset device inode   path". Private maps of /dev/zero are anonymous memory.
+// By its first line: "start-end perms offset device inode path". Private maps of /dev/zero are
+// anonymous memory.
 SmapsMapping mapping_of(UntieredMemory* memory, const char* line) {
   const char* at = line;
   const uint64_t start = number(&at, 16), end = *at == '-' ? number(&++at, 16) : 0;
@@ -48,7 +49,8 @@ SmapsMapping mapping_of(UntieredMemory* memory, const char* line) {
   const bool own = number(&at, 16) >> kOwnMapsShift == kOwnMapsMark;  // part of the budget
   uint64_t* outside = &memory->map_bytes;                             // [stack], [anon:...]
   if (path != nullptr && strncmp(path, "[heap]", 6) == 0) outside = &memory->brk_bytes;
-  if (path != nullptr && path[0] == '/' && strncmp(path, "/dev/zero", 9) != 0) outside = &memory->file_bytes;
+  if (path != nullptr && path[0] == '/' && strncmp(path, "/dev/zero", 9) != 0)
+    outside = &memory->file_bytes;
   return {reinterpret_cast<char*>(start), reinterpret_cast<char*>(end), own ? nullptr : outside};
 }
 
@@ -65,7 +67,8 @@ uint64_t present_bytes(const char* begin, const char* end) {
   return pages * page;
 }
 
-// The kernel shows tiered memory and what the program has put next to it as one mapping where they are alike.
+// The kernel shows tiered memory and what the program has put next to it as one mapping where they
+// are alike.
 void count_anonymous(UntieredMemory* memory, const SmapsMapping& mapping, uint64_t bytes) {
   uint64_t outside = 0;
   bool tiered = false;
@@ -91,7 +94,8 @@ int untiered_memory(UntieredMemory* out) {
   const int rc = sys::each_line("/proc/self/smaps", line, sizeof line, [&](const char* text) {
     if (strncmp(text, "Anonymous:", 10) == 0) {
       const char* at = text + 10 + strspn(text + 10, " ");
-      if (const uint64_t bytes = number(&at, 10) * 1024; bytes != 0) count_anonymous(out, mapping, bytes);
+      if (const uint64_t bytes = number(&at, 10) * 1024; bytes != 0)
+        count_anonymous(out, mapping, bytes);
     } else if ((text[0] >= '0' && text[0] <= '9') || (text[0] >= 'a' && text[0] <= 'f')) {
       if (mappings == kMappingsMax) return false;
       mapping = mapping_of(out, text);
@@ -105,8 +109,10 @@ int untiered_memory(UntieredMemory* out) {
 
 void untiered_describe(const UntieredMemory& memory, char* out, size_t size) {
   format_to(out, size,
-            "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps and stacks %s, data of files %s)",
-            format_size(memory.outside_bytes()).text, format_size(memory.outside_bytes() + memory.tiered_bytes).text,
+            "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps and stacks "
+            "%s, data of files %s)",
+            format_size(memory.outside_bytes()).text,
+            format_size(memory.outside_bytes() + memory.tiered_bytes).text,
             format_size(memory.brk_bytes).text, format_size(memory.map_bytes).text,
             format_size(memory.file_bytes).text);
 }

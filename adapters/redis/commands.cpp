@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// See commands.h. Keys that do not exist are skipped; the reply says how many were acted upon, as UNLINK and TOUCH do.
+// See commands.h. Keys that do not exist are skipped; the reply says how many were acted upon, as
+// UNLINK and TOUCH do.
 //
-// A pin is on memory, not on a name: when a pinned key is overwritten its new value is not pinned, and the old place
-// stays pinned until LUNAR UNPIN without keys. Pages are shared by neighbours, so the pins are kept in a list:
-// unpinning one key leaves pages that another pin covers pinned.
+// A pin is on memory, not on a name: when a pinned key is overwritten its new value is not pinned,
+// and the old place stays pinned until LUNAR UNPIN without keys. Pages are shared by neighbours, so
+// the pins are kept in a list: unpinning one key leaves pages that another pin covers pinned.
 #include "commands.h"
 
 #include <errno.h>
@@ -24,7 +25,7 @@ namespace {
 
 constexpr unsigned kPinsMax = 8192;
 
-// ---- pins -----------------------------------------------------------------------------------------------------------
+// ---- pins ---------------------------------------------------------------------------------------
 
 struct Pins {
   lunar_range pages[kPinsMax] = {};  // page-aligned
@@ -33,15 +34,19 @@ struct Pins {
 constinit Pins g_pins;
 
 lunar_range page_range(const lunar_range& piece) {
-  const uintptr_t page = sys::page_bytes(), start = reinterpret_cast<uintptr_t>(piece.address) / page * page;
+  const uintptr_t page = sys::page_bytes(),
+                  start = reinterpret_cast<uintptr_t>(piece.address) / page * page;
   return {reinterpret_cast<const void*>(start),
           round_up(reinterpret_cast<uintptr_t>(piece.address) + piece.bytes, page) - start};
 }
 
-bool same(const lunar_range& a, const lunar_range& b) { return a.address == b.address && a.bytes == b.bytes; }
+bool same(const lunar_range& a, const lunar_range& b) {
+  return a.address == b.address && a.bytes == b.bytes;
+}
 
 bool overlap(const lunar_range& a, const lunar_range& b) {
-  auto from_a = reinterpret_cast<uintptr_t>(a.address), from_b = reinterpret_cast<uintptr_t>(b.address);
+  auto from_a = reinterpret_cast<uintptr_t>(a.address),
+       from_b = reinterpret_cast<uintptr_t>(b.address);
   return from_a < from_b + b.bytes && from_b < from_a + a.bytes;
 }
 
@@ -68,7 +73,8 @@ void unpin(const lunar_range& piece) {
   if (!ours) return;
   (void)tier().unpin(pages.address, pages.bytes);
   for (unsigned i = 0; i < g_pins.count; ++i)
-    if (overlap(g_pins.pages[i], pages)) (void)tier().pin(g_pins.pages[i].address, g_pins.pages[i].bytes);
+    if (overlap(g_pins.pages[i], pages))
+      (void)tier().pin(g_pins.pages[i].address, g_pins.pages[i].bytes);
 }
 
 long long unpin_all() {
@@ -80,10 +86,11 @@ long long unpin_all() {
   return count;
 }
 
-// ---- commands -------------------------------------------------------------------------------------------------------
+// ---- commands -----------------------------------------------------------------------------------
 
 int reply_unknown_layout(Context* context) {
-  return g_api.ReplyWithError(context, "ERR this server's layout of keys is not known to this version of the module");
+  return g_api.ReplyWithError(
+      context, "ERR this server's layout of keys is not known to this version of the module");
 }
 
 int arity_error(Context* context) {
@@ -146,8 +153,8 @@ int memory_command(Context* context, String** words, int count) {
   return kOk;
 }
 
-// Calls `act` for the tiered pieces of each key that exists; replies how many did. A negative result ends it with an
-// error.
+// Calls `act` for the tiered pieces of each key that exists; replies how many did. A negative
+// result ends it with an error.
 template <class Act>
 int for_keys(Context* context, String** words, int count, Act act) {
   if (count < 3) return arity_error(context);
@@ -160,11 +167,11 @@ int for_keys(Context* context, String** words, int count, Act act) {
       int rc = act(memory.pieces[piece]);
       if (rc == 0) continue;
       char line[160];
-      const char* text =
-          rc == -ENOMEM   ? "pins would hold more than half of the DRAM budget; LUNAR UNPIN others or raise lunar.dram"
-          : rc == -EMFILE ? "too many pins; LUNAR UNPIN others"
-          : rc == -EIO    ? "its memory cannot be read from the LUN"
-                          : errno_text(rc);
+      const char* text = rc == -ENOMEM ? "pins would hold more than half of the DRAM budget; LUNAR "
+                                         "UNPIN others or raise lunar.dram"
+                         : rc == -EMFILE ? "too many pins; LUNAR UNPIN others"
+                         : rc == -EIO    ? "its memory cannot be read from the LUN"
+                                         : errno_text(rc);
       format_to(line, sizeof(line), "ERR key %d of %d: %s", i - 1, count - 2, text);
       return g_api.ReplyWithError(context, line);
     }
@@ -174,16 +181,20 @@ int for_keys(Context* context, String** words, int count, Act act) {
 }
 
 int hot_command(Context* context, String** words, int count) {
-  return for_keys(context, words, count,
-                  [](const lunar_range& piece) { return tier().advise(piece.address, piece.bytes, LUNAR_HOT); });
+  return for_keys(context, words, count, [](const lunar_range& piece) {
+    return tier().advise(piece.address, piece.bytes, LUNAR_HOT);
+  });
 }
 
 int cold_command(Context* context, String** words, int count) {
-  return for_keys(context, words, count,
-                  [](const lunar_range& piece) { return tier().advise(piece.address, piece.bytes, LUNAR_COLD); });
+  return for_keys(context, words, count, [](const lunar_range& piece) {
+    return tier().advise(piece.address, piece.bytes, LUNAR_COLD);
+  });
 }
 
-int pin_command(Context* context, String** words, int count) { return for_keys(context, words, count, pin); }
+int pin_command(Context* context, String** words, int count) {
+  return for_keys(context, words, count, pin);
+}
 
 int unpin_command(Context* context, String** words, int count) {
   if (count == 2) return g_api.ReplyWithLongLong(context, unpin_all());
@@ -201,15 +212,17 @@ int prefetch_command(Context* context, String** words, int count) {
   for (int i = 2; i < count && rc == 0; ++i) {
     KeyMemory memory = key_memory(context, words[i]);
     done += memory.found ? 1 : 0;
-    for (unsigned piece = 0; piece < memory.tiered; ++piece) batch[waiting++] = memory.pieces[piece];
+    for (unsigned piece = 0; piece < memory.tiered; ++piece)
+      batch[waiting++] = memory.pieces[piece];
     if (waiting >= kBatch || i + 1 == count) {
       rc = waiting != 0 ? tier().prefetch(batch, waiting) : 0;
       waiting = 0;
     }
   }
   if (rc < 0)
-    return g_api.ReplyWithError(context,
-                                rc == -EIO ? "ERR memory of a key cannot be read from the LUN" : "ERR prefetch failed");
+    return g_api.ReplyWithError(context, rc == -EIO
+                                             ? "ERR memory of a key cannot be read from the LUN"
+                                             : "ERR prefetch failed");
   return g_api.ReplyWithLongLong(context, done);
 }
 
@@ -219,7 +232,8 @@ int help_command(Context* context, String**, int) {
       "STATS",
       "    Figures of the tier: budget, residents, faults, LUN (as INFO lunar).",
       "MEMORY <key> [<key> ...]",
-      "    Where the value lies: bytes, of these tiered, pages of these in DRAM. 'covers' says whether that is the "
+      "    Where the value lies: bytes, of these tiered, pages of these in DRAM. 'covers' says "
+      "whether that is the "
       "whole value",
       "    or only its top structure (hash tables, skip lists, quick lists, streams).",
       "HOT <key> [<key> ...]",
@@ -233,9 +247,11 @@ int help_command(Context* context, String**, int) {
       "UNPIN [<key> ...]",
       "    Undo PIN; without keys, of all.",
       "TOP [COUNT <count>]",
-      "    Prefixes of the keys that clients asked for lately, by how often ('hot'), and by how often something of the "
+      "    Prefixes of the keys that clients asked for lately, by how often ('hot'), and by how "
+      "often something of the "
       "key was not",
-      "    in DRAM ('cold'): one in 8 of the commands that the gate looks up, counts are halved each minute.",
+      "    in DRAM ('cold'): one in 8 of the commands that the gate looks up, counts are halved "
+      "each minute.",
       "HELP",
       "    Print this help.",
   };
@@ -244,7 +260,7 @@ int help_command(Context* context, String**, int) {
   return kOk;
 }
 
-// ---- registration ---------------------------------------------------------------------------------------------------
+// ---- registration -------------------------------------------------------------------------------
 
 enum class Keys { kNone, kSome, kOptional, kNoneButArguments };
 
@@ -257,8 +273,8 @@ struct Subcommand {
 };
 
 const Subcommand kSubcommands[] = {
-    {"stats", stats_command, "readonly fast allow-stale allow-loading", Keys::kNone, "Figures of the memory tier.",
-     "O(1)"},
+    {"stats", stats_command, "readonly fast allow-stale allow-loading", Keys::kNone,
+     "Figures of the memory tier.", "O(1)"},
     {"memory", memory_command, "readonly", Keys::kSome,
      "Tells where the values of keys lie and how much of them is in DRAM.",
      "O(N) where N is the number of pages of the values."},
@@ -268,9 +284,11 @@ const Subcommand kSubcommands[] = {
      "O(N) where N is the number of pages of the values."},
     {"prefetch", prefetch_command, "readonly", Keys::kSome, "Brings the values of keys into DRAM.",
      "O(N) where N is the number of pages of the values."},
-    {"pin", pin_command, "readonly admin", Keys::kSome, "Keeps the values of keys in DRAM until they are unpinned.",
+    {"pin", pin_command, "readonly admin", Keys::kSome,
+     "Keeps the values of keys in DRAM until they are unpinned.",
      "O(N) where N is the number of pages of the values."},
-    {"unpin", unpin_command, "readonly admin", Keys::kOptional, "Undoes LUNAR PIN, of all keys when none is named.",
+    {"unpin", unpin_command, "readonly admin", Keys::kOptional,
+     "Undoes LUNAR PIN, of all keys when none is named.",
      "O(N) where N is the number of pages of the values."},
     {"top", top_command, "readonly admin fast allow-stale allow-loading", Keys::kNoneButArguments,
      "Tells which prefixes of keys are asked for, and which are cold.", "O(1)"},
@@ -279,7 +297,8 @@ const Subcommand kSubcommands[] = {
 };
 
 int describe(Command* command, const Subcommand& subcommand) {
-  static const CommandInfoVersion kVersion{1, sizeof(HistoryEntry), sizeof(KeySpec), sizeof(CommandArgument)};
+  static const CommandInfoVersion kVersion{1, sizeof(HistoryEntry), sizeof(KeySpec),
+                                           sizeof(CommandArgument)};
   KeySpec specs[2] = {};
   specs[0].flags = kKeyReadOnly | kKeyAccess;
   specs[0].begin_search = kBeginAtIndex;
@@ -298,7 +317,8 @@ int describe(Command* command, const Subcommand& subcommand) {
                   nullptr};
   bool keys = subcommand.keys == Keys::kSome || subcommand.keys == Keys::kOptional;
   CommandArgument count[2] = {};
-  count[0] = {"count", kArgumentInteger, -1, "COUNT", nullptr, nullptr, kArgumentOptional, nullptr, nullptr};
+  count[0] = {"count", kArgumentInteger,  -1,      "COUNT", nullptr,
+              nullptr, kArgumentOptional, nullptr, nullptr};
   CommandInfo info{};
   info.version = &kVersion;
   info.summary = subcommand.summary;
@@ -310,7 +330,8 @@ int describe(Command* command, const Subcommand& subcommand) {
   if (g_api.SetCommandInfo(command, &info) != kOk) return -EINVAL;
   // Redis 7.0 gives commands of modules no categories; later servers let them be set.
   if (g_api.SetCommandACLCategories == nullptr) return 0;
-  const char* categories = strstr(subcommand.flags, "admin") != nullptr  ? "read slow admin dangerous"
+  const char* categories = strstr(subcommand.flags, "admin") != nullptr
+                               ? "read slow admin dangerous"
                            : strstr(subcommand.flags, "fast") != nullptr ? "fast"
                                                                          : "read slow";
   return g_api.SetCommandACLCategories(command, categories) == kOk ? 0 : -EINVAL;
@@ -322,7 +343,8 @@ bool commands_free(Context* context) {
   // GetCommand gives those of the own module only
   Reply* reply = g_api.Call(context, "COMMAND", "cc", "INFO", "lunar");
   if (reply == nullptr) return true;
-  Reply* first = g_api.CallReplyLength(reply) == 1 ? g_api.CallReplyArrayElement(reply, 0) : nullptr;
+  Reply* first =
+      g_api.CallReplyLength(reply) == 1 ? g_api.CallReplyArrayElement(reply, 0) : nullptr;
   const bool taken = first != nullptr && g_api.CallReplyType(first) == kReplyArray;
   g_api.FreeCallReply(reply);
   return !taken;
@@ -332,7 +354,8 @@ int commands_register(Context* context, ErrorText* why) {
   if (g_api.CreateCommand(context, "lunar", nullptr, "readonly", 0, 0, 0) != kOk)
     return why->set(-EINVAL, "the server refuses the command LUNAR");
   Command* parent = g_api.GetCommand(context, "lunar");
-  static const CommandInfoVersion kVersion{1, sizeof(HistoryEntry), sizeof(KeySpec), sizeof(CommandArgument)};
+  static const CommandInfoVersion kVersion{1, sizeof(HistoryEntry), sizeof(KeySpec),
+                                           sizeof(CommandArgument)};
   CommandInfo container{};
   container.version = &kVersion;
   container.summary = "A container for commands of the memory tier.";
@@ -342,8 +365,9 @@ int commands_register(Context* context, ErrorText* why) {
   bool done = parent != nullptr && g_api.SetCommandInfo(parent, &container) == kOk;
   for (const Subcommand& subcommand : kSubcommands) {
     bool keys = subcommand.keys == Keys::kSome || subcommand.keys == Keys::kOptional;
-    done = done && g_api.CreateSubcommand(parent, subcommand.name, subcommand.function, subcommand.flags, keys ? 2 : 0,
-                                          keys ? -1 : 0, keys ? 1 : 0) == kOk;
+    done = done &&
+           g_api.CreateSubcommand(parent, subcommand.name, subcommand.function, subcommand.flags,
+                                  keys ? 2 : 0, keys ? -1 : 0, keys ? 1 : 0) == kOk;
     char full[32];
     format_to(full, sizeof(full), "lunar|%s", subcommand.name);
     Command* command = done ? g_api.GetCommand(context, full) : nullptr;

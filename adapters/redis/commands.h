@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LUNAR command: STATS, TOP, HELP, and subcommands about keys (MEMORY, HOT, COLD, PREFETCH, PIN, UNPIN).
-// Threading: the server's main thread.
+// The LUNAR command: STATS, TOP, HELP, and subcommands about keys (MEMORY, HOT, COLD, PREFETCH,
+// PIN, UNPIN). Threading: the server's main thread.
 #pragma once
 #include "base/error.h"
 #include "module_abi.h"

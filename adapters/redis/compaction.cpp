@@ -39,7 +39,8 @@ bool collect(Context* context) {
   const uint64_t end = sys::now_ns() + kScanNsMax;
   while (g_count < kBatch && sys::now_ns() < end) {
     if (g_pass.cursor == nullptr) g_pass.cursor = g_api.ScanCursorCreate();
-    if (g_api.SelectDb(context, g_pass.database) != kOk) return false;  // there are no more databases
+    if (g_api.SelectDb(context, g_pass.database) != kOk)
+      return false;  // there are no more databases
     if (g_api.Scan(context, g_pass.cursor, on_key, nullptr) != 0) continue;
     g_api.ScanCursorRestart(g_pass.cursor);
     ++g_pass.database;
@@ -54,7 +55,8 @@ void move_batch() {
   for (unsigned i = 0; i < g_count; ++i) {
     const size_t head = key_block_head(*g_batch[i]);
     char* block = static_cast<char*>(key_block_inside(*g_batch[i])) - head;
-    if (head == SIZE_MAX || !heap_in_sparse_slab(block)) continue;  // those moved before it have filled it
+    if (head == SIZE_MAX || !heap_in_sparse_slab(block))
+      continue;  // those moved before it have filled it
     const size_t bytes = heap_usable_size(block);
     char* moved = static_cast<char*>(heap_move(block));
     if (moved == nullptr) continue;

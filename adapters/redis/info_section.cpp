@@ -18,7 +18,9 @@ class Table {
  public:
   explicit Table(Figure* out) : out_(out) {}
   void text(const char* name, const char* value) { put({name, Figure::Kind::kText, 0, 0, value}); }
-  void count(const char* name, uint64_t value) { put({name, Figure::Kind::kInteger, value, 0, nullptr}); }
+  void count(const char* name, uint64_t value) {
+    put({name, Figure::Kind::kInteger, value, 0, nullptr});
+  }
   void real(const char* name, double value) { put({name, Figure::Kind::kReal, 0, value, nullptr}); }
   unsigned size() const { return count_; }
 
@@ -39,10 +41,14 @@ uint64_t input_bytes() {
   return bytes;
 }
 
-double part(uint64_t some, uint64_t all) { return all == 0 ? 0 : static_cast<double>(some) / static_cast<double>(all); }
+double part(uint64_t some, uint64_t all) {
+  return all == 0 ? 0 : static_cast<double>(some) / static_cast<double>(all);
+}
 
 void add_memory(Table& table, const lunar_stats& stats) {
-  uint64_t missing = stats.committed_bytes > stats.resident_bytes ? stats.committed_bytes - stats.resident_bytes : 0;
+  uint64_t missing = stats.committed_bytes > stats.resident_bytes
+                         ? stats.committed_bytes - stats.resident_bytes
+                         : 0;
   table.count("dram_budget_bytes", stats.dram_budget_bytes);
   table.count("dram_used_bytes", stats.dram_used_bytes);
   table.count("resident_bytes", stats.resident_bytes);
@@ -50,7 +56,9 @@ void add_memory(Table& table, const lunar_stats& stats) {
   const uint64_t cold = stats.evicted_bytes < missing ? stats.evicted_bytes : missing;
   table.count("cold_bytes", cold);
   table.real("dram_share_percent",
-             stats.resident_bytes == 0 ? 100 : 100 * part(stats.resident_bytes, stats.resident_bytes + cold));
+             stats.resident_bytes == 0
+                 ? 100
+                 : 100 * part(stats.resident_bytes, stats.resident_bytes + cold));
   table.count("committed_bytes", stats.committed_bytes);
   table.count("pinned_bytes", stats.pinned_bytes);
   table.count("lun_size_bytes", stats.lun_capacity_bytes);
@@ -128,7 +136,8 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
 }
 
 void on_info(InfoContext* info, int for_crash_report) {
-  if (for_crash_report != 0 || !tier().started()) return;  // a crashing process is asked as little as may be
+  if (for_crash_report != 0 || !tier().started())
+    return;  // a crashing process is asked as little as may be
   Figure list[kFiguresMax];
   unsigned count = figures(list);
   if (g_api.InfoAddSection(info, "") != kOk) return;
@@ -178,6 +187,8 @@ unsigned figures(Figure* out) {
   return table.size();
 }
 
-int info_register(Context* context) { return g_api.RegisterInfoFunc(context, on_info) == kOk ? 0 : -1; }
+int info_register(Context* context) {
+  return g_api.RegisterInfoFunc(context, on_info) == kOk ? 0 : -1;
+}
 
 }  // namespace lunar::redis

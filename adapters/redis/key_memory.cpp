@@ -13,8 +13,8 @@
 namespace lunar::redis {
 namespace {
 
-// The head of an object (robj): type and encoding, four bits each, in the first word; the value's address in the third
-// half.
+// The head of an object (robj): type and encoding, four bits each, in the first word; the value's
+// address in the third half.
 struct Object {
   unsigned type : 4, encoding : 4, lru : 24;
   unsigned references;  // Valkey: above two bits for what follows the object
@@ -42,8 +42,9 @@ enum Encoding : unsigned {
   kStream = 10,
   kListPack = 11,
 };
-const char* const kEncodingNames[] = {"raw",    "int",      "hashtable", "zipmap",    "linkedlist", "ziplist",
-                                      "intset", "skiplist", "embstr",    "quicklist", "stream",     "listpack"};
+const char* const kEncodingNames[] = {"raw",        "int",       "hashtable", "zipmap",
+                                      "linkedlist", "ziplist",   "intset",    "skiplist",
+                                      "embstr",     "quicklist", "stream",    "listpack"};
 constexpr size_t kStringHeadMax = 17;  // an sds string's, before its first byte
 
 bool g_known = false;
@@ -62,7 +63,9 @@ void add(KeyMemory* memory, const void* address, size_t bytes) {
   last = swapped;
 }
 
-void add_block(KeyMemory* memory, void* block) { add(memory, block, block == nullptr ? 0 : g_usable_size(block)); }
+void add_block(KeyMemory* memory, void* block) {
+  add(memory, block, block == nullptr ? 0 : g_usable_size(block));
+}
 
 void describe(const Object* object, KeyMemory* memory) {
   memory->encoding = object->encoding < sizeof(kEncodingNames) / sizeof(kEncodingNames[0])
@@ -75,7 +78,8 @@ void describe(const Object* object, KeyMemory* memory) {
       memory->whole = true;
       break;
     case kRaw: {
-      // Its length stands in memory that is not to be touched; the allocator tells how large the block is.
+      // Its length stands in memory that is not to be touched; the allocator tells how large the
+      // block is.
       char* text = static_cast<char*>(object->value);
       add(memory, text - kStringHeadMax, g_usable_size(text - 1));
       memory->whole = true;
@@ -112,13 +116,15 @@ bool key_memory_check(Context* context) {
   constexpr unsigned kValkeyBit = 2;
   g_reference_bit = object->references == 1 ? 0 : kValkeyBit;
   g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw &&
-            object->references == 1u << g_reference_bit && object->value == g_api.StringPtrLen(value, &length) &&
-            length == sizeof(probe);
-  // Opened for reading, a key that is not there gives no handle; for writing it does, and creates nothing.
+            object->references == 1u << g_reference_bit &&
+            object->value == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
+  // Opened for reading, a key that is not there gives no handle; for writing it does, and creates
+  // nothing.
   constexpr int kOpenWrite = 1 << 1;
   Key* key = g_known ? g_api.OpenKey(context, name, kOpenRead | kOpenWrite) : nullptr;
   const auto* open = reinterpret_cast<const OpenKey*>(key);
-  g_known = key != nullptr && open->name == reinterpret_cast<Object*>(name) && open->value == nullptr;
+  g_known =
+      key != nullptr && open->name == reinterpret_cast<Object*>(name) && open->value == nullptr;
   if (key != nullptr) g_api.CloseKey(key);
   g_api.FreeString(context, value);
   g_api.FreeString(context, name);
@@ -129,17 +135,22 @@ bool key_memory_known() { return g_known; }
 
 KeyBlock* key_memory_block(const String* name, Key* key) {
   const auto* open = reinterpret_cast<const OpenKey*>(key);
-  if (!g_known || open->name != reinterpret_cast<const Object*>(name) || open->value == nullptr) return nullptr;
+  if (!g_known || open->name != reinterpret_cast<const Object*>(name) || open->value == nullptr)
+    return nullptr;
   const Object& object = *open->value;
   constexpr unsigned kString = 0;
   const bool text = object.type == kString && object.encoding == kRaw;
-  const bool compact = object.type != kString &&
-                       (object.encoding == kZipList || object.encoding == kIntSet || object.encoding == kListPack);
-  if (object.references >> g_reference_bit != 1 || object.value == nullptr || !(text || compact)) return nullptr;
+  const bool compact =
+      object.type != kString &&
+      (object.encoding == kZipList || object.encoding == kIntSet || object.encoding == kListPack);
+  if (object.references >> g_reference_bit != 1 || object.value == nullptr || !(text || compact))
+    return nullptr;
   return reinterpret_cast<KeyBlock*>(open->value);
 }
 
-void* key_block_inside(const KeyBlock& block) { return reinterpret_cast<const Object&>(block).value; }
+void* key_block_inside(const KeyBlock& block) {
+  return reinterpret_cast<const Object&>(block).value;
+}
 
 size_t key_block_head(const KeyBlock& block) {
   const auto& object = reinterpret_cast<const Object&>(block);
@@ -148,7 +159,9 @@ size_t key_block_head(const KeyBlock& block) {
   return head == 0 ? SIZE_MAX : head;
 }
 
-void key_block_set(KeyBlock& block, void* inside) { reinterpret_cast<Object&>(block).value = inside; }
+void key_block_set(KeyBlock& block, void* inside) {
+  reinterpret_cast<Object&>(block).value = inside;
+}
 
 KeyMemory key_memory(Context* context, String* name) {
   KeyMemory memory;
@@ -167,7 +180,8 @@ void key_memory_resident(const KeyMemory& memory, uint64_t* bytes, uint64_t* res
   uintptr_t counted = 0;  // end of the last page counted: pieces may share one
   for (unsigned i = 0; i < memory.tiered; ++i) {
     uintptr_t start = reinterpret_cast<uintptr_t>(memory.pieces[i].address) / page * page;
-    uintptr_t end = round_up(reinterpret_cast<uintptr_t>(memory.pieces[i].address) + memory.pieces[i].bytes, page);
+    uintptr_t end = round_up(
+        reinterpret_cast<uintptr_t>(memory.pieces[i].address) + memory.pieces[i].bytes, page);
     if (start < counted && end >= counted && counted - start <= page) start = counted;
     counted = end;
     uint8_t present[256];

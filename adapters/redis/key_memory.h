@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the value of a key lies. From the open key comes its object; from the object its memory:
 //   strings, and values in one piece (listpack, intset)   everything
-//   hash tables, skip lists, quick lists, streams         the object and its top structure only: nodes and elements are
-//                                                         not walked
-// The server's structures are not part of the module API: the two used (an open key, an object) are checked at load on
-// probes.
+//   hash tables, skip lists, quick lists, streams         the object and its top structure only:
+//                                                         nodes and elements are not walked
+// The server's structures are not part of the module API: the two used (an open key, an object) are
+// checked at load on probes.
 //
-// Threading: the server's main thread. Looking a key up touches its dictionary entry, as any command does; the value
-// itself is not touched.
+// Threading: the server's main thread. Looking a key up touches its dictionary entry, as any
+// command does; the value itself is not touched.
 #pragma once
 #include <cstdint>
 

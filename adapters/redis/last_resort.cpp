@@ -47,26 +47,29 @@ void* from_dram(size_t bytes, bool zero) {
   g_bytes.fetch_add(bytes, std::memory_order_relaxed);
   if (g_allocations.fetch_add(1, std::memory_order_relaxed) == 0)
     log_warning(
-        "the LUN has no room for %s: taken from DRAM outside of the budget until clients are ended or keys freed; give "
+        "the LUN has no room for %s: taken from DRAM outside of the budget until clients are ended "
+        "or keys freed; give "
         "a larger size",
         format_size(bytes).text);
   return pointer;
 }
 
-// The child is there, perhaps as one that has ended: its number belongs to no other process before the server has
-// waited for it.
+// The child is there, perhaps as one that has ended: its number belongs to no other process before
+// the server has waited for it.
 bool is_child(pid_t child) {
   siginfo_t info{};
-  return child != 0 && waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+  return child != 0 &&
+         waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-// By the signal that the server itself ends its children with: it does not take the save for a failed one, after which
-// it would refuse writes. nullptr: that gave nothing.
+// By the signal that the server itself ends its children with: it does not take the save for a
+// failed one, after which it would refuse writes. nullptr: that gave nothing.
 void* from_child(size_t bytes, bool zero) {
   const pid_t child = g_child.exchange(0);
   if (!is_child(child)) return nullptr;
   log_error(
-      "the LUN is full: the forked child %d (a save, a rewrite or a sync) is ended so that the server can go on; give "
+      "the LUN is full: the forked child %d (a save, a rewrite or a sync) is ended so that the "
+      "server can go on; give "
       "a larger size",
       static_cast<int>(child));
   g_children.fetch_add(1, std::memory_order_relaxed);
@@ -104,6 +107,8 @@ bool last_resort_open() { return g_open.load(std::memory_order_relaxed); }
 void last_resort_close() { g_open.store(false, std::memory_order_relaxed); }
 void last_resort_forked(pid_t child) { g_child.store(child); }
 
-LastResort last_resort_counters() { return {g_allocations.load(), g_bytes.load(), g_children.load()}; }
+LastResort last_resort_counters() {
+  return {g_allocations.load(), g_bytes.load(), g_children.load()};
+}
 
 }  // namespace lunar::redis

@@ -29,7 +29,8 @@ void on_cron(Context*) {
 }
 
 void read_threshold(Context* context) {
-  if (!server_config_number(context, "latency-monitor-threshold", &g_threshold_ms)) g_threshold_ms = 0;
+  if (!server_config_number(context, "latency-monitor-threshold", &g_threshold_ms))
+    g_threshold_ms = 0;
 }
 
 }  // namespace

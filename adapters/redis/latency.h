@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for cold data, in the server's own latency monitor (LATENCY LATEST|HISTORY|RESET|GRAPH), if they reach
-// latency-monitor-threshold:
+// Waits for cold data, in the server's own latency monitor (LATENCY LATEST|HISTORY|RESET|GRAPH), if
+// they reach latency-monitor-threshold:
 //   lunar-fault   the wait of the server's main thread, and of every client with it, for one page
 //   lunar-stall   its waits for pages between two waits for events, all faults together
 //   lunar-hold    the wait of a client's command at the input gate, while other clients go on
 //
-// The monitor keeps the longest of each second. Each run of the server's cron reports the longest since the run before.
-// Threading: the server's main thread.
+// The monitor keeps the longest of each second. Each run of the server's cron reports the longest
+// since the run before. Threading: the server's main thread.
 #pragma once
 #include "module_abi.h"
 

@@ -58,7 +58,8 @@ uint64_t base_of(const Space& space) {
 }
 
 uint64_t data_limit(const Space& space, uint64_t base) {
-  const uint64_t holds = limit_holds(Limit::kData) != 0 ? limit_holds(Limit::kData) : base, step = step_of(space);
+  const uint64_t holds = limit_holds(Limit::kData) != 0 ? limit_holds(Limit::kData) : base,
+                 step = step_of(space);
   uint64_t wanted = holds;
   if (space.committed <= space.limit) {
     wanted = space.counted + (space.limit - space.committed);
@@ -85,10 +86,12 @@ void follow_clients(Context* context, const Space& space) {
   const uint64_t least = space.margin() / 4 + kPerClient * space.connections;
   if (wanted < least) wanted = least;
   if (own != 0 && own < wanted) wanted = own;
-  if (worth_it(limit_holds(Limit::kClients), wanted)) (void)limit_set(context, Limit::kClients, wanted);
+  if (worth_it(limit_holds(Limit::kClients), wanted))
+    (void)limit_set(context, Limit::kClients, wanted);
 }
 
-// A value is allocated as its length is read, and copied when it grows: old and new are there at once, for two clients.
+// A value is allocated as its length is read, and copied when it grows: old and new are there at
+// once, for two clients.
 void follow_bulk(Context* context, const Space& space) {
   if (!limit_known(Limit::kBulk)) return;
   uint64_t wanted = space.capacity / 16 < space.free / 4 ? space.capacity / 16 : space.free / 4;
@@ -103,8 +106,10 @@ State state_of(const Space& space, uint64_t wanted, uint64_t base) {
   // Holes and buffers have taken half of what they may before maxmemory has to follow.
   const uint64_t uncounted = space.committed > space.counted ? space.committed - space.counted : 0,
                  most = ceiling_of(space);
-  return space.counted + uncounted > space.limit / 8 * 7 && uncounted > (most - base) + space.margin() / 4 ? State::kLow
-                                                                                                           : State::kOk;
+  return space.counted + uncounted > space.limit / 8 * 7 &&
+                 uncounted > (most - base) + space.margin() / 4
+             ? State::kLow
+             : State::kOk;
 }
 
 // A line when it gets worse, and when it is over; not again within a minute.
@@ -118,17 +123,21 @@ void tell(Context* context, const Space& space, State state, uint64_t wanted) {
   told = state;
   told_ns = now;
   if (state == State::kOk)
-    g_api.Log(context, "notice", "LUN space is no longer short: maxmemory is %s", format_size(wanted).text);
+    g_api.Log(context, "notice", "LUN space is no longer short: maxmemory is %s",
+              format_size(wanted).text);
   if (!worse) return;
-  const char* what = state == State::kLow    ? "maxmemory will soon be lowered"
-                     : state == State::kHeld ? "maxmemory is lowered"
-                                             : "maxmemory is lowered further, writes are refused or keys evicted";
-  g_api.Log(
-      context, "warning",
-      "LUN space runs short: %s committed for %s of data and buffers (the rest are holes), at %s %s; %s (%s now); "
-      "give a larger size",
-      format_size(space.committed).text, format_size(space.counted).text, format_size(space.end).text,
-      settings().tier.forks ? "a fork would be refused" : "an allocation would fail", what, format_size(wanted).text);
+  const char* what = state == State::kLow ? "maxmemory will soon be lowered"
+                     : state == State::kHeld
+                         ? "maxmemory is lowered"
+                         : "maxmemory is lowered further, writes are refused or keys evicted";
+  g_api.Log(context, "warning",
+            "LUN space runs short: %s committed for %s of data and buffers (the rest are holes), "
+            "at %s %s; %s (%s now); "
+            "give a larger size",
+            format_size(space.committed).text, format_size(space.counted).text,
+            format_size(space.end).text,
+            settings().tier.forks ? "a fork would be refused" : "an allocation would fail", what,
+            format_size(wanted).text);
 }
 
 Space look() {
@@ -136,7 +145,8 @@ Space look() {
   const uint64_t step = step_of(space);
   if (space.committed < g_purged_at) g_purged_at = space.committed;
   if (space.used > g_used_then) g_used_then = space.used;
-  const bool grown = space.committed >= g_purged_at + step, freed = space.used + step <= g_used_then;
+  const bool grown = space.committed >= g_purged_at + step,
+             freed = space.used + step <= g_used_then;
   if (space.committed <= space.limit / 16 * 15 || !(grown || freed)) return space;
   space_purge();
   space = space_now(true);
@@ -147,16 +157,18 @@ Space look() {
 
 void tell_capped(Context* context, const Space& space, bool at_load) {
   const uint64_t own = limit_own(Limit::kData), ceiling = ceiling_of(space);
-  const char* half = settings().tier.forks ? "half of a LUN of %s, so that a forked child fits, less an eighth"
-                                           : "a LUN of %s less an eighth";
+  const char* half = settings().tier.forks
+                         ? "half of a LUN of %s, so that a forked child fits, less an eighth"
+                         : "a LUN of %s less an eighth";
   char why[128];
   format_to(why, sizeof(why), half, format_size(space.capacity).text);
   if (own == 0)
-    g_api.Log(context, at_load ? "notice" : "warning", "maxmemory was 0 (no limit) and is %s now: %s",
-              format_size(ceiling).text, why);
+    g_api.Log(context, at_load ? "notice" : "warning",
+              "maxmemory was 0 (no limit) and is %s now: %s", format_size(ceiling).text, why);
   else
     g_api.Log(context, "warning",
-              "maxmemory %s is more than the LUN can take and is %s now: %s; give a larger size to raise it",
+              "maxmemory %s is more than the LUN can take and is %s now: %s; give a larger size to "
+              "raise it",
               format_size(own).text, format_size(ceiling).text, why);
 }
 
@@ -169,13 +181,14 @@ void follow(Context* context, bool at_load) {
   const Space space = look();
   g_nearly_full = space.capacity != 0 && (was_refused || space.free < space.margin() / 4);
   if (space.capacity != 0) {
-    const uint64_t own = limit_own(Limit::kData), base = base_of(space), wanted = data_limit(space, base);
+    const uint64_t own = limit_own(Limit::kData), base = base_of(space),
+                   wanted = data_limit(space, base);
     const bool capped = own == 0 || own > base;
     if (wanted != limit_holds(Limit::kData) && !limit_set(context, Limit::kData, wanted) && at_load)
-      g_api.Log(
-          context, "warning",
-          "maxmemory cannot be set to %s: if data outgrows that, allocations may fail and the server stop; set it",
-          format_size(base).text);
+      g_api.Log(context, "warning",
+                "maxmemory cannot be set to %s: if data outgrows that, allocations may fail and "
+                "the server stop; set it",
+                format_size(base).text);
     else if (capped && !g_capped)
       tell_capped(context, space, at_load);
     g_capped = capped;
@@ -193,18 +206,20 @@ void on_command(CommandFilterContext* command) {
     static unsigned commands = 0;
     if (++commands % kCommandsBetween != 0) return;
   }
-  if (__builtin_expect(space_committed_now() >= g_look_at || last_resort_open(), 0)) follow(g_context, false);
+  if (__builtin_expect(space_committed_now() >= g_look_at || last_resort_open(), 0))
+    follow(g_context, false);
   if (__builtin_expect(g_nearly_full, 0)) script_guard(g_context, command);
 }
 
-// Data is not evicted for the stream of replicas that do not take it: the server counts that for no maxmemory, but it
-// lies in the LUN. Not inside a command, which may be such a replica's.
+// Data is not evicted for the stream of replicas that do not take it: the server counts that for no
+// maxmemory, but it lies in the LUN. Not inside a command, which may be such a replica's.
 void end_slow_replicas(Context* context) {
   if (g_state < State::kHeld) return;
   const Space space = space_now(true);
   if (space.streams <= space.margin() || space.committed <= space.limit / 16 * 15) return;
   char policy[32];
-  if (!server_config_text(context, "maxmemory-policy", policy, sizeof(policy)) || strcmp(policy, "noeviction") == 0)
+  if (!server_config_text(context, "maxmemory-policy", policy, sizeof(policy)) ||
+      strcmp(policy, "noeviction") == 0)
     return;
   slow_replicas_end(context, space);
 }
@@ -219,7 +234,8 @@ void on_cron(Context* context) {
   packing = space.holes() > space.margin() / 2;
   constexpr unsigned kSlices[] = {1, 1, 2, 4};
   if (!packing || space.forked != 0) return;
-  if (compaction_run(context, space.holes(), kSlices[static_cast<unsigned>(g_state)])) space_purge();
+  if (compaction_run(context, space.holes(), kSlices[static_cast<unsigned>(g_state)]))
+    space_purge();
 }
 
 void on_timer(Context* context, void*) {
@@ -243,9 +259,11 @@ void memory_limit_start(Context* context) {
   follow(context, true);
   g_context = g_api.GetDetachedThreadSafeContext(context);
   constexpr int kNotOwnCalls = 1 << 0;
-  const bool filter = g_context != nullptr && g_api.RegisterCommandFilter(context, on_command, kNotOwnCalls) != nullptr;
+  const bool filter = g_context != nullptr &&
+                      g_api.RegisterCommandFilter(context, on_command, kNotOwnCalls) != nullptr;
   if (!server_cron_add(context, on_cron) || !filter)
-    g_api.Log(context, "warning", "this server lets modules look at %s only: maxmemory may follow the LUN too late",
+    g_api.Log(context, "warning",
+              "this server lets modules look at %s only: maxmemory may follow the LUN too late",
               filter ? "commands" : "its cron");
   script_guard_start(context);
 }

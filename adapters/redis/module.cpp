@@ -3,12 +3,12 @@
 //
 //   loadmodule liblunar-redis.so dram 4gb lun /dev/nvme1n1
 //
-// Order of a load: what can fail without side effects comes first (calls, arguments, configuration, commands), then the
-// tier, then what only the tier makes useful (maxmemory, the gate). A refusal is one log line, and the server decides
-// what it means: at start it ends.
+// Order of a load: what can fail without side effects comes first (calls, arguments, configuration,
+// commands), then the tier, then what only the tier makes useful (maxmemory, the gate). A refusal
+// is one log line, and the server decides what it means: at start it ends.
 //
-// Threading: the server's main thread. This code and everything under it runs inside the server: no exceptions, no
-// stdio.
+// Threading: the server's main thread. This code and everything under it runs inside the server: no
+// exceptions, no stdio.
 #include <dlfcn.h>
 #include <errno.h>
 
@@ -42,7 +42,8 @@ int refuse(Context* context, const char* why) {
   return kError;
 }
 
-// The runtime writes its own warnings without the server's help: into the server's log file, where people look.
+// The runtime writes its own warnings without the server's help: into the server's log file, where
+// people look.
 void log_beside_the_server(Context* context) {
   Options& options = settings().tier;
   if (options.log_file != nullptr && options.log_file[0] != '\0') return;
@@ -56,7 +57,8 @@ int start_tier_of_server(Context* context, ErrorText* why) {
   if (tier_preloaded()) {
     tier_adopt();
     g_api.Log(context, "notice",
-              "this server runs under `lunar run`: its tier is used, and the module's own dram, lun and size are not");
+              "this server runs under `lunar run`: its tier is used, and the module's own dram, "
+              "lun and size are not");
     return 0;
   }
   log_beside_the_server(context);
@@ -71,8 +73,10 @@ void start_gate(Context* context) {
   }
   ErrorText why;
   if (gate_start(options, &why) < 0)
-    g_api.Log(context, "warning",
-              "the input gate stays open (%s): commands work, but a cold key holds up other clients", why.text);
+    g_api.Log(
+        context, "warning",
+        "the input gate stays open (%s): commands work, but a cold key holds up other clients",
+        why.text);
 }
 
 void announce(Context* context) {
@@ -84,13 +88,17 @@ void announce(Context* context) {
 
 int load(Context* context, String** arguments, int count) {
   const char* missing = api_load(context);
-  if (g_api.Log == nullptr || g_api.SetModuleAttribs == nullptr || g_api.IsModuleNameBusy == nullptr) return kError;
-  if (g_loaded || g_api.IsModuleNameBusy(kName)) return refuse(context, "lunar: the module is loaded already");
+  if (g_api.Log == nullptr || g_api.SetModuleAttribs == nullptr ||
+      g_api.IsModuleNameBusy == nullptr)
+    return kError;
+  if (g_loaded || g_api.IsModuleNameBusy(kName))
+    return refuse(context, "lunar: the module is loaded already");
   g_api.SetModuleAttribs(context, kName, 1, kApiVersion);
   ErrorText why;
   if (missing != nullptr) {
     (void)why.set(0,
-                  "this server is too old: it has no RedisModule_%s; the module needs Redis 7.0 or newer, or Valkey "
+                  "this server is too old: it has no RedisModule_%s; the module needs Redis 7.0 or "
+                  "newer, or Valkey "
                   "(`lunar run -- "
                   "redis-server` serves older ones)",
                   missing);
@@ -98,17 +106,19 @@ int load(Context* context, String** arguments, int count) {
   }
   if (settings_load(arguments, count, &why) < 0) return refuse(context, why.text);
   if (settings_register(context) < 0) return kError;  // the server has said what was wrong
-  if (!commands_free(context)) return refuse(context, "a command LUNAR exists already; unload the module that has it");
+  if (!commands_free(context))
+    return refuse(context, "a command LUNAR exists already; unload the module that has it");
   if (info_register(context) < 0) return refuse(context, "the server refuses a section of INFO");
   if (start_tier_of_server(context, &why) < 0) return refuse(context, why.text);
   g_loaded = true;
-  // Behind everything that may fail: Valkey 8.1 crashes when it takes commands with subcommands back from a module that
-  // was not loaded.
+  // Behind everything that may fail: Valkey 8.1 crashes when it takes commands with subcommands
+  // back from a module that was not loaded.
   if (commands_register(context, &why) < 0)
     g_api.Log(context, "warning", "%s: the tier works, its commands do not", why.text);
   if (!key_memory_check(context))
     g_api.Log(context, "warning",
-              "this server's layout of keys is not known: LUNAR MEMORY, HOT, COLD, PIN and PREFETCH will say so");
+              "this server's layout of keys is not known: LUNAR MEMORY, HOT, COLD, PIN and "
+              "PREFETCH will say so");
   announce(context);
   memory_limit_start(context);
   start_gate(context);
@@ -123,15 +133,16 @@ int load(Context* context, String** arguments, int count) {
 extern "C" {
 
 __attribute__((visibility("default"))) int RedisModule_OnLoad(lunar::redis::Context* context,
-                                                              lunar::redis::String** arguments, int count) {
+                                                              lunar::redis::String** arguments,
+                                                              int count) {
   return lunar::redis::load(context, arguments, count);
 }
 
 // The server's memory lives in the tier; it cannot be taken back.
 __attribute__((visibility("default"))) int RedisModule_OnUnload(lunar::redis::Context* context) {
-  lunar::redis::g_api.Log(
-      context, "warning",
-      "the data set is in tiered memory: restart the server without the module instead of unloading it");
+  lunar::redis::g_api.Log(context, "warning",
+                          "the data set is in tiered memory: restart the server without the module "
+                          "instead of unloading it");
   errno = EBUSY;
   return lunar::redis::kError;
 }

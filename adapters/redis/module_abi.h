@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slice of the Redis module ABI that Lunar uses, declared by ourselves. A server hands its calls out by name
-// through RedisModule_GetApi, whose address is the first word of the context that RedisModule_OnLoad gets. Layouts and
-// numbers are those of version 1 of that ABI (Redis 7.0 and later, Valkey); servers keep them.
+// The slice of the Redis module ABI that Lunar uses, declared by ourselves. A server hands its
+// calls out by name through RedisModule_GetApi, whose address is the first word of the context that
+// RedisModule_OnLoad gets. Layouts and numbers are those of version 1 of that ABI (Redis 7.0 and
+// later, Valkey); servers keep them.
 //
-// A call that a server lacks is nullptr: `required` ones are named at load and the module is not loaded; callers check
-// optional ones first. Threading: filled at load, read-only afterwards.
+// A call that a server lacks is nullptr: `required` ones are named at load and the module is not
+// loaded; callers check optional ones first. Threading: filled at load, read-only afterwards.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -107,68 +108,74 @@ struct CommandInfo {
   KeySpec* key_specs;
   CommandArgument* arguments;
 };
-static_assert(sizeof(void*) != 8 ||
-              (sizeof(CommandArgument) == 64 && sizeof(KeySpec) == 56 && sizeof(CommandInfo) == 72));
+static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(KeySpec) == 56 &&
+                                     sizeof(CommandInfo) == 72));
 
 // CALL(required, result, name, parameters)
-#define LUNAR_REDIS_CALLS(CALL)                                                                                      \
-  CALL(true, void, SetModuleAttribs, (Context*, const char* name, int version, int api_version))                     \
-  CALL(true, int, IsModuleNameBusy, (const char* name))                                                              \
-  CALL(true, void, Log, (Context*, const char* level, const char* format, ...))                                      \
-  CALL(true, Reply*, Call, (Context*, const char* command, const char* format, ...))                                 \
-  CALL(true, int, CallReplyType, (Reply*))                                                                           \
-  CALL(true, size_t, CallReplyLength, (Reply*))                                                                      \
-  CALL(true, Reply*, CallReplyArrayElement, (Reply*, size_t index))                                                  \
-  CALL(true, const char*, CallReplyStringPtr, (Reply*, size_t* length))                                              \
-  CALL(true, long long, CallReplyInteger, (Reply*))                                                                  \
-  CALL(true, void, FreeCallReply, (Reply*))                                                                          \
-  CALL(true, String*, CreateString, (Context*, const char* text, size_t length))                                     \
-  CALL(true, void, FreeString, (Context*, String*))                                                                  \
-  CALL(true, const char*, StringPtrLen, (const String*, size_t* length))                                             \
-  CALL(true, int, CreateCommand, (Context*, const char* name, CommandFunction, const char* flags, int, int, int))    \
-  CALL(true, Command*, GetCommand, (Context*, const char* name))                                                     \
-  CALL(true, int, CreateSubcommand, (Command*, const char* name, CommandFunction, const char* flags, int, int, int)) \
-  CALL(true, int, SetCommandInfo, (Command*, const CommandInfo*))                                                    \
-  CALL(true, Key*, OpenKey, (Context*, String * name, int mode))                                                     \
-  CALL(true, void, CloseKey, (Key*))                                                                                 \
-  CALL(true, int, KeyType, (Key*))                                                                                   \
-  CALL(true, int, ReplyWithError, (Context*, const char* text))                                                      \
-  CALL(true, int, ReplyWithLongLong, (Context*, long long value))                                                    \
-  CALL(true, int, ReplyWithDouble, (Context*, double value))                                                         \
-  CALL(true, int, ReplyWithNull, (Context*))                                                                         \
-  CALL(true, int, ReplyWithMap, (Context*, long count))                                                              \
-  CALL(true, int, ReplyWithArray, (Context*, long count))                                                            \
-  CALL(true, int, ReplyWithSimpleString, (Context*, const char* text))                                               \
-  CALL(true, int, ReplyWithStringBuffer, (Context*, const char* text, size_t length))                                \
-  CALL(true, int, RegisterInfoFunc, (Context*, InfoFunction))                                                        \
-  CALL(true, int, InfoAddSection, (InfoContext*, const char* name))                                                  \
-  CALL(true, int, InfoAddFieldCString, (InfoContext*, const char* field, const char* value))                         \
-  CALL(true, int, InfoAddFieldDouble, (InfoContext*, const char* field, double value))                               \
-  CALL(true, int, InfoAddFieldULongLong, (InfoContext*, const char* field, unsigned long long value))                \
-  CALL(true, int, SubscribeToServerEvent, (Context*, Event, EventFunction))                                          \
-  CALL(true, uint64_t, CreateTimer, (Context*, long long period_ms, TimerFunction, void* data))                      \
-  CALL(true, int, RegisterStringConfig,                                                                              \
-       (Context*, const char* name, const char* value, unsigned flags, GetText, SetText, ApplyFunction, void* data)) \
-  CALL(true, int, RegisterNumericConfig,                                                                             \
-       (Context*, const char* name, long long value, unsigned flags, long long least, long long most, GetNumber,     \
-        SetNumber, ApplyFunction, void* data))                                                                       \
-  CALL(true, int, RegisterBoolConfig,                                                                                \
-       (Context*, const char* name, int value, unsigned flags, GetBool, SetBool, ApplyFunction, void* data))         \
-  CALL(true, int, LoadConfigs, (Context*))                                                                           \
-  CALL(false, int, SetCommandACLCategories, (Command*, const char* categories))                                      \
-  CALL(false, void, LatencyAddSample, (const char* event, long long milliseconds))                                   \
-  CALL(true, ServerInfo*, GetServerInfo, (Context*, const char* section))                                            \
-  CALL(true, unsigned long long, ServerInfoGetFieldUnsigned, (ServerInfo*, const char* field, int* error))           \
-  CALL(true, void, FreeServerInfo, (Context*, ServerInfo*))                                                          \
-  CALL(true, Context*, GetDetachedThreadSafeContext, (Context*))                                                     \
-  CALL(true, CommandFilter*, RegisterCommandFilter, (Context*, FilterFunction, int flags))                           \
-  CALL(true, const String*, CommandFilterArgGet, (CommandFilterContext*, int position))                              \
-  CALL(true, int, CommandFilterArgReplace, (CommandFilterContext*, int position, String*))                           \
-  CALL(true, int, GetContextFlags, (Context*))                                                                       \
-  CALL(true, int, SelectDb, (Context*, int database))                                                                \
-  CALL(true, ScanCursor*, ScanCursorCreate, ())                                                                      \
-  CALL(true, void, ScanCursorRestart, (ScanCursor*))                                                                 \
-  CALL(true, int, Scan, (Context*, ScanCursor*, ScanFunction, void* data))                                           \
+#define LUNAR_REDIS_CALLS(CALL)                                                                  \
+  CALL(true, void, SetModuleAttribs, (Context*, const char* name, int version, int api_version)) \
+  CALL(true, int, IsModuleNameBusy, (const char* name))                                          \
+  CALL(true, void, Log, (Context*, const char* level, const char* format, ...))                  \
+  CALL(true, Reply*, Call, (Context*, const char* command, const char* format, ...))             \
+  CALL(true, int, CallReplyType, (Reply*))                                                       \
+  CALL(true, size_t, CallReplyLength, (Reply*))                                                  \
+  CALL(true, Reply*, CallReplyArrayElement, (Reply*, size_t index))                              \
+  CALL(true, const char*, CallReplyStringPtr, (Reply*, size_t* length))                          \
+  CALL(true, long long, CallReplyInteger, (Reply*))                                              \
+  CALL(true, void, FreeCallReply, (Reply*))                                                      \
+  CALL(true, String*, CreateString, (Context*, const char* text, size_t length))                 \
+  CALL(true, void, FreeString, (Context*, String*))                                              \
+  CALL(true, const char*, StringPtrLen, (const String*, size_t* length))                         \
+  CALL(true, int, CreateCommand,                                                                 \
+       (Context*, const char* name, CommandFunction, const char* flags, int, int, int))          \
+  CALL(true, Command*, GetCommand, (Context*, const char* name))                                 \
+  CALL(true, int, CreateSubcommand,                                                              \
+       (Command*, const char* name, CommandFunction, const char* flags, int, int, int))          \
+  CALL(true, int, SetCommandInfo, (Command*, const CommandInfo*))                                \
+  CALL(true, Key*, OpenKey, (Context*, String * name, int mode))                                 \
+  CALL(true, void, CloseKey, (Key*))                                                             \
+  CALL(true, int, KeyType, (Key*))                                                               \
+  CALL(true, int, ReplyWithError, (Context*, const char* text))                                  \
+  CALL(true, int, ReplyWithLongLong, (Context*, long long value))                                \
+  CALL(true, int, ReplyWithDouble, (Context*, double value))                                     \
+  CALL(true, int, ReplyWithNull, (Context*))                                                     \
+  CALL(true, int, ReplyWithMap, (Context*, long count))                                          \
+  CALL(true, int, ReplyWithArray, (Context*, long count))                                        \
+  CALL(true, int, ReplyWithSimpleString, (Context*, const char* text))                           \
+  CALL(true, int, ReplyWithStringBuffer, (Context*, const char* text, size_t length))            \
+  CALL(true, int, RegisterInfoFunc, (Context*, InfoFunction))                                    \
+  CALL(true, int, InfoAddSection, (InfoContext*, const char* name))                              \
+  CALL(true, int, InfoAddFieldCString, (InfoContext*, const char* field, const char* value))     \
+  CALL(true, int, InfoAddFieldDouble, (InfoContext*, const char* field, double value))           \
+  CALL(true, int, InfoAddFieldULongLong,                                                         \
+       (InfoContext*, const char* field, unsigned long long value))                              \
+  CALL(true, int, SubscribeToServerEvent, (Context*, Event, EventFunction))                      \
+  CALL(true, uint64_t, CreateTimer, (Context*, long long period_ms, TimerFunction, void* data))  \
+  CALL(true, int, RegisterStringConfig,                                                          \
+       (Context*, const char* name, const char* value, unsigned flags, GetText, SetText,         \
+        ApplyFunction, void* data))                                                              \
+  CALL(true, int, RegisterNumericConfig,                                                         \
+       (Context*, const char* name, long long value, unsigned flags, long long least,            \
+        long long most, GetNumber, SetNumber, ApplyFunction, void* data))                        \
+  CALL(true, int, RegisterBoolConfig,                                                            \
+       (Context*, const char* name, int value, unsigned flags, GetBool, SetBool, ApplyFunction,  \
+        void* data))                                                                             \
+  CALL(true, int, LoadConfigs, (Context*))                                                       \
+  CALL(false, int, SetCommandACLCategories, (Command*, const char* categories))                  \
+  CALL(false, void, LatencyAddSample, (const char* event, long long milliseconds))               \
+  CALL(true, ServerInfo*, GetServerInfo, (Context*, const char* section))                        \
+  CALL(true, unsigned long long, ServerInfoGetFieldUnsigned,                                     \
+       (ServerInfo*, const char* field, int* error))                                             \
+  CALL(true, void, FreeServerInfo, (Context*, ServerInfo*))                                      \
+  CALL(true, Context*, GetDetachedThreadSafeContext, (Context*))                                 \
+  CALL(true, CommandFilter*, RegisterCommandFilter, (Context*, FilterFunction, int flags))       \
+  CALL(true, const String*, CommandFilterArgGet, (CommandFilterContext*, int position))          \
+  CALL(true, int, CommandFilterArgReplace, (CommandFilterContext*, int position, String*))       \
+  CALL(true, int, GetContextFlags, (Context*))                                                   \
+  CALL(true, int, SelectDb, (Context*, int database))                                            \
+  CALL(true, ScanCursor*, ScanCursorCreate, ())                                                  \
+  CALL(true, void, ScanCursorRestart, (ScanCursor*))                                             \
+  CALL(true, int, Scan, (Context*, ScanCursor*, ScanFunction, void* data))                       \
   CALL(false, int, GetServerVersion, ())
 
 struct Api {
@@ -178,7 +185,8 @@ struct Api {
 };
 extern constinit Api g_api;
 
-// Fills g_api. nullptr, or the name of a required call that the server lacks (Log is there if the server has it).
+// Fills g_api. nullptr, or the name of a required call that the server lacks (Log is there if the
+// server has it).
 inline const char* api_load(Context* context) {
   auto get = reinterpret_cast<int (*)(const char*, void*)>(*reinterpret_cast<void**>(context));
   const char* missing = nullptr;

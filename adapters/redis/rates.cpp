@@ -9,7 +9,8 @@
 namespace lunar::redis {
 namespace {
 
-constexpr int64_t kSampleNs = 1'000'000'000, kHoldSampleNs = 10'000'000'000, kPrefixesAgeNs = 60'000'000'000;
+constexpr int64_t kSampleNs = 1'000'000'000, kHoldSampleNs = 10'000'000'000,
+                  kPrefixesAgeNs = 60'000'000'000;
 constexpr unsigned kSamples = 62, kHoldSamples = 7;
 constexpr unsigned kWindows[3] = {1, 10, 60};  // samples
 
@@ -56,7 +57,8 @@ Sample sample_now() {
 
 void on_cron(Context*) {
   const int64_t now = sys::now_ns();
-  if (g_samples.size() == 0 || now - g_samples.ago(0).at_ns >= kSampleNs) g_samples.next() = sample_now();
+  if (g_samples.size() == 0 || now - g_samples.ago(0).at_ns >= kSampleNs)
+    g_samples.next() = sample_now();
   if (tier().gate == nullptr) return;
   if (g_hold_samples.size() == 0 || now - g_hold_sample_at_ns >= kHoldSampleNs) {
     g_hold_sample_at_ns = now;
@@ -68,7 +70,9 @@ void on_cron(Context*) {
   }
 }
 
-double part(uint64_t some, uint64_t all) { return static_cast<double>(some) / static_cast<double>(all); }
+double part(uint64_t some, uint64_t all) {
+  return static_cast<double>(some) / static_cast<double>(all);
+}
 
 }  // namespace
 
@@ -81,7 +85,8 @@ void rates_start(Context* context) {
 
 void rates_on_command() {
   ++g_commands;
-  const uint64_t reads = g_main_reads == nullptr ? 0 : g_main_reads->load(std::memory_order_relaxed);
+  const uint64_t reads =
+      g_main_reads == nullptr ? 0 : g_main_reads->load(std::memory_order_relaxed);
   if (__builtin_expect(reads == g_main_reads_before, 1)) return;
   g_main_reads_before = reads;
   ++g_cold_commands;
@@ -99,7 +104,8 @@ Rates rates_now() {
     rates.gate_reads[w] = static_cast<double>(last.gate_reads - first.gate_reads) / seconds;
   }
   // Up to now: a benchmark of half a second counts.
-  const Sample now = sample_now(), before = samples == 0 ? Sample{} : g_samples.ago(samples > 60 ? 60 : samples - 1);
+  const Sample now = sample_now(),
+               before = samples == 0 ? Sample{} : g_samples.ago(samples > 60 ? 60 : samples - 1);
   if (now.seen != before.seen)
     rates.warm = 1 - part(now.seen_cold - before.seen_cold, now.seen - before.seen);
   else if (now.commands != before.commands)

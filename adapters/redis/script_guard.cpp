@@ -22,7 +22,8 @@ bool has_flag(Reply* flags, const char* wanted) {
   for (size_t i = 0; i < g_api.CallReplyLength(flags); ++i) {
     size_t length = 0;
     const char* flag = g_api.CallReplyStringPtr(g_api.CallReplyArrayElement(flags, i), &length);
-    if (flag != nullptr && length == strlen(wanted) && memcmp(flag, wanted, length) == 0) return true;
+    if (flag != nullptr && length == strlen(wanted) && memcmp(flag, wanted, length) == 0)
+      return true;
   }
   return false;
 }
@@ -43,14 +44,16 @@ void script_guard_start(Context* context) {
     if (g_api.CallReplyType(command) != kReplyArray || g_api.CallReplyLength(command) < 3) continue;
     size_t length = 0;
     const char* name = g_api.CallReplyStringPtr(g_api.CallReplyArrayElement(command, 0), &length);
-    if (name == nullptr || length >= kNameBytes || !has_flag(g_api.CallReplyArrayElement(command, 2), "denyoom"))
+    if (name == nullptr || length >= kNameBytes ||
+        !has_flag(g_api.CallReplyArrayElement(command, 2), "denyoom"))
       continue;
     format_to(g_names[g_count++], kNameBytes, "%.*s", static_cast<int>(length), name);
   }
   if (all != nullptr) g_api.FreeCallReply(all);
   if (g_count == 0)
-    g_api.Log(context, "warning",
-              "this server does not say which commands allocate: a script may fill the LUN and end it");
+    g_api.Log(
+        context, "warning",
+        "this server does not say which commands allocate: a script may fill the LUN and end it");
 }
 
 void script_guard(Context* context, CommandFilterContext* command) {
@@ -59,9 +62,11 @@ void script_guard(Context* context, CommandFilterContext* command) {
   size_t length = 0;
   const char* name = g_api.StringPtrLen(g_api.CommandFilterArgGet(command, 0), &length);
   if (!may_allocate(name, length)) return;
-  g_api.CommandFilterArgReplace(command, 0, g_api.CreateString(nullptr, kRefusal, sizeof(kRefusal) - 1));
+  g_api.CommandFilterArgReplace(command, 0,
+                                g_api.CreateString(nullptr, kRefusal, sizeof(kRefusal) - 1));
   if (!g_told)
-    g_api.Log(context, "warning", "a script is ended at its next write: the LUN is full; give a larger size");
+    g_api.Log(context, "warning",
+              "a script is ended at its next write: the LUN is full; give a larger size");
   g_told = true;
 }
 

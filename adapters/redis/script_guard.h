@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A script that has written may go on past maxmemory: the server does not stop it in the middle. With the LUN nearly
-// full that would end in an allocation that fails, so from there on the script's next command that may allocate is
-// refused, by a name that no server knows: an error ends the script. What it has written stays, as after any error in a
-// script.
+// A script that has written may go on past maxmemory: the server does not stop it in the middle.
+// With the LUN nearly full that would end in an allocation that fails, so from there on the
+// script's next command that may allocate is refused, by a name that no server knows: an error ends
+// the script. What it has written stays, as after any error in a script.
 //
 // Never on a replica: what its master has done it must do.
 //

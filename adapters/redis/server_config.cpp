@@ -49,7 +49,8 @@ bool server_config_number(Context* context, const char* name, uint64_t* out) {
 }
 
 bool server_config_watch(Context* context, const char* name, void (*changed)(Context*)) {
-  if (g_watch_count == kWatchesMax || g_api.SubscribeToServerEvent(context, kEventConfig, on_config) != kOk)
+  if (g_watch_count == kWatchesMax ||
+      g_api.SubscribeToServerEvent(context, kEventConfig, on_config) != kOk)
     return false;
   g_watches[g_watch_count++] = {name, changed};
   return true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server's own configuration, as CONFIG GET tells it, and its changes. (A server accepts one subscriber per module
-// and event.)
+// The server's own configuration, as CONFIG GET tells it, and its changes. (A server accepts one
+// subscriber per module and event.)
 // Threading: the server's main thread.
 #pragma once
 #include <cstddef>
@@ -13,9 +13,10 @@ namespace lunar::redis {
 // False: the server does not tell, or it is longer than `size` less one.
 [[nodiscard]] bool server_config_text(Context* context, const char* name, char* out, size_t size);
 [[nodiscard]] bool server_config_number(Context* context, const char* name, uint64_t* out);
-// `changed` is called inside the CONFIG SET that changed `name`. At most kWatchesMax names. False: the server does
-// not tell.
+// `changed` is called inside the CONFIG SET that changed `name`. At most kWatchesMax names. False:
+// the server does not tell.
 constexpr unsigned kWatchesMax = 16;
-[[nodiscard]] bool server_config_watch(Context* context, const char* name, void (*changed)(Context*));
+[[nodiscard]] bool server_config_watch(Context* context, const char* name,
+                                       void (*changed)(Context*));
 
 }  // namespace lunar::redis

@@ -15,7 +15,8 @@ void on_cron(Context* context, Event, uint64_t, void*) {
 }  // namespace
 
 bool server_cron_add(Context* context, void (*function)(Context*)) {
-  if (g_count == kCronMax || (g_count == 0 && g_api.SubscribeToServerEvent(context, kEventCronLoop, on_cron) != kOk))
+  if (g_count == kCronMax ||
+      (g_count == 0 && g_api.SubscribeToServerEvent(context, kEventCronLoop, on_cron) != kOk))
     return false;
   g_functions[g_count++] = function;
   return true;

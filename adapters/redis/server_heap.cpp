@@ -26,7 +26,8 @@ struct Original {
 };
 constinit Original g_original;
 
-// While the LUN is full: its heap is not asked for each allocation again, unless there is no other place.
+// While the LUN is full: its heap is not asked for each allocation again, unless there is no other
+// place.
 bool full() { return __builtin_expect(last_resort_open(), 0); }
 
 void* tiered_malloc(size_t bytes) {
@@ -56,9 +57,10 @@ void* tiered_realloc(void* pointer, size_t bytes) {
   return __builtin_expect(moved != nullptr, 1) ? moved : last_resort_resize(pointer, bytes);
 }
 
-// The heap's handlers run inside; what libc allocates there for the child's service threads must not be tiered.
+// The heap's handlers run inside; what libc allocates there for the child's service threads must
+// not be tiered.
 pid_t guarded_fork() {
-  heap_purge();                    // what is free counts as committed, and the child is promised as much
+  heap_purge();  // what is free counts as committed, and the child is promised as much
   sys::ScopedSignalBlock signals;  // a handler's fork would take what was reserved for this one
   if (pager_fork_check() < 0) {
     errno = ENOMEM;
@@ -90,7 +92,8 @@ struct Redirection {
   void** original;
 };
 
-constexpr const char* kUseRun = "start it as `lunar run -- redis-server ...` without this module instead";
+constexpr const char* kUseRun =
+    "start it as `lunar run -- redis-server ...` without this module instead";
 
 }  // namespace
 
@@ -98,18 +101,19 @@ int server_heap_check(ErrorText* why) {
   void* alloc = program_calls("malloc");
   const void* jemalloc = dlsym(RTLD_DEFAULT, "mallocx");
   if (alloc == nullptr || dlsym(RTLD_DEFAULT, "je_mallctl") != nullptr)
-    return why->set(
-        -ENOTSUP,
-        "this server carries its own allocator (not the shared libjemalloc.so.2), which cannot be tiered from a "
-        "module; %s",
-        kUseRun);
+    return why->set(-ENOTSUP,
+                    "this server carries its own allocator (not the shared libjemalloc.so.2), "
+                    "which cannot be tiered from a "
+                    "module; %s",
+                    kUseRun);
   if (jemalloc == nullptr || !same_library(alloc, jemalloc))
-    return why->set(-ENOTSUP, "this server's malloc is that of %s, not of the shared libjemalloc.so.2; %s",
+    return why->set(-ENOTSUP,
+                    "this server's malloc is that of %s, not of the shared libjemalloc.so.2; %s",
                     library_of(alloc), kUseRun);
   for (const char* name : {"calloc", "realloc", "free"})
     if (void* found = program_calls(name); found == nullptr || !same_library(found, alloc))
-      return why->set(-ENOTSUP, "this server's malloc is that of %s and its %s that of %s; %s", library_of(alloc), name,
-                      library_of(found), kUseRun);
+      return why->set(-ENOTSUP, "this server's malloc is that of %s and its %s that of %s; %s",
+                      library_of(alloc), name, library_of(found), kUseRun);
   void* ignored;
   return program_redirect("malloc", alloc, &ignored, why);  // that it can be done
 }
@@ -117,9 +121,12 @@ int server_heap_check(ErrorText* why) {
 int server_heap_start(ErrorText* why) {
   const Redirection redirections[] = {
       {"fork", reinterpret_cast<void*>(&guarded_fork), reinterpret_cast<void**>(&g_original.fork)},
-      {"malloc", reinterpret_cast<void*>(&tiered_malloc), reinterpret_cast<void**>(&g_original.alloc)},
-      {"calloc", reinterpret_cast<void*>(&tiered_calloc), reinterpret_cast<void**>(&g_original.zeroed)},
-      {"realloc", reinterpret_cast<void*>(&tiered_realloc), reinterpret_cast<void**>(&g_original.resize)},
+      {"malloc", reinterpret_cast<void*>(&tiered_malloc),
+       reinterpret_cast<void**>(&g_original.alloc)},
+      {"calloc", reinterpret_cast<void*>(&tiered_calloc),
+       reinterpret_cast<void**>(&g_original.zeroed)},
+      {"realloc", reinterpret_cast<void*>(&tiered_realloc),
+       reinterpret_cast<void**>(&g_original.resize)},
   };
   int rc = heap_create(HeapMode::kProcess, why);
   if (rc < 0) return rc;

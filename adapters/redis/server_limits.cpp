@@ -31,21 +31,23 @@ String* get_text(const char*, void*) {
   size_t length = 0;
   for (const Value& value : g_values) {
     if (!value.known || value.own == value.holds) continue;
-    length += static_cast<size_t>(
-        format_to(text + length, sizeof(text) - length, "%s%s %llu %llu", length == 0 ? "" : " ", value.name,
-                  static_cast<unsigned long long>(value.own), static_cast<unsigned long long>(value.holds)));
+    length += static_cast<size_t>(format_to(
+        text + length, sizeof(text) - length, "%s%s %llu %llu", length == 0 ? "" : " ", value.name,
+        static_cast<unsigned long long>(value.own), static_cast<unsigned long long>(value.holds)));
   }
   if (g_text != nullptr) g_api.FreeString(nullptr, g_text);
   return g_text = g_api.CreateString(nullptr, text, length);
 }
 
-// NAME OWN HOLDS, again and again. Anything else is skipped: it says nothing about the limits that hold.
+// NAME OWN HOLDS, again and again. Anything else is skipped: it says nothing about the limits that
+// hold.
 int set_text(const char*, String* given, void*, String**) {
   size_t length = 0;
   const char* text = g_api.StringPtrLen(given, &length);
   char copy[kTextBytes], *rest = nullptr;
   format_to(copy, sizeof(copy), "%.*s", static_cast<int>(length), text);
-  for (char* name = strtok_r(copy, " ", &rest); name != nullptr; name = strtok_r(nullptr, " ", &rest)) {
+  for (char* name = strtok_r(copy, " ", &rest); name != nullptr;
+       name = strtok_r(nullptr, " ", &rest)) {
     const char* own = strtok_r(nullptr, " ", &rest);
     const char* holds = strtok_r(nullptr, " ", &rest);
     if (own == nullptr || holds == nullptr) break;
@@ -59,10 +61,12 @@ int set_text(const char*, String* given, void*, String**) {
   return kOk;
 }
 
-// False: the server does not have it, or it is a percentage (of maxmemory), which is left to the user.
+// False: the server does not have it, or it is a percentage (of maxmemory), which is left to the
+// user.
 bool read(Context* context, const char* name, uint64_t* out) {
   char text[32];
-  if (!server_config_text(context, name, text, sizeof(text)) || text[0] == '\0' || strchr(text, '%') != nullptr)
+  if (!server_config_text(context, name, text, sizeof(text)) || text[0] == '\0' ||
+      strchr(text, '%') != nullptr)
     return false;
   *out = strtoull(text, nullptr, 10);
   return true;
@@ -87,15 +91,16 @@ void on_change(Context* context) {
 }  // namespace
 
 bool limits_register(Context* context) {
-  return g_api.RegisterStringConfig(context, "limits", "", kConfigImmutable, get_text, set_text, nullptr, nullptr) ==
-         kOk;
+  return g_api.RegisterStringConfig(context, "limits", "", kConfigImmutable, get_text, set_text,
+                                    nullptr, nullptr) == kOk;
 }
 
 void limits_start(Context* context, void (*changed)(Context*)) {
   g_told = true;
   for (Value& value : g_values) {
     value.known = read(context, value.name, &value.holds);
-    value.own = value.was_written && value.written_holds == value.holds ? value.written_own : value.holds;
+    value.own =
+        value.was_written && value.written_holds == value.holds ? value.written_own : value.holds;
     if (!server_config_watch(context, value.name, on_change)) g_told = false;
   }
   g_changed = changed;

@@ -55,7 +55,9 @@ bool find_slowest(Context* context, ReplicaLine* out) {
   Reply* reply = g_api.Call(context, "CLIENT", "ccc", "LIST", "TYPE", "replica");
   if (reply == nullptr) return false;
   size_t length = 0;
-  const char* text = g_api.CallReplyType(reply) == kReplyString ? g_api.CallReplyStringPtr(reply, &length) : nullptr;
+  const char* text = g_api.CallReplyType(reply) == kReplyString
+                         ? g_api.CallReplyStringPtr(reply, &length)
+                         : nullptr;
   bool found = false;
   for (ReplicaLine one; text != nullptr && take_replica_line(&text, &length, &one);)
     if (one.id != 0 && (!found || one.lag > out->lag)) *out = one, found = true;
@@ -77,7 +79,8 @@ bool take_replica_line(const char** text, size_t* length, ReplicaLine* out) {
   out->lag = number_of(line, bytes, " omem=");
   out->fd = static_cast<int>(number_of(line, bytes, " fd="));
   const char* command = field_of(line, bytes, " cmd=");
-  out->syncing = command != nullptr && (strncmp(command, "psync", 5) == 0 || strncmp(command, "sync", 4) == 0);
+  out->syncing =
+      command != nullptr && (strncmp(command, "psync", 5) == 0 || strncmp(command, "sync", 4) == 0);
   return true;
 }
 
@@ -89,7 +92,8 @@ void slow_replicas_end(Context* context, const Space& space) {
   char id[32];
   format_to(id, sizeof(id), "%llu", static_cast<unsigned long long>(slowest.id));
   g_api.Log(context, "warning",
-            "LUN space runs short and the replica with client id %s has not taken %s: it is ended, so that no data is "
+            "LUN space runs short and the replica with client id %s has not taken %s: it is ended, "
+            "so that no data is "
             "evicted for it; give a larger size, or lower client-output-buffer-limit replica",
             id, format_size(slowest.lag).text);
   Reply* reply = g_api.Call(context, "CLIENT", "ccc", "KILL", "ID", id);

@@ -17,7 +17,8 @@ void ask_server(Space* space) {
   if (info == nullptr) return;
   int error = 0;
   space->used = g_api.ServerInfoGetFieldUnsigned(info, "used_memory", &error);
-  const uint64_t not_counted = g_api.ServerInfoGetFieldUnsigned(info, "mem_not_counted_for_evict", &error);
+  const uint64_t not_counted =
+      g_api.ServerInfoGetFieldUnsigned(info, "mem_not_counted_for_evict", &error);
   space->counted = space->used > not_counted ? space->used - not_counted : 0;
   space->clients = g_api.ServerInfoGetFieldUnsigned(info, "mem_clients_normal", &error);
   space->streams = g_api.ServerInfoGetFieldUnsigned(info, "mem_clients_slaves", &error);
@@ -55,7 +56,8 @@ Space space_now(bool server) {
 }
 
 uint64_t space_committed_now() {
-  return tier().owner == TierOwner::kModule ? heap_hook_bytes().committed : tier_stats().committed_bytes;
+  return tier().owner == TierOwner::kModule ? heap_hook_bytes().committed
+                                            : tier_stats().committed_bytes;
 }
 
 void space_purge() {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// How full the LUN is, and where its limits are. What counts is what the allocator has *committed*: each such page is
-// promised a slot, whether it holds values or holes between values.
+// How full the LUN is, and where its limits are. What counts is what the allocator has *committed*:
+// each such page is promised a slot, whether it holds values or holes between values.
 //
 //   0 ........ limit ...... edge ...... end          committed bytes
 //              data may     half way    forks yes: from here on a fork is refused (half of the LUN:
 //              grow to      to the      a child is promised as much as its parent holds)
 //              here         end         forks no: an allocation fails
 //
-// The limit is 7/8 of the end. The eighth above it is for allocations between two looks, and for what no limit of the
-// server counts: buffers of replicas and of the append-only file. While a child lives, its share is taken: limit and
-// edge keep as far from the end of what is left then.
+// The limit is 7/8 of the end. The eighth above it is for allocations between two looks, and for
+// what no limit of the server counts: buffers of replicas and of the append-only file. While a
+// child lives, its share is taken: limit and edge keep as far from the end of what is left then.
 //
 // Threading: the server's main thread.
 #pragma once

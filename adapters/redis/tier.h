@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tier that serves this server: the module's own, or that of the preload library when the server runs under `lunar
-// run` (then its lunar_* calls are used and nothing is started). Both speak lunar/lunar.h.
+// The tier that serves this server: the module's own, or that of the preload library when the
+// server runs under `lunar run` (then its lunar_* calls are used and nothing is started). Both
+// speak lunar/lunar.h.
 // Threading: started on the main thread; the calls are those of lunar.h.
 #pragma once
 #include "base/error.h"
@@ -21,7 +22,8 @@ struct Tier {
   int (*pin)(const void*, size_t) = nullptr;
   int (*unpin)(const void*, size_t) = nullptr;
   int (*is_tiered)(const void*) = nullptr;
-  void (*purge)() = nullptr;        // gives back what the allocator holds free; nullptr: an older preload library
+  // gives back what the allocator holds free; nullptr: an older preload library
+  void (*purge)() = nullptr;
   const GateCalls* gate = nullptr;  // nullptr: none was started
   bool started() const { return owner != TierOwner::kNone; }
 };
@@ -32,8 +34,8 @@ lunar_stats tier_stats();
 bool tier_preloaded();
 // Uses the preload's tier. pre: tier_preloaded.
 void tier_adopt();
-// Starts the module's own tier: pager, threads, heap, redirections. 0 or -errno with *why; if it fails, nothing is
-// redirected.
+// Starts the module's own tier: pager, threads, heap, redirections. 0 or -errno with *why; if it
+// fails, nothing is redirected.
 [[nodiscard]] int tier_start(const Options& options, ErrorText* why);
 
 }  // namespace lunar::redis

@@ -40,8 +40,10 @@ void reply_prefix(Context* context, const PrefixUse& use, uint64_t samples) {
 
 // The first `most` of those that have any.
 template <class Figure>
-void reply_first(Context* context, PrefixUse* uses, unsigned count, unsigned most, uint64_t samples, Figure figure) {
-  std::sort(uses, uses + count, [&](const PrefixUse& a, const PrefixUse& b) { return figure(a) > figure(b); });
+void reply_first(Context* context, PrefixUse* uses, unsigned count, unsigned most, uint64_t samples,
+                 Figure figure) {
+  std::sort(uses, uses + count,
+            [&](const PrefixUse& a, const PrefixUse& b) { return figure(a) > figure(b); });
   unsigned some = 0;
   while (some < count && some < most && figure(uses[some]) != 0) ++some;
   g_api.ReplyWithArray(context, some);
@@ -68,22 +70,25 @@ unsigned count_asked(String** words, int count) {
 int top_command(Context* context, String** words, int count) {
   const unsigned most = count_asked(words, count);
   if (most == 0)
-    return g_api.ReplyWithError(context, "ERR syntax error; LUNAR TOP [COUNT <count>], count is 1 or more");
+    return g_api.ReplyWithError(context,
+                                "ERR syntax error; LUNAR TOP [COUNT <count>], count is 1 or more");
   const bool watching = tier().gate != nullptr && tier().gate->state() == GateState::kWatching;
   static PrefixUse uses[Prefixes::kMost];
   uint64_t samples = 0;
   const unsigned known = tier().gate == nullptr ? 0 : tier().gate->prefixes().copy(uses, &samples);
   if (tier().gate != nullptr && tier().gate->state() == GateState::kStarting && samples == 0)
-    return g_api.ReplyWithError(context, "ERR the input gate begins with the first key, and there are no samples yet");
-  if (!watching && samples == 0)
     return g_api.ReplyWithError(
-        context,
-        "ERR the input gate looks no keys up (INFO lunar: lunar_gate, lunar_gate_reason), so there are no samples");
+        context, "ERR the input gate begins with the first key, and there are no samples yet");
+  if (!watching && samples == 0)
+    return g_api.ReplyWithError(context,
+                                "ERR the input gate looks no keys up (INFO lunar: lunar_gate, "
+                                "lunar_gate_reason), so there are no samples");
   g_api.ReplyWithMap(context, 3);
   g_api.ReplyWithSimpleString(context, "samples");
   g_api.ReplyWithLongLong(context, static_cast<long long>(samples));
   g_api.ReplyWithSimpleString(context, "hot");
-  reply_first(context, uses, known, most, samples, [](const PrefixUse& use) { return use.samples; });
+  reply_first(context, uses, known, most, samples,
+              [](const PrefixUse& use) { return use.samples; });
   g_api.ReplyWithSimpleString(context, "cold");
   reply_first(context, uses, known, most, samples, [](const PrefixUse& use) { return use.cold; });
   return kOk;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A std::map larger than DRAM: the only change is its allocator. A range of it is walked in order, then looked up at
-// random; every value is checked.
+// A std::map larger than DRAM: the only change is its allocator. A range of it is walked in order,
+// then looked up at random; every value is checked.
 //
 //   bigmap [ENTRIES [DRAM_MIB]]     default: 1,500,000 entries (about 200 MiB), 64 MiB of DRAM
 #include <lunar/lunar.hpp>
@@ -32,35 +32,46 @@ bool right(std::uint64_t key, const Value& value) {
   return true;
 }
 
-using Map = std::map<std::uint64_t, Value, std::less<>, lunar::allocator<std::pair<const std::uint64_t, Value>>>;
+using Map = std::map<std::uint64_t, Value, std::less<>,
+                     lunar::allocator<std::pair<const std::uint64_t, Value>>>;
 
 int run(std::uint64_t entries, std::uint64_t dram) {
   // Not less than the DRAM.
-  lunar::Tier tier({.dram_bytes = dram, .lun_bytes = std::max(entries * 512, dram), .lun = {}, .options = {}});
+  lunar::Tier tier(
+      {.dram_bytes = dram, .lun_bytes = std::max(entries * 512, dram), .lun = {}, .options = {}});
   Map map;
   for (std::uint64_t key = 0; key < entries; ++key) map.emplace_hint(map.end(), key, value_of(key));
 
   std::uint64_t seen = 0;
   for (const auto& [key, value] : map)
     if (key != seen++ || !right(key, value))
-      return std::fprintf(stderr, "bigmap: entry %llu is wrong\n", static_cast<unsigned long long>(key)), 1;
-  if (seen != entries) return std::fprintf(stderr, "bigmap: %llu entries\n", static_cast<unsigned long long>(seen)), 1;
+      return std::fprintf(stderr, "bigmap: entry %llu is wrong\n",
+                          static_cast<unsigned long long>(key)),
+             1;
+  if (seen != entries)
+    return std::fprintf(stderr, "bigmap: %llu entries\n", static_cast<unsigned long long>(seen)), 1;
 
   std::mt19937_64 random(42);
   for (int i = 0; i < 5000; ++i) {
     std::uint64_t key = random() % entries;
     auto found = map.find(key);
     if (found == map.end() || !right(key, found->second))
-      return std::fprintf(stderr, "bigmap: look-up of %llu\n", static_cast<unsigned long long>(key)), 1;
+      return std::fprintf(stderr, "bigmap: look-up of %llu\n",
+                          static_cast<unsigned long long>(key)),
+             1;
   }
   const lunar_stats stats = lunar::stats();
-  std::printf("%llu entries, %llu MiB of DRAM: peak %llu MiB resident, %llu MiB on the LUN, %llu pages evicted\n",
-              static_cast<unsigned long long>(entries), static_cast<unsigned long long>(dram >> 20),
-              static_cast<unsigned long long>(stats.resident_peak_bytes >> 20),
-              static_cast<unsigned long long>(stats.evicted_bytes >> 20),
-              static_cast<unsigned long long>(stats.evictions));
-  if (stats.evictions == 0) return std::fputs("bigmap: nothing was evicted; give more ENTRIES\n", stderr), 1;
-  if (stats.resident_peak_bytes > dram) return std::fputs("bigmap: the budget was passed\n", stderr), 1;
+  std::printf(
+      "%llu entries, %llu MiB of DRAM: peak %llu MiB resident, %llu MiB on the LUN, %llu pages "
+      "evicted\n",
+      static_cast<unsigned long long>(entries), static_cast<unsigned long long>(dram >> 20),
+      static_cast<unsigned long long>(stats.resident_peak_bytes >> 20),
+      static_cast<unsigned long long>(stats.evicted_bytes >> 20),
+      static_cast<unsigned long long>(stats.evictions));
+  if (stats.evictions == 0)
+    return std::fputs("bigmap: nothing was evicted; give more ENTRIES\n", stderr), 1;
+  if (stats.resident_peak_bytes > dram)
+    return std::fputs("bigmap: the budget was passed\n", stderr), 1;
   return 0;
 }
 
@@ -82,7 +93,8 @@ int usage(int code) {
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--help") == 0) return usage(0);
-  const std::uint64_t entries = argc > 1 ? number_of(argv[1]) : 1500000, dram_mib = argc > 2 ? number_of(argv[2]) : 64;
+  const std::uint64_t entries = argc > 1 ? number_of(argv[1]) : 1500000,
+                      dram_mib = argc > 2 ? number_of(argv[2]) : 64;
   if (argc > 3 || entries == 0 || dram_mib == 0) return usage(2);
   try {
     return run(entries, dram_mib << 20);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A matrix larger than DRAM, transposed out of place in tiles. Walking columns of a row-major matrix touches a page a
- * row: each tile's rows are prefetched in one batch (64 ranges), so that the reads overlap instead of coming one fault
- * at a time.
+ * A matrix larger than DRAM, transposed out of place in tiles. Walking columns of a row-major
+ * matrix touches a page a row: each tile's rows are prefetched in one batch (64 ranges), so that
+ * the reads overlap instead of coming one fault at a time.
  *
- *   matrix [N [DRAM_MIB]]     an N x N matrix of doubles (default 4096: 128 MiB, twice; 64 MiB of DRAM)
+ *   matrix [N [DRAM_MIB]]     an N x N matrix of doubles (default 4096: 128 MiB, twice; 64 MiB of
+ *                             DRAM)
  *
- * Here: a region as an array, lunar_prefetch, lunar_advise, statistics. Exits 0 when every element is in its place.
+ * Here: a region as an array, lunar_prefetch, lunar_advise, statistics. Exits 0 when every element
+ * is in its place.
  */
 #include <errno.h>
 #include <lunar/lunar.h>
@@ -26,7 +28,8 @@ static size_t number_of(const char* text) {
 static double value(size_t row, size_t column) { return (double)row * 1000003.0 + (double)column; }
 
 /* The TILE rows of `matrix` from `row`, columns from `column`, in one batch. */
-static int prefetch_tile(const double* matrix, size_t n, size_t row, size_t column, size_t columns) {
+static int prefetch_tile(const double* matrix, size_t n, size_t row, size_t column,
+                         size_t columns) {
   lunar_range ranges[TILE];
   for (size_t i = 0; i < TILE; ++i) {
     ranges[i].address = matrix + (row + i) * n + column;
@@ -36,8 +39,8 @@ static int prefetch_tile(const double* matrix, size_t n, size_t row, size_t colu
 }
 
 static int transpose(double* out, const double* in, size_t n) {
-  const size_t wide =
-      lunar_page_bytes() / sizeof(double); /* a page's worth of columns: what is brought in is used up */
+  const size_t wide = lunar_page_bytes() /
+                      sizeof(double); /* a page's worth of columns: what is brought in is used up */
   for (size_t row = 0; row < n; row += TILE) {
     for (size_t column = 0; column < n; column += wide) {
       int rc = prefetch_tile(in, n, row, column, wide);
@@ -51,8 +54,10 @@ static int transpose(double* out, const double* in, size_t n) {
 }
 
 static int usage(int code) {
-  fputs("usage: matrix [N [DRAM_MIB]]     an N x N matrix of doubles; default: 4096, 64 MiB of DRAM\n",
-        code == 0 ? stdout : stderr);
+  fputs(
+      "usage: matrix [N [DRAM_MIB]]     an N x N matrix of doubles; default: 4096, 64 MiB of "
+      "DRAM\n",
+      code == 0 ? stdout : stderr);
   return code;
 }
 
@@ -101,10 +106,12 @@ int main(int argc, char** argv) {
       }
   (void)lunar_get_stats(&stats);
   printf(
-      "transposed %zu x %zu (%zu MiB in all) in %zu MiB of DRAM: peak %llu MiB resident, %llu MiB read, %llu MiB "
+      "transposed %zu x %zu (%zu MiB in all) in %zu MiB of DRAM: peak %llu MiB resident, %llu MiB "
+      "read, %llu MiB "
       "written\n",
       n, n, 2 * bytes >> 20, dram_mib, (unsigned long long)(stats.resident_peak_bytes >> 20),
-      (unsigned long long)(stats.lun_read_bytes >> 20), (unsigned long long)(stats.lun_written_bytes >> 20));
+      (unsigned long long)(stats.lun_read_bytes >> 20),
+      (unsigned long long)(stats.lun_written_bytes >> 20));
   rc = lunar_region_destroy(a, bytes);
   if (rc == 0) rc = lunar_region_destroy(b, bytes);
   return rc == 0 ? 0 : 1;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An index that must never wait for the LUN, over records that may: the index is pinned, the records are prefetched in
- * batches before they are used. The statistics show that pinned pages were never read back.
+ * An index that must never wait for the LUN, over records that may: the index is pinned, the
+ * records are prefetched in batches before they are used. The statistics show that pinned pages
+ * were never read back.
  *
  *   pin [RECORDS_MIB [DRAM_MIB]]     default: 256 MiB of records, 64 MiB of DRAM
  */
@@ -76,7 +77,8 @@ int main(int argc, char** argv) {
     return rc == -EPERM || rc == -ENOSYS ? (fail("lunar_init", rc), 77) : fail("lunar_init", rc);
 
   uint32_t* index = lunar_malloc(count * sizeof(*index));
-  char* records = lunar_aligned_alloc(lunar_page_bytes(), bytes); /* a record a page: none lies on two */
+  char* records =
+      lunar_aligned_alloc(lunar_page_bytes(), bytes); /* a record a page: none lies on two */
   if (index == NULL || records == NULL) return fail("lunar_malloc", 0);
   rc = lunar_pin(index, count * sizeof(*index));
   if (rc < 0) return fail("lunar_pin", rc);
@@ -92,7 +94,8 @@ int main(int argc, char** argv) {
   }
   for (uint32_t key = 0; key < count; ++key) {
     char* record = records + (size_t)index[key] * RECORD;
-    for (size_t at = 0; at < RECORD; at += sizeof(key)) { /* not the same content twice: nothing to gain by zeros */
+    for (size_t at = 0; at < RECORD;
+         at += sizeof(key)) { /* not the same content twice: nothing to gain by zeros */
       uint32_t word = at == 0 ? key : (uint32_t)next_random(&random);
       memcpy(record + at, &word, sizeof(word));
     }
@@ -105,11 +108,14 @@ int main(int argc, char** argv) {
   }
   lunar_stats after = stats_now();
   printf(
-      "%d look-ups in %zu MiB of records, %zu MiB of DRAM: %llu pages prefetched, %llu faults that read, %llu KiB "
+      "%d look-ups in %zu MiB of records, %zu MiB of DRAM: %llu pages prefetched, %llu faults that "
+      "read, %llu KiB "
       "pinned, "
       "peak %llu MiB resident\n",
-      200 * BATCH, bytes >> 20, dram >> 20, (unsigned long long)(after.prefetched - before.prefetched),
-      (unsigned long long)(after.major_faults - before.major_faults), (unsigned long long)(after.pinned_bytes >> 10),
+      200 * BATCH, bytes >> 20, dram >> 20,
+      (unsigned long long)(after.prefetched - before.prefetched),
+      (unsigned long long)(after.major_faults - before.major_faults),
+      (unsigned long long)(after.pinned_bytes >> 10),
       (unsigned long long)(after.resident_peak_bytes >> 20));
   if (after.evictions == 0) {
     fprintf(stderr, "pin: nothing was evicted; give more RECORDS_MIB or less DRAM_MIB\n");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// std::pmr containers on tiered memory: a pool resource over lunar::resource() keeps small strings together, a vector
-// of doubles larger than DRAM grows next to them, and a Region serves as a plain array through a span.
+// std::pmr containers on tiered memory: a pool resource over lunar::resource() keeps small strings
+// together, a vector of doubles larger than DRAM grows next to them, and a Region serves as a plain
+// array through a span.
 //
 //   pmr [DRAM_MIB]     default: 64 MiB of DRAM, about 250 MiB of data
 #include <lunar/lunar.hpp>
@@ -16,7 +17,8 @@
 namespace {
 
 std::string text_of(std::uint64_t key) {
-  return "record " + std::to_string(key) + std::string(40 + key % 50, static_cast<char>('a' + key % 26));
+  return "record " + std::to_string(key) +
+         std::string(40 + key % 50, static_cast<char>('a' + key % 26));
 }
 
 bool strings() {
@@ -25,7 +27,9 @@ bool strings() {
   constexpr std::uint64_t kCount = 400000;
   for (std::uint64_t key = 0; key < kCount; ++key) map.emplace(key, text_of(key));
   for (std::uint64_t key = 0; key < kCount; key += 7)
-    if (auto found = map.find(key); found == map.end() || std::string_view(found->second) != text_of(key)) return false;
+    if (auto found = map.find(key);
+        found == map.end() || std::string_view(found->second) != text_of(key))
+      return false;
   return map.size() == kCount;
 }
 
@@ -41,7 +45,8 @@ bool numbers() {
 bool array() {
   lunar::Region region(96u << 20);
   std::span<std::uint32_t> words = region.as<std::uint32_t>();
-  for (std::size_t i = 0; i < words.size(); ++i) words[i] = static_cast<std::uint32_t>(i * 2654435761u);
+  for (std::size_t i = 0; i < words.size(); ++i)
+    words[i] = static_cast<std::uint32_t>(i * 2654435761u);
   lunar::Region moved = std::move(region);
   constexpr std::size_t kStep = 16384;
   for (std::size_t i = 0; i < words.size(); i += kStep) {
@@ -52,7 +57,8 @@ bool array() {
   }
   lunar::ScopedPin pin(words.first(1024));
   // NOLINTNEXTLINE(bugprone-use-after-move): a region that was moved from is empty
-  return moved.bytes() == 96u << 20 && !region && moved.discard() == 0 && words[words.size() - 1] == 0;
+  return moved.bytes() == 96u << 20 && !region && moved.discard() == 0 &&
+         words[words.size() - 1] == 0;
 }
 
 }  // namespace
@@ -63,11 +69,15 @@ int main(int argc, char** argv) {
     lunar::Tier tier({.dram_bytes = dram, .lun_bytes = 1u << 30, .lun = {}, .options = {}});
     const bool good[] = {strings(), numbers(), array()};
     const lunar_stats stats = lunar::stats();
-    std::printf("strings %s, numbers %s, array %s; peak %llu MiB resident of %llu, %llu pages evicted\n",
-                good[0] ? "right" : "WRONG", good[1] ? "right" : "WRONG", good[2] ? "right" : "WRONG",
-                static_cast<unsigned long long>(stats.resident_peak_bytes >> 20),
-                static_cast<unsigned long long>(dram >> 20), static_cast<unsigned long long>(stats.evictions));
-    return good[0] && good[1] && good[2] && stats.resident_peak_bytes <= dram && stats.evictions > 0 ? 0 : 1;
+    std::printf(
+        "strings %s, numbers %s, array %s; peak %llu MiB resident of %llu, %llu pages evicted\n",
+        good[0] ? "right" : "WRONG", good[1] ? "right" : "WRONG", good[2] ? "right" : "WRONG",
+        static_cast<unsigned long long>(stats.resident_peak_bytes >> 20),
+        static_cast<unsigned long long>(dram >> 20),
+        static_cast<unsigned long long>(stats.evictions));
+    return good[0] && good[1] && good[2] && stats.resident_peak_bytes <= dram && stats.evictions > 0
+               ? 0
+               : 1;
   } catch (const lunar::Error& error) {
     std::fprintf(stderr, "pmr: %s\n", error.what());
     return error.code() == EPERM || error.code() == ENOSYS ? 77 : 1;

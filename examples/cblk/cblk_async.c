@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Asynchronous I/O in its two ways: writes whose results are fetched by tag, the oldest first; then reads whose results
- * the library fills in by itself while the program does something else.
+ * Asynchronous I/O in its two ways: writes whose results are fetched by tag, the oldest first; then
+ * reads whose results the library fills in by itself while the program does something else.
  *
- *   cblk_async DEVICE          DEVICE: a file or block device that is blank or carries Lunar's format
+ *   cblk_async DEVICE          DEVICE: a file or block device that is blank or carries Lunar's
+ *                              format
  */
 #include <capiblock.h>
 #include <errno.h>
@@ -62,7 +63,8 @@ static int read_all(chunk_id_t lun, unsigned char* data) {
   }
   for (int i = 0; i < COUNT; ++i) {
     if (done_at_once[i]) continue;
-    while (__atomic_load_n(&status[i].status, __ATOMIC_ACQUIRE) == CBLK_ARW_STATUS_PENDING) sched_yield();
+    while (__atomic_load_n(&status[i].status, __ATOMIC_ACQUIRE) == CBLK_ARW_STATUS_PENDING)
+      sched_yield();
     if (status[i].status == CBLK_ARW_STATUS_SUCCESS && status[i].blocks_transferred == 1) continue;
     errno = status[i].fail_errno;
     return fail("a read");
@@ -86,7 +88,8 @@ static int usage(int code) {
 int main(int argc, char** argv) {
   if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
   if (argc != 2) return usage(2);
-  unsigned char *out = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK), *in = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK);
+  unsigned char *out = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK),
+                *in = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK);
   if (!out || !in) return fail("memory");
   memset(in, 0, (size_t)COUNT * BLOCK);
   chunk_id_t lun = cblk_open(argv[1], DEPTH, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
@@ -96,6 +99,7 @@ int main(int argc, char** argv) {
   free(out);
   free(in);
   if (result == 0)
-    printf("cblk_async: %d writes and %d reads, %d at a time, on %s: all equal\n", COUNT, COUNT, DEPTH, argv[1]);
+    printf("cblk_async: %d writes and %d reads, %d at a time, on %s: all equal\n", COUNT, COUNT,
+           DEPTH, argv[1]);
   return result;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists of I/Os: 64 writes are issued by one call that waits for them all; then 64 reads are issued by a call that
- * waits for half of them, and the rest are taken as they are done, by calls that have them as pending.
+ * Lists of I/Os: 64 writes are issued by one call that waits for them all; then 64 reads are issued
+ * by a call that waits for half of them, and the rest are taken as they are done, by calls that
+ * have them as pending.
  *
- *   cblk_listio DEVICE         DEVICE: a file or block device that is blank or carries Lunar's format
+ *   cblk_listio DEVICE         DEVICE: a file or block device that is blank or carries Lunar's
+ *                              format
  */
 #include <capiblock.h>
 #include <errno.h>
@@ -36,7 +38,8 @@ static void prepare(cblk_io_t* ios, cblk_io_t** list, unsigned char* data, uint8
 
 static int all_well(const cblk_io_t* ios) {
   for (int i = 0; i < COUNT; ++i) {
-    if (ios[i].stat.status == CBLK_ARW_STATUS_SUCCESS && ios[i].stat.blocks_transferred == 1) continue;
+    if (ios[i].stat.status == CBLK_ARW_STATUS_SUCCESS && ios[i].stat.blocks_transferred == 1)
+      continue;
     errno = ios[i].stat.fail_errno;
     return fail("an I/O of the list");
   }
@@ -47,17 +50,20 @@ static int write_all(chunk_id_t lun, unsigned char* data) {
   cblk_io_t ios[COUNT], *list[COUNT];
   int completed = 0;
   prepare(ios, list, data, CBLK_IO_TYPE_WRITE);
-  if (cblk_listio(lun, list, COUNT, NULL, 0, list, COUNT, NULL, &completed, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) != 0)
+  if (cblk_listio(lun, list, COUNT, NULL, 0, list, COUNT, NULL, &completed, 0,
+                  CBLK_LISTIO_WAIT_ISSUE_CMD) != 0)
     return fail("cblk_listio (writes)");
   return all_well(ios);
 }
 
 static int read_all(chunk_id_t lun, unsigned char* data) {
-  cblk_io_t ios[COUNT], *list[COUNT], copies[COUNT], *done[COUNT]; /* done: where completions are copied to */
+  cblk_io_t ios[COUNT], *list[COUNT], copies[COUNT],
+      *done[COUNT]; /* done: where completions are copied to */
   int completed = COUNT - WAITED;
   for (int i = 0; i < COUNT; ++i) done[i] = &copies[i];
   prepare(ios, list, data, CBLK_IO_TYPE_READ);
-  if (cblk_listio(lun, list, COUNT, NULL, 0, list, WAITED, done, &completed, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) != 0)
+  if (cblk_listio(lun, list, COUNT, NULL, 0, list, WAITED, done, &completed, 0,
+                  CBLK_LISTIO_WAIT_ISSUE_CMD) != 0)
     return fail("cblk_listio (reads)");
   for (;;) {
     cblk_io_t *pending[COUNT], *first[1];
@@ -94,7 +100,8 @@ static int usage(int code) {
 int main(int argc, char** argv) {
   if (argc > 1 && argv[1][0] == '-') return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
   if (argc != 2) return usage(2);
-  unsigned char *out = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK), *in = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK);
+  unsigned char *out = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK),
+                *in = aligned_alloc(BLOCK, (size_t)COUNT * BLOCK);
   if (!out || !in) return fail("memory");
   chunk_id_t lun = cblk_open(argv[1], COUNT, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   if (lun == NULL_CHUNK_ID) return fail(argv[1]);
@@ -103,6 +110,7 @@ int main(int argc, char** argv) {
   free(out);
   free(in);
   if (result == 0)
-    printf("cblk_listio: %d lists of %d writes and as many reads on %s, all equal\n", ROUNDS, COUNT, argv[1]);
+    printf("cblk_listio: %d lists of %d writes and as many reads on %s, all equal\n", ROUNDS, COUNT,
+           argv[1]);
   return result;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * RAID 0: virtual LUNs on two devices or more as one, block by block (block b is block b / n of device b % n). It
- * writes through the group, reads back, and looks at the counters of each device's share.
+ * RAID 0: virtual LUNs on two devices or more as one, block by block (block b is block b / n of
+ * device b % n). It writes through the group, reads back, and looks at the counters of each
+ * device's share.
  *
  *   cblk_raid0 DEVICE DEVICE [...]     up to 8; blank, or with Lunar's format
  */
@@ -40,11 +41,13 @@ static int work(chunk_cg_id_t group, int devices) {
     fill(out, i);
     int rc = cblk_cg_aread(group, in, i, 1, &tag, NULL, 0);
     if (rc < 0) return fail("cblk_cg_aread");
-    if (rc == 0 && cblk_cg_aresult(group, &tag, &done, CBLK_ARESULT_BLOCKING) != 1) return fail("cblk_cg_aresult");
+    if (rc == 0 && cblk_cg_aresult(group, &tag, &done, CBLK_ARESULT_BLOCKING) != 1)
+      return fail("cblk_cg_aresult");
     if (memcmp(in, out, BLOCK) != 0) return fprintf(stderr, "cblk_raid0: block %u differs\n", i), 1;
     fill(out, i + 1);
     if (cblk_cg_read(group, in, i + 1, 1, 0) != 1) return fail("cblk_cg_read");
-    if (memcmp(in, out, BLOCK) != 0) return fprintf(stderr, "cblk_raid0: block %u differs\n", i + 1), 1;
+    if (memcmp(in, out, BLOCK) != 0)
+      return fprintf(stderr, "cblk_raid0: block %u differs\n", i + 1), 1;
   }
   return 0;
 }
@@ -60,13 +63,16 @@ int main(int argc, char** argv) {
   if (argc < 3 || argc > DEVICES_MAX + 1) return usage(2);
   for (int i = 1; i < argc; ++i) {
     size_t used = strlen(path);
-    if (snprintf(path + used, sizeof(path) - used, "%s%s", i > 1 ? ":" : "", argv[i]) >= (int)(sizeof(path) - used))
+    if (snprintf(path + used, sizeof(path) - used, "%s%s", i > 1 ? ":" : "", argv[i]) >=
+        (int)(sizeof(path) - used))
       return 2;
   }
-  chunk_cg_id_t group = cblk_cg_open(path, 64, O_RDWR, argc - 1, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
+  chunk_cg_id_t group =
+      cblk_cg_open(path, 64, O_RDWR, argc - 1, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
   if (group == NULL_CHUNK_CG_ID) return fail(path);
   int result = work(group, argc - 1);
   if (cblk_cg_close(group, 0) != 0) result = fail("cblk_cg_close");
-  if (result == 0) printf("cblk_raid0: %d blocks written over %d devices and read back equal\n", COUNT, argc - 1);
+  if (result == 0)
+    printf("cblk_raid0: %d blocks written over %d devices and read back equal\n", COUNT, argc - 1);
   return result;
 }

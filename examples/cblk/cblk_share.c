@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two processes on one virtual LUN: the parent opens it and forks, the child clones the chunk. Both write at the same
- * time, the parent the even blocks and the child the odd ones; then each reads what the other wrote.
+ * Two processes on one virtual LUN: the parent opens it and forks, the child clones the chunk. Both
+ * write at the same time, the parent the even blocks and the child the odd ones; then each reads
+ * what the other wrote.
  *
- *   cblk_share DEVICE          DEVICE: a file or block device that is blank or carries Lunar's format
+ *   cblk_share DEVICE          DEVICE: a file or block device that is blank or carries Lunar's
+ *                              format
  */
 #include <capiblock.h>
 #include <errno.h>
@@ -38,7 +40,8 @@ static int read_half(chunk_id_t lun, unsigned first, const char* who) {
   for (unsigned i = first; i < COUNT; i += 2) {
     fill(expected, i);
     if (cblk_read(lun, in, i, 1, 0) != 1) return fail(who, "cblk_read");
-    if (memcmp(in, expected, BLOCK) != 0) return fprintf(stderr, "cblk_share: %s: block %u differs\n", who, i), 1;
+    if (memcmp(in, expected, BLOCK) != 0)
+      return fprintf(stderr, "cblk_share: %s: block %u differs\n", who, i), 1;
   }
   return 0;
 }
@@ -83,7 +86,9 @@ int main(int argc, char** argv) {
   if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0) result = 1;
   if (cblk_close(lun, 0) != 0) result = fail("parent", "cblk_close");
   if (result == 0)
-    printf("cblk_share: two processes wrote %d blocks of one virtual LUN on %s, each read the other's\n", COUNT,
-           argv[1]);
+    printf(
+        "cblk_share: two processes wrote %d blocks of one virtual LUN on %s, each read the "
+        "other's\n",
+        COUNT, argv[1]);
   return result;
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The first program one writes for CAPI Flash: copies a file to a virtual LUN, reads it back and compares.
+ * The first program one writes for CAPI Flash: copies a file to a virtual LUN, reads it back and
+ * compares.
  *
- *   cblk_test DEVICE FILE      DEVICE: a file or block device that is blank or carries Lunar's format
+ *   cblk_test DEVICE FILE      DEVICE: a file or block device that is blank or carries Lunar's
+ *                              format
  *
  * A virtual LUN moves one block a call and is gone at cblk_close.
  */
@@ -62,7 +64,9 @@ int main(int argc, char** argv) {
   FILE* file = fopen(argv[2], "rb");
   if (!file) return fail("cannot open", argv[2]);
   size_t blocks = blocks_of(file);
-  if (blocks == 0) return fprintf(stderr, "cblk_test: %s is empty; give a file with something in it\n", argv[2]), 1;
+  if (blocks == 0)
+    return fprintf(stderr, "cblk_test: %s is empty; give a file with something in it\n", argv[2]),
+           1;
 
   if (cblk_init(NULL, 0) != 0) return fail("cblk_init", "failed");
   chunk_id_t lun = cblk_open(argv[1], 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
@@ -76,6 +80,7 @@ int main(int argc, char** argv) {
   if (cblk_close(lun, 0) != 0) result = fail("cblk_close", argv[1]);
   cblk_term(NULL, 0);
   if (result == 0)
-    printf("cblk_test: %zu blocks of %s went to a virtual LUN on %s and came back equal\n", blocks, argv[2], argv[1]);
+    printf("cblk_test: %zu blocks of %s went to a virtual LUN on %s and came back equal\n", blocks,
+           argv[2], argv[1]);
   return result;
 }

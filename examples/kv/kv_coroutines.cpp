@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of reads under way without thousands of threads: each coroutine follows a chain of records, where the value
-// of one is the key of the next, so a walk is a series of waits. Their code reads as if it blocked.
+// Thousands of reads under way without thousands of threads: each coroutine follows a chain of
+// records, where the value of one is the key of the next, so a walk is a series of waits. Their
+// code reads as if it blocked.
 //
-//   kv_coroutines [PLACE [WALKERS [RECORDS]]]      PLACE: a place for the store; without one, or "": memory
+//   kv_coroutines [PLACE [WALKERS [RECORDS]]]      PLACE: a place for the store; without one, or
+//                                                  "": memory
 #include <chrono>
 #include <coroutine>
 #include <cstdint>
@@ -19,8 +21,8 @@ namespace kv = lunar::kv;
 
 namespace {
 
-// A coroutine that nothing awaits: it begins where it is called and goes on where its calls resume it, on the store's
-// threads.
+// A coroutine that nothing awaits: it begins where it is called and goes on where its calls resume
+// it, on the store's threads.
 struct Detached {
   struct promise_type {
     Detached get_return_object() noexcept { return {}; }
@@ -33,7 +35,8 @@ struct Detached {
 
 constexpr unsigned kSteps = 100;
 
-// A step that visits every record before it comes back: odd, and the number of records is a power of two.
+// A step that visits every record before it comes back: odd, and the number of records is a power
+// of two.
 constexpr std::uint64_t kStride = 40503;
 
 struct Walker {
@@ -41,10 +44,12 @@ struct Walker {
   std::error_code error;
 };
 
-Detached store_records(kv::Store& store, Walker& walker, std::uint64_t first, std::uint64_t step, std::uint64_t records,
-                       std::latch& done) {
+Detached store_records(kv::Store& store, Walker& walker, std::uint64_t first, std::uint64_t step,
+                       std::uint64_t records, std::latch& done) {
   for (std::uint64_t i = first; i < records && !walker.error; i += step)
-    walker.error = (co_await store.async_set(std::to_string(i), std::to_string((i + kStride) % records))).error();
+    walker.error =
+        (co_await store.async_set(std::to_string(i), std::to_string((i + kStride) % records)))
+            .error();
   done.count_down();
 }
 
@@ -86,7 +91,8 @@ int run(kv::Store& store, unsigned count, std::uint64_t records) {
       return fail("the end of a walk", std::make_error_code(std::errc::bad_message));
   }
   std::printf(
-      "kv_coroutines: %u walkers, %u steps each over %llu records: %.0f gets a second, all where they should be\n",
+      "kv_coroutines: %u walkers, %u steps each over %llu records: %.0f gets a second, all where "
+      "they should be\n",
       count, kSteps, static_cast<unsigned long long>(records), count * kSteps / took.count());
   return 0;
 }
@@ -101,15 +107,20 @@ int usage(int code) {
 
 int main(int argc, char** argv) {
   if (argc > 1 && argv[1][0] == '-') return usage(std::strcmp(argv[1], "--help") == 0 ? 0 : 2);
-  const long walkers = argc > 2 ? std::atol(argv[2]) : 4000, wanted = argc > 3 ? std::atol(argv[3]) : 65536;
-  if (argc > 4 || walkers < 1 || walkers > 65536 || wanted < 1 || (wanted & (wanted - 1)) != 0) return usage(2);
-  kv::Options options{
-      .place = argc > 1 ? argv[1] : "", .expected_keys = static_cast<std::uint64_t>(wanted), .threads = 4};
-  options.asyncs = static_cast<unsigned>(walkers) + 4;  // a call still counts as under way while its coroutine goes on
+  const long walkers = argc > 2 ? std::atol(argv[2]) : 4000,
+             wanted = argc > 3 ? std::atol(argv[3]) : 65536;
+  if (argc > 4 || walkers < 1 || walkers > 65536 || wanted < 1 || (wanted & (wanted - 1)) != 0)
+    return usage(2);
+  kv::Options options{.place = argc > 1 ? argv[1] : "",
+                      .expected_keys = static_cast<std::uint64_t>(wanted),
+                      .threads = 4};
+  options.asyncs = static_cast<unsigned>(walkers) +
+                   4;  // a call still counts as under way while its coroutine goes on
   options.value_bytes = 32;
   kv::Result<kv::Store> store = kv::Store::open(options);
   if (!store) return fail("opening the store", store.error());
-  const int result = run(*store, static_cast<unsigned>(walkers), static_cast<std::uint64_t>(wanted));
+  const int result =
+      run(*store, static_cast<unsigned>(walkers), static_cast<std::uint64_t>(wanted));
   const kv::Result<void> closed = store->close();
   return closed ? result : fail("closing the store", closed.error());
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loads the lines of a text file into a store, KEY SEPARATOR VALUE, then reads the file again and compares.
- * `kv_fileload --help` lists the options.
+ * Loads the lines of a text file into a store, KEY SEPARATOR VALUE, then reads the file again and
+ * compares. `kv_fileload --help` lists the options.
  */
 #include <arkdb.h>
 #include <errno.h>
@@ -14,8 +14,10 @@
 static const char usage[] =
     "usage: kv_fileload [options] FILE\n"
     "  -d PLACE      where the store lies: file, device, URI (default: in memory)\n"
-    "  -k            the store is kept at PLACE, and what it held there stays (default: it ends with the program)\n"
-    "  -F CHARACTER  that ends the key (default: a tab); a line without it is a key with an empty value\n"
+    "  -k            the store is kept at PLACE, and what it held there stays (default: it ends "
+    "with the program)\n"
+    "  -F CHARACTER  that ends the key (default: a tab); a line without it is a key with an empty "
+    "value\n"
     "  -h, --help    this text\n"
     "A key that comes again with another value is an error.\n";
 
@@ -58,7 +60,8 @@ static int holds(ARK* ark, const struct pair* pair, char** buffer, size_t* room)
   }
   int rc = ark_get(ark, pair->key_length, pair->key, pair->value_length, *buffer, 0, &length);
   if (rc != 0) return rc == ENOENT ? -1 : -rc - 1;
-  return (uint64_t)length == pair->value_length && memcmp(*buffer, pair->value, pair->value_length) == 0;
+  return (uint64_t)length == pair->value_length &&
+         memcmp(*buffer, pair->value, pair->value_length) == 0;
 }
 
 struct result {
@@ -118,8 +121,8 @@ int main(int argc, char** argv) {
   struct result loaded, checked;
   int64_t before = 0, after = 0;
   clock_gettime(CLOCK_MONOTONIC, &begin);
-  int result =
-      (rc = ark_count(ark, &before)) != 0 ? fail("ark_count", rc) : pass(ark, argv[optind], separator, 0, &loaded);
+  int result = (rc = ark_count(ark, &before)) != 0 ? fail("ark_count", rc)
+                                                   : pass(ark, argv[optind], separator, 0, &loaded);
   clock_gettime(CLOCK_MONOTONIC, &end);
   if (result == 0) result = pass(ark, argv[optind], separator, 1, &checked);
   if (result == 0 && (rc = ark_count(ark, &after)) != 0) result = fail("ark_count", rc);
@@ -127,8 +130,10 @@ int main(int argc, char** argv) {
     result = fail_line(argv[optind], loaded.lines, "the store counts other pairs");
   if ((rc = ark_delete(ark)) != 0) result = fail("ark_delete", rc);
   if (result != 0) return result;
-  double seconds = (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9;
-  printf("kv_fileload: %ld lines, %ld new keys, %lld in all, %.0f lines/s, %.1f MiB/s, all equal\n", loaded.lines,
-         loaded.added, (long long)after, (double)loaded.lines / seconds, (double)loaded.bytes / seconds / 1048576);
+  double seconds =
+      (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9;
+  printf("kv_fileload: %ld lines, %ld new keys, %lld in all, %.0f lines/s, %.1f MiB/s, all equal\n",
+         loaded.lines, loaded.added, (long long)after, (double)loaded.lines / seconds,
+         (double)loaded.bytes / seconds / 1048576);
   return 0;
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves the pairs of a store that IBM's libarkdb has kept to a store of Lunar's: both libraries are loaded by their
-// paths, and all goes through their common interface. The new store is closed, opened again and compared with the old
-// one, pair by pair. `kv_migrate --help` lists the options. Build: g++ -std=c++20 -O2 kv_migrate.cpp -o kv_migrate
-// -ltbb -ldl, without -larkdb.
+// Moves the pairs of a store that IBM's libarkdb has kept to a store of Lunar's: both libraries are
+// loaded by their paths, and all goes through their common interface. The new store is closed,
+// opened again and compared with the old one, pair by pair. `kv_migrate --help` lists the options.
+// Build: g++ -std=c++20 -O2 kv_migrate.cpp -o kv_migrate -ltbb -ldl, without -larkdb.
 //
-// What IBM's library does not do well is left alone: ark_nextN (it writes behind its buffer), reads behind a value's
-// end.
+// What IBM's library does not do well is left alone: ark_nextN (it writes behind its buffer), reads
+// behind a value's end.
 #include <arkdb.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,7 +31,8 @@ const char usage[] =
     "usage: kv_migrate --from-library LIBRARY --from PLACE --to PLACE [options]\n"
     "  --from-library LIBRARY  path of the libarkdb.so that has written the old store\n"
     "  --from PLACE            the old store, kept with ARK_KV_PERSIST_STORE; it is only read\n"
-    "  --to PLACE              where the new one is made and kept: a blank file or device, or one with an empty store\n"
+    "  --to PLACE              where the new one is made and kept: a blank file or device, or one "
+    "with an empty store\n"
     "  --to-library LIBRARY    path of Lunar's library (libarkdb-0.so, where the loader finds it)\n"
     "  --threads N             (all CPUs)\n"
     "  --help                  this text\n";
@@ -71,14 +72,14 @@ struct Library {
     *out = reinterpret_cast<Function>(dlsym(library, name));
     return *out != nullptr;
   }
-  // Stays loaded. RTLD_LOCAL: each library finds its own functions, not those of the other one that have the same
-  // names.
+  // Stays loaded. RTLD_LOCAL: each library finds its own functions, not those of the other one that
+  // have the same names.
   bool load(const std::string& path, Problem& problem) {
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    const bool loaded = library && find(library, "ark_create", &create) && find(library, "ark_delete", &close) &&
-                        find(library, "ark_first", &first) && find(library, "ark_next", &next) &&
-                        find(library, "ark_get", &get) && find(library, "ark_set", &set) &&
-                        find(library, "ark_count", &count);
+    const bool loaded = library && find(library, "ark_create", &create) &&
+                        find(library, "ark_delete", &close) && find(library, "ark_first", &first) &&
+                        find(library, "ark_next", &next) && find(library, "ark_get", &get) &&
+                        find(library, "ark_set", &set) && find(library, "ark_count", &count);
     if (!loaded) problem.note(dlerror());
     return loaded;
   }
@@ -104,7 +105,8 @@ class Store {
   }
   int64_t count(Problem& problem) const {
     int64_t pairs = 0;
-    if (const int error = library_.count(ark_, &pairs); error != 0) problem.note(told(place_ + ": ark_count", error));
+    if (const int error = library_.count(ark_, &pairs); error != 0)
+      problem.note(told(place_ + ": ark_count", error));
     return pairs;
   }
   int set(std::string& key, std::string& value) const {
@@ -116,7 +118,8 @@ class Store {
     value.resize(std::max<size_t>(value.capacity(), 4096));
     for (;;) {
       int64_t length = 0;
-      const int error = library_.get(ark_, key.size(), key.data(), value.size(), value.data(), 0, &length);
+      const int error =
+          library_.get(ark_, key.size(), key.data(), value.size(), value.data(), 0, &length);
       if (error != 0) return error;
       const bool whole = static_cast<uint64_t>(length) <= value.size();
       value.resize(static_cast<size_t>(length));
@@ -124,8 +127,9 @@ class Store {
     }
   }
 
-  // All keys, in batches. Both libraries cut a key that is longer than the buffer and go on: then all begins again,
-  // with a larger one. False: the caller is to forget what it was given, and to call again. Problems are noted.
+  // All keys, in batches. Both libraries cut a key that is longer than the buffer and go on: then
+  // all begins again, with a larger one. False: the caller is to forget what it was given, and to
+  // call again. Problems are noted.
   template <class Function>
   bool each_batch(std::string& buffer, Problem& problem, Function function) const {
     std::vector<std::string> keys;
@@ -133,7 +137,8 @@ class Store {
     errno = 0;
     ARI* iterator = library_.first(ark_, buffer.size(), &length, buffer.data());
     int error = iterator ? 0 : errno ? errno : ENOENT;
-    for (; error == 0 && !problem.there(); error = library_.next(iterator, buffer.size(), &length, buffer.data())) {
+    for (; error == 0 && !problem.there();
+         error = library_.next(iterator, buffer.size(), &length, buffer.data())) {
       if (static_cast<uint64_t>(length) > buffer.size()) {
         buffer.resize(static_cast<size_t>(length));
         return false;
@@ -180,17 +185,19 @@ void for_each_pair(const Store& from, Totals& totals, Problem& problem, Function
 
 void copy(const Store& from, const Store& to, Totals& totals, Problem& problem) {
   for_each_pair(from, totals, problem, [&](std::string& key, std::string& value, std::string&) {
-    if (const int error = to.set(key, value); error != 0) problem.note(told("storing " + key, error));
+    if (const int error = to.set(key, value); error != 0)
+      problem.note(told("storing " + key, error));
   });
 }
 
 void compare(const Store& from, const Store& to, Totals& totals, Problem& problem) {
-  for_each_pair(from, totals, problem, [&](std::string& key, std::string& value, std::string& moved) {
-    if (const int error = to.get(key, moved); error != 0)
-      problem.note(told("reading back " + key, error));
-    else if (value != moved)
-      problem.note("the value of " + key + " differs");
-  });
+  for_each_pair(from, totals, problem,
+                [&](std::string& key, std::string& value, std::string& moved) {
+                  if (const int error = to.get(key, moved); error != 0)
+                    problem.note(told("reading back " + key, error));
+                  else if (value != moved)
+                    problem.note("the value of " + key + " differs");
+                });
 }
 
 struct Settings {
@@ -216,29 +223,38 @@ int read_options(int argc, char** argv, Settings* out) {
     if (found == 'n') out->threads = strtoul(optarg, nullptr, 10);
     bad |= found == '?' || (found == 'n' && out->threads == 0);
   }
-  if (!bad && optind == argc && !out->from_library.empty() && !out->from.empty() && !out->to.empty()) return 0;
+  if (!bad && optind == argc && !out->from_library.empty() && !out->from.empty() &&
+      !out->to.empty())
+    return 0;
   return fputs(usage, stderr), 3;
 }
 
 void migrate(const Settings& settings, Totals& totals, Problem& problem) {
   Library old_library, new_library;
-  if (!old_library.load(settings.from_library, problem) || !new_library.load(settings.to_library, problem)) return;
+  if (!old_library.load(settings.from_library, problem) ||
+      !new_library.load(settings.to_library, problem))
+    return;
   Store from(old_library, settings.from), to(new_library, settings.to);
-  if (!from.open(ARK_KV_PERSIST_LOAD, problem) || !to.open(ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD, problem)) return;
+  if (!from.open(ARK_KV_PERSIST_LOAD, problem) ||
+      !to.open(ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD, problem))
+    return;
   const int64_t pairs = from.count(problem), there = to.count(problem);
   if (there != 0)
-    problem.note(settings.to + ": a store of " + std::to_string(there) + " pairs is there; give another place");
+    problem.note(settings.to + ": a store of " + std::to_string(there) +
+                 " pairs is there; give another place");
   if (problem.there()) return;
   copy(from, to, totals, problem);
   if (problem.there()) return;
-  if (const int error = to.close(); error != 0) return problem.note(told(settings.to + ": keeping it", error));
+  if (const int error = to.close(); error != 0)
+    return problem.note(told(settings.to + ": keeping it", error));
   Totals compared;
   if (!to.open(ARK_KV_PERSIST_LOAD, problem)) return;
   compare(from, to, compared, problem);
   const int64_t moved = to.count(problem);
   if (!problem.there() && (totals.pairs != pairs || compared.pairs != pairs || moved != pairs))
-    problem.note("the old store counts " + std::to_string(pairs) + " pairs, " + std::to_string(totals.pairs) +
-                 " were found and " + std::to_string(moved) + " are in the new one");
+    problem.note("the old store counts " + std::to_string(pairs) + " pairs, " +
+                 std::to_string(totals.pairs) + " were found and " + std::to_string(moved) +
+                 " are in the new one");
 }
 
 }  // namespace
@@ -248,8 +264,8 @@ int main(int argc, char** argv) {
   if (const int result = read_options(argc, argv, &settings); result != 0) return result - 1;
   std::unique_ptr<oneapi::tbb::global_control> limit;
   if (settings.threads != 0)
-    limit = std::make_unique<oneapi::tbb::global_control>(oneapi::tbb::global_control::max_allowed_parallelism,
-                                                          settings.threads);
+    limit = std::make_unique<oneapi::tbb::global_control>(
+        oneapi::tbb::global_control::max_allowed_parallelism, settings.threads);
   Totals totals;
   Problem problem;
   migrate(settings, totals, problem);
@@ -257,7 +273,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "kv_migrate: %s\n", problem.text().c_str());
     return 1;
   }
-  printf("kv_migrate: %lld pairs, %lld bytes moved, all equal\n", static_cast<long long>(totals.pairs),
-         static_cast<long long>(totals.bytes));
+  printf("kv_migrate: %lld pairs, %lld bytes moved, all equal\n",
+         static_cast<long long>(totals.pairs), static_cast<long long>(totals.bytes));
   return 0;
 }

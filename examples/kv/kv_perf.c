@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What each kind of operation costs, by length of the value: threads that call set, get, exists and del, one call at a
- * time, on pairs of their own. Prints a line a length, in operations a second. `kv_perf --help` lists the options.
+ * What each kind of operation costs, by length of the value: threads that call set, get, exists and
+ * del, one call at a time, on pairs of their own. Prints a line a length, in operations a second.
+ * `kv_perf --help` lists the options.
  */
 #include <arkdb.h>
 #include <errno.h>
@@ -34,7 +35,8 @@ struct worker {
 
 static int call(struct worker* me, long pair) {
   char key[40];
-  uint64_t length = (uint64_t)snprintf(key, sizeof key, "%d/%ld", me->number, pair), bytes = (uint64_t)me->bytes;
+  uint64_t length = (uint64_t)snprintf(key, sizeof key, "%d/%ld", me->number, pair),
+           bytes = (uint64_t)me->bytes;
   char letter = (char)('a' + pair % 26);
   int64_t res = 0;
   int rc = 0;
@@ -43,9 +45,12 @@ static int call(struct worker* me, long pair) {
     rc = ark_set(me->ark, length, key, bytes, me->value, &res);
   } else if (me->operation == 1) {
     rc = ark_get(me->ark, length, key, bytes, me->value, 0, &res);
-    if (rc == 0 && bytes > 0 && (me->value[0] != letter || memcmp(me->value, me->value + 1, bytes - 1) != 0)) return -1;
+    if (rc == 0 && bytes > 0 &&
+        (me->value[0] != letter || memcmp(me->value, me->value + 1, bytes - 1) != 0))
+      return -1;
   } else {
-    rc = me->operation == 2 ? ark_exists(me->ark, length, key, &res) : ark_del(me->ark, length, key, &res);
+    rc = me->operation == 2 ? ark_exists(me->ark, length, key, &res)
+                            : ark_del(me->ark, length, key, &res);
   }
   return rc == 0 && res != me->bytes ? -1 : rc;
 }
@@ -90,9 +95,11 @@ static int measure_length(struct worker* workers, int threads, long bytes) {
     if (!workers[i].value) return fail("memory", errno);
   }
   int failed = 0;
-  for (int i = 0; i < OPERATIONS && !failed; ++i) failed = (rates[i] = measure(workers, threads, i)) < 0;
+  for (int i = 0; i < OPERATIONS && !failed; ++i)
+    failed = (rates[i] = measure(workers, threads, i)) < 0;
   for (int i = 0; i < threads; ++i) free(workers[i].value);
-  if (!failed) printf("%8ld %12.0f %12.0f %12.0f %12.0f\n", bytes, rates[0], rates[1], rates[2], rates[3]);
+  if (!failed)
+    printf("%8ld %12.0f %12.0f %12.0f %12.0f\n", bytes, rates[0], rates[1], rates[2], rates[3]);
   return failed;
 }
 
@@ -114,14 +121,17 @@ int main(int argc, char** argv) {
   }
   for (int i = 0; i < given; ++i) bad |= lengths[i] < 0;
   if (given > 0) count = given;
-  if (bad || optind != argc || threads < 1 || threads > THREADS_MAX || pairs < 1) return fputs(usage, stderr), 2;
+  if (bad || optind != argc || threads < 1 || threads > THREADS_MAX || pairs < 1)
+    return fputs(usage, stderr), 2;
   ARK* ark = NULL;
   int rc = ark_create_verbose(place, &ark, 0, 4096, (uint64_t)(threads * pairs), 4, 0, 0, flags);
   if (rc != 0) return fail("ark_create", rc);
   printf("kv_perf: %ld threads, %ld pairs each; operations a second, all equal\n", threads, pairs);
   printf("%8s %12s %12s %12s %12s\n", "bytes", "set", "get", "exists", "del");
-  for (int i = 0; i < threads; ++i) workers[i] = (struct worker){.ark = ark, .number = i, .pairs = pairs};
-  for (int i = 0; i < count && result == 0; ++i) result = measure_length(workers, (int)threads, lengths[i]);
+  for (int i = 0; i < threads; ++i)
+    workers[i] = (struct worker){.ark = ark, .number = i, .pairs = pairs};
+  for (int i = 0; i < count && result == 0; ++i)
+    result = measure_length(workers, (int)threads, lengths[i]);
   int64_t left = 0;
   if (result == 0 && (rc = ark_count(ark, &left)) != 0) result = fail("ark_count", rc);
   if (result == 0 && left != 0) result = fail("ark_count", -1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of text files counted in a store, which may be kept: another run then adds to it. The store through
-// lunar/kv.hpp.
+// The words of text files counted in a store, which may be kept: another run then adds to it. The
+// store through lunar/kv.hpp.
 //
 //   kv_words [--place PLACE [--durable]] FILE...
 //     --place PLACE  a blank file or device, or where this program was before; without it, memory
@@ -37,8 +37,9 @@ std::error_code add(kv::Store& store, std::string_view key, unsigned long more) 
 std::error_code count_words(kv::Store& store, std::istream& text) {
   unsigned long words = 0;
   for (std::string word; text >> word;) {
-    std::ranges::transform(word, word.begin(),
-                           [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+    std::ranges::transform(word, word.begin(), [](unsigned char letter) {
+      return static_cast<char>(std::tolower(letter));
+    });
     if (const std::error_code why = add(store, word, 1)) return why;
     ++words;
   }

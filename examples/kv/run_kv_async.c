@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pairs stored and read back asynchronously: a number of chains, each of which issues its next operation from the
- * callback of the one before.
+ * Pairs stored and read back asynchronously: a number of chains, each of which issues its next
+ * operation from the callback of the one before.
  *
- *   run_kv_async [PATH [DEPTH [PAIRS]]]      PATH: a place for the store; without one, or "": memory. DEPTH: chains
+ *   run_kv_async [PATH [DEPTH [PAIRS]]]      PATH: a place for the store; without one, or "":
+ *                                            memory. DEPTH: chains
  */
 #include <arkdb.h>
 #include <errno.h>
@@ -33,7 +34,9 @@ static void end(int why) {
   pthread_mutex_unlock(&lock);
 }
 
-static char letter(const struct chain* chain, int pair) { return (char)('a' + (chain->number * 7 + pair) % 26); }
+static char letter(const struct chain* chain, int pair) {
+  return (char)('a' + (chain->number * 7 + pair) % 26);
+}
 
 static void came_back(int errcode, uint64_t dt, int64_t res);
 
@@ -42,11 +45,14 @@ static int issue(struct chain* chain) {
   uint64_t length = (uint64_t)snprintf(chain->key, sizeof chain->key, "%d/%d", chain->number, pair);
   memset(chain->value, reads ? 0 : letter(chain, pair), VALUE);
   uint64_t tag = (uint64_t)(uintptr_t)chain;
-  return reads ? ark_get_async_cb(chain->ark, length, chain->key, VALUE, chain->value, 0, came_back, tag)
-               : ark_set_async_cb(chain->ark, length, chain->key, VALUE, chain->value, came_back, tag);
+  return reads ? ark_get_async_cb(chain->ark, length, chain->key, VALUE, chain->value, 0, came_back,
+                                  tag)
+               : ark_set_async_cb(chain->ark, length, chain->key, VALUE, chain->value, came_back,
+                                  tag);
 }
 
-/* On a thread of the store's. The next operation takes the place of the one that came back: it is never EAGAIN. */
+/* On a thread of the store's. The next operation takes the place of the one that came back: it is
+   never EAGAIN. */
 static void came_back(int errcode, uint64_t dt, int64_t res) {
   struct chain* chain = (struct chain*)(uintptr_t)dt;
   int pair = chain->done % chain->pairs;
@@ -61,12 +67,14 @@ static void came_back(int errcode, uint64_t dt, int64_t res) {
 }
 
 static int fail(const char* what, int why) {
-  fprintf(stderr, "run_kv_async: %s: %s\n", what, why < 0 ? "what was read differs" : strerror(why));
+  fprintf(stderr, "run_kv_async: %s: %s\n", what,
+          why < 0 ? "what was read differs" : strerror(why));
   return 1;
 }
 
 static int usage(int code) {
-  fprintf(code == 0 ? stdout : stderr, "usage: run_kv_async [PATH [DEPTH (1 to %d) [PAIRS]]]\n", DEPTH_MAX);
+  fprintf(code == 0 ? stdout : stderr, "usage: run_kv_async [PATH [DEPTH (1 to %d) [PAIRS]]]\n",
+          DEPTH_MAX);
   return code;
 }
 
@@ -77,8 +85,8 @@ int main(int argc, char** argv) {
   struct chain* chains = calloc((size_t)depth, sizeof *chains);
   ARK* ark = NULL;
   if (!chains) return fail("memory", errno);
-  int rc = ark_create_verbose(argc > 1 ? argv[1] : NULL, &ark, 0, 4096, (uint64_t)depth * (uint64_t)pairs, 4, 1024,
-                              depth, 0);
+  int rc = ark_create_verbose(argc > 1 ? argv[1] : NULL, &ark, 0, 4096,
+                              (uint64_t)depth * (uint64_t)pairs, 4, 1024, depth, 0);
   if (rc != 0) {
     free(chains);
     return fail("ark_create", rc);
@@ -97,14 +105,15 @@ int main(int argc, char** argv) {
   if (error != 0) result = fail("a call", error);
   pthread_mutex_unlock(&lock);
   clock_gettime(CLOCK_MONOTONIC, &stop);
-  double seconds = (double)(stop.tv_sec - begin.tv_sec) + (double)(stop.tv_nsec - begin.tv_nsec) / 1e9;
+  double seconds =
+      (double)(stop.tv_sec - begin.tv_sec) + (double)(stop.tv_nsec - begin.tv_nsec) / 1e9;
   int64_t count = 0;
   if (result == 0 && (rc = ark_count(ark, &count)) != 0) result = fail("ark_count", rc);
   if (result == 0 && count != (int64_t)depth * pairs) result = fail("ark_count", -1);
   if ((rc = ark_delete(ark)) != 0) result = fail("ark_delete", rc);
   free(chains);
   if (result == 0)
-    printf("run_kv_async: depth %d, %d pairs each: %.0f operations a second, all equal\n", depth, pairs,
-           2.0 * depth * pairs / seconds);
+    printf("run_kv_async: depth %d, %d pairs each: %.0f operations a second, all equal\n", depth,
+           pairs, 2.0 * depth * pairs / seconds);
   return result;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How many operations a second a store does at a queue depth: chains of asynchronous gets and sets, each of which
- * issues its next operation from the callback of the one before. Every value that is read is checked. `run_kv_benchmark
- * --help` lists the options.
+ * How many operations a second a store does at a queue depth: chains of asynchronous gets and sets,
+ * each of which issues its next operation from the callback of the one before. Every value that is
+ * read is checked. `run_kv_benchmark --help` lists the options.
  */
 #include <arkdb.h>
 #include <errno.h>
@@ -75,11 +75,14 @@ static int issue(struct chain* chain) {
     chain->pair = (long)((chain->random >> 33) % (uint64_t)settings->pairs);
     chain->reads = (long)((chain->random >> 20) % 100) < settings->read_percent;
   }
-  uint64_t length = (uint64_t)snprintf(chain->key, sizeof chain->key, "pair %ld", chain->pair), tag = (uintptr_t)chain;
+  uint64_t length = (uint64_t)snprintf(chain->key, sizeof chain->key, "pair %ld", chain->pair),
+           tag = (uintptr_t)chain;
   uint64_t bytes = (uint64_t)settings->value_bytes;
   if (!chain->reads) memset(chain->value, letter(chain->pair), bytes);
-  int rc = chain->reads ? ark_get_async_cb(chain->ark, length, chain->key, bytes, chain->value, 0, came_back, tag)
-                        : ark_set_async_cb(chain->ark, length, chain->key, bytes, chain->value, came_back, tag);
+  int rc =
+      chain->reads
+          ? ark_get_async_cb(chain->ark, length, chain->key, bytes, chain->value, 0, came_back, tag)
+          : ark_set_async_cb(chain->ark, length, chain->key, bytes, chain->value, came_back, tag);
   return rc == 0 ? 1 : -rc;
 }
 
@@ -150,17 +153,19 @@ static int run(struct chain* chains, const struct settings* settings) {
   if ((why = wait_for_all()) != 0) return why;
   double took = seconds_now() - from, done = (double)(gets + sets);
   printf(
-      "run_kv_benchmark: %ld threads, depth %ld, %ld pairs of %ld bytes: loaded at %.0f set/s; %.0f op/s (%.0f get/s, "
+      "run_kv_benchmark: %ld threads, depth %ld, %ld pairs of %ld bytes: loaded at %.0f set/s; "
+      "%.0f op/s (%.0f get/s, "
       "%.0f set/s), "
       "%.1f MiB/s, %.2f CPUs, all equal\n",
-      settings->threads, settings->depth, settings->pairs, settings->value_bytes, (double)settings->pairs / loaded,
-      done / took, (double)gets / took, (double)sets / took, done * (double)settings->value_bytes / took / 1048576,
-      (cpu_now() - cpu) / took);
+      settings->threads, settings->depth, settings->pairs, settings->value_bytes,
+      (double)settings->pairs / loaded, done / took, (double)gets / took, (double)sets / took,
+      done * (double)settings->value_bytes / took / 1048576, (cpu_now() - cpu) / took);
   return 0;
 }
 
 static int fail(const char* what, int why) {
-  fprintf(stderr, "run_kv_benchmark: %s: %s\n", what, why < 0 ? "what was read differs" : strerror(why));
+  fprintf(stderr, "run_kv_benchmark: %s: %s\n", what,
+          why < 0 ? "what was read differs" : strerror(why));
   return 1;
 }
 
@@ -168,17 +173,19 @@ static int fail(const char* what, int why) {
 static int read_options(int argc, char** argv, struct settings* out) {
   static const struct option names[] = {{"help", no_argument, NULL, 'h'}, {0}};
   for (int option; (option = getopt_long(argc, argv, "d:t:q:n:v:r:s:Hh", names, NULL)) != -1;) {
-    long least = option == 'v' || option == 'r' ? 0 : 1, *number = option == 't'   ? &out->threads
-                                                                   : option == 'q' ? &out->depth
-                                                                   : option == 'n' ? &out->pairs
-                                                                   : option == 'v' ? &out->value_bytes
-                                                                   : option == 'r' ? &out->read_percent
-                                                                   : option == 's' ? &out->seconds
-                                                                                   : NULL;
+    long least = option == 'v' || option == 'r' ? 0 : 1,
+         *number = option == 't'   ? &out->threads
+                   : option == 'q' ? &out->depth
+                   : option == 'n' ? &out->pairs
+                   : option == 'v' ? &out->value_bytes
+                   : option == 'r' ? &out->read_percent
+                   : option == 's' ? &out->seconds
+                                   : NULL;
     if (option == 'h') return fputs(usage, stdout), 1;
     if (option == 'd') out->place = optarg;
     if (option == 'H') out->flags |= ARK_KV_HTC;
-    if (option == '?' || (number && (*number = atol(optarg)) < least)) return fputs(usage, stderr), 3;
+    if (option == '?' || (number && (*number = atol(optarg)) < least))
+      return fputs(usage, stderr), 3;
   }
   if (optind != argc || out->read_percent > 100 || out->threads > 256 || out->depth > 65536)
     return fputs(usage, stderr), 3;
@@ -194,8 +201,9 @@ int main(int argc, char** argv) {
   ARK* ark = NULL;
   if (!chains || !values) return fail("memory", errno);
   /* A call still counts as under way while its callback returns, one on each thread. */
-  int rc = ark_create_verbose(settings.place, &ark, 0, 4096, (uint64_t)settings.pairs, (int)settings.threads,
-                              (int)settings.depth, (int)(settings.depth + settings.threads), settings.flags);
+  int rc = ark_create_verbose(settings.place, &ark, 0, 4096, (uint64_t)settings.pairs,
+                              (int)settings.threads, (int)settings.depth,
+                              (int)(settings.depth + settings.threads), settings.flags);
   if (rc != 0) {
     fail("ark_create", rc);
   } else {
@@ -209,7 +217,8 @@ int main(int argc, char** argv) {
     int why = run(chains, &settings);
     if (why != 0) result = fail("a call", why);
     int64_t count = 0;
-    if (why == 0 && (rc = ark_count(ark, &count)) == 0 && count != settings.pairs) result = fail("ark_count", -1);
+    if (why == 0 && (rc = ark_count(ark, &count)) == 0 && count != settings.pairs)
+      result = fail("ark_count", -1);
     if (rc != 0) result = fail("ark_count", rc);
     if ((rc = ark_delete(ark)) != 0) result = fail("ark_delete", rc);
   }

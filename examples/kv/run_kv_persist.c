@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A store that outlives its process: each run finds what the last one kept, adds to it, and keeps that.
+ * A store that outlives its process: each run finds what the last one kept, adds to it, and keeps
+ * that.
  *
- *   run_kv_persist PLACE [PAIRS]      PLACE: a file or device that is blank, or where this program was before
+ *   run_kv_persist PLACE [PAIRS]      PLACE: a file or device that is blank, or where this program
+ *                                     was before
  */
 #include <arkdb.h>
 #include <stdio.h>
@@ -12,7 +14,8 @@
 enum { VALUE = 1000 };
 
 static int fail(const char* what, int error) {
-  fprintf(stderr, "run_kv_persist: %s: %s\n", what, error < 0 ? "what was read differs" : strerror(error));
+  fprintf(stderr, "run_kv_persist: %s: %s\n", what,
+          error < 0 ? "what was read differs" : strerror(error));
   return 1;
 }
 
@@ -23,7 +26,8 @@ static int check(ARK* ark, int pairs) {
   char key[32], value[VALUE], read[VALUE];
   int64_t res;
   for (int i = 0; i < pairs; ++i) {
-    int rc = ark_get(ark, (uint64_t)snprintf(key, sizeof key, "pair %d", i), key, VALUE, read, 0, &res);
+    int rc =
+        ark_get(ark, (uint64_t)snprintf(key, sizeof key, "pair %d", i), key, VALUE, read, 0, &res);
     if (rc != 0) return rc;
     fill(value, i);
     if (res != VALUE || memcmp(read, value, VALUE) != 0) return -1;
@@ -55,6 +59,7 @@ int main(int argc, char** argv) {
     if (i == (int)found + more / 2 && (rc = ark_flush(ark)) != 0) return fail("ark_flush", rc);
   }
   if ((rc = ark_delete(ark)) != 0) return fail("ark_delete", rc); /* keeps the rest */
-  printf("run_kv_persist: %lld pairs were there, all equal, and %d more are now\n", (long long)found, more);
+  printf("run_kv_persist: %lld pairs were there, all equal, and %d more are now\n",
+         (long long)found, more);
   return 0;
 }

@@ -2,7 +2,8 @@
 /*
  * Pairs stored, read back, counted and removed by several threads, a call at a time.
  *
- *   run_kv_sync [PATH [THREADS [PAIRS]]]      PATH: a place for the store; without one, or "": memory
+ *   run_kv_sync [PATH [THREADS [PAIRS]]]      PATH: a place for the store; without one, or "":
+ *                                             memory
  */
 #include <arkdb.h>
 #include <errno.h>
@@ -21,7 +22,9 @@ struct worker {
   int error; /* errno of the first call that failed; -1: other bytes than were stored */
 };
 
-static void fill(char* value, int worker, int pair) { memset(value, 'a' + (worker * 7 + pair) % 26, VALUE); }
+static void fill(char* value, int worker, int pair) {
+  memset(value, 'a' + (worker * 7 + pair) % 26, VALUE);
+}
 
 static int work(struct worker* me) {
   char key[32], value[VALUE], read[VALUE];
@@ -48,7 +51,8 @@ static void* run(void* argument) {
 }
 
 static int fail(const char* what, int error) {
-  fprintf(stderr, "run_kv_sync: %s: %s\n", what, error < 0 ? "what was read differs" : strerror(error));
+  fprintf(stderr, "run_kv_sync: %s: %s\n", what,
+          error < 0 ? "what was read differs" : strerror(error));
   return 1;
 }
 
@@ -66,12 +70,14 @@ static int remove_all(ARK* ark, int64_t wanted) {
   }
   if (rc != ENOENT) return fail("ark_next", rc);
   if (removed == wanted) return 0;
-  fprintf(stderr, "run_kv_sync: %lld pairs were found, %lld were stored\n", (long long)removed, (long long)wanted);
+  fprintf(stderr, "run_kv_sync: %lld pairs were found, %lld were stored\n", (long long)removed,
+          (long long)wanted);
   return 1;
 }
 
 static int usage(int code) {
-  fprintf(code == 0 ? stdout : stderr, "usage: run_kv_sync [PATH [THREADS (1 to %d) [PAIRS]]]\n", THREADS_MAX);
+  fprintf(code == 0 ? stdout : stderr, "usage: run_kv_sync [PATH [THREADS (1 to %d) [PAIRS]]]\n",
+          THREADS_MAX);
   return code;
 }
 
@@ -87,19 +93,21 @@ int main(int argc, char** argv) {
   clock_gettime(CLOCK_MONOTONIC, &begin);
   for (int i = 0; i < threads; ++i) {
     workers[i] = (struct worker){.ark = ark, .number = i, .pairs = pairs};
-    if (pthread_create(&workers[i].thread, NULL, run, &workers[i]) != 0) return fail("a thread", errno);
+    if (pthread_create(&workers[i].thread, NULL, run, &workers[i]) != 0)
+      return fail("a thread", errno);
   }
   for (int i = 0; i < threads; ++i) {
     pthread_join(workers[i].thread, NULL);
     if (workers[i].error != 0) result = fail("a call", workers[i].error);
   }
   clock_gettime(CLOCK_MONOTONIC, &end);
-  double seconds = (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9;
+  double seconds =
+      (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9;
   if (result == 0) result = remove_all(ark, (int64_t)threads * pairs);
   rc = ark_delete(ark);
   if (rc != 0) result = fail("ark_delete", rc);
   if (result == 0)
-    printf("run_kv_sync: %d threads, %d pairs each: %.0f operations a second, all equal\n", threads, pairs,
-           2.0 * threads * pairs / seconds);
+    printf("run_kv_sync: %d threads, %d pairs each: %.0f operations a second, all equal\n", threads,
+           pairs, 2.0 * threads * pairs / seconds);
   return result;
 }

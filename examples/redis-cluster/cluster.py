@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A Redis Cluster of six tiered nodes on this host: three masters, three replicas, each with the Lunar module.
+"""A Redis Cluster of six tiered nodes on this host: three masters, three replicas, each with the
+Lunar module.
 
-Fills the masters to some multiple of their DRAM, moves slots from one master to another and kills a third with SIGKILL,
-both while a client writes; waits for the failover, reads every key back and prints what each node did. Everything lies
-in one directory and goes at the end, the servers too, also on Ctrl-C. Needs redis-server, redis-cli and redis-py
-(python3-redis).
+Fills the masters to some multiple of their DRAM, moves slots from one master to another and kills a
+third with SIGKILL, both while a client writes; waits for the failover, reads every key back and
+prints what each node did. Everything lies in one directory and goes at the end, the servers too,
+also on Ctrl-C. Needs redis-server, redis-cli and redis-py (python3-redis).
 
     cluster.py [--module PATH] [--dram MIB] [--times N] [--slots N] [--directory DIR]
 
@@ -31,7 +32,8 @@ from cluster_client import LOST, Cluster, Connection
 MASTERS = 3
 VALUE_BYTES = 4000
 PATIENCE_S = 60
-LUN_TIMES_DRAM = 24   # four times DRAM of data, a fork that must be able to copy it, a second master's slots
+# four times DRAM of data, a fork that must be able to copy it, a second master's slots
+LUN_TIMES_DRAM = 24
 INSTALLED = "/usr/lib/x86_64-linux-gnu/redis/modules/liblunar-redis.so"
 
 
@@ -41,7 +43,8 @@ def die_with_parent():
 
 
 def cli(*words):
-    done = subprocess.run(["redis-cli", *map(str, words)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    done = subprocess.run(["redis-cli", *map(str, words)], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, timeout=600, check=False)
     if done.returncode != 0 or "[ERR]" in done.stdout:
         raise RuntimeError(f"redis-cli {' '.join(map(str, words))}: {done.stdout.strip()[-600:]}")
@@ -70,18 +73,22 @@ class Node:
             return file.read()
 
     def start(self):
-        for _ in range(5):   # another program may take a port between our look and the server's bind
+        # another program may take a port between our look and the server's bind
+        for _ in range(5):
             self.port = free_port()
             self.process = subprocess.Popen(
-                ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory,
-                 "--logfile", "log", "--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000",
+                ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir",
+                 self.directory,
+                 "--logfile", "log", "--save", "", "--cluster-enabled", "yes",
+                 "--cluster-node-timeout", "2000",
                  "--repl-diskless-sync-delay", "0", "--loadmodule", *self.options],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
                 preexec_fn=die_with_parent)
             while self.process.poll() is None:
                 try:
                     self.connection = Connection(self.port, PATIENCE_S)
-                    self.connection.ask("PING")   # it listens before it loads the module, and may refuse that
+                    # it listens before it loads the module, and may refuse that
+                    self.connection.ask("PING")
                     return
                 except LOST:
                     time.sleep(0.02)
@@ -97,7 +104,8 @@ class Node:
         return self.info("replication")["role"]
 
     def sees_all(self, up):
-        info = dict(line.split(":", 1) for line in self.connection.ask("CLUSTER", "INFO").decode().splitlines())
+        info = dict(line.split(":", 1)
+                    for line in self.connection.ask("CLUSTER", "INFO").decode().splitlines())
         return info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) >= up
 
     def kill(self):
@@ -120,9 +128,9 @@ def free_port():
 
 
 class Values:
-    """What every key must hold: the value of a key follows from it and a version. A write counts as confirmed once its
-    master and a replica have it; a failover may lose what is not, so a key may hold any version from the last confirmed
-    to the last sent."""
+    """What every key must hold: the value of a key follows from it and a version. A write counts as
+    confirmed once its master and a replica have it; a failover may lose what is not, so a key may
+    hold any version from the last confirmed to the last sent."""
 
     def __init__(self, count):
         self.sent = [1] * count
@@ -154,10 +162,12 @@ class Client:
     def __init__(self, values, ports):
         self.values = values
         self.cluster = Cluster(ports, PATIENCE_S)
-        self.replica_ms = 5000   # how long a replica may take for a write to count as confirmed; 0: none is asked
+        # how long a replica may take for a write to count as confirmed; 0: none is asked
+        self.replica_ms = 5000
 
     def store(self, keys):
-        commands = [(b"SET", self.values.name(key), self.values.value(key, self.values.sent[key])) for key in keys]
+        commands = [(b"SET", self.values.name(key), self.values.value(key, self.values.sent[key]))
+                    for key in keys]
         replies = self.cluster.run(commands, self.replica_ms)
         for key, (reply, replicated) in zip(keys, replies):
             if reply != b"OK":
@@ -174,7 +184,8 @@ class Client:
     def read(self, keys):
         commands = [(b"GET", self.values.name(key)) for key in keys]
         replies = self.cluster.run(commands)
-        return [bad for key, (reply, _) in zip(keys, replies) if (bad := self.values.wrong(key, reply))]
+        return [bad for key, (reply, _) in zip(keys, replies)
+                if (bad := self.values.wrong(key, reply))]
 
 
 class Load(threading.Thread):
@@ -214,7 +225,8 @@ def say(started, text):
 def create(nodes):
     for node in nodes:
         node.start()
-    cli("--cluster", "create", *[f"127.0.0.1:{node.port}" for node in nodes], "--cluster-replicas", 1, "--cluster-yes")
+    cli("--cluster", "create", *[f"127.0.0.1:{node.port}" for node in nodes], "--cluster-replicas",
+        1, "--cluster-yes")
     wait_until("the cluster", lambda: all(node.sees_all(len(nodes)) for node in nodes))
     wait_until("the link of every replica", lambda: all(
         node.info("replication").get("master_link_status", "up") == "up" for node in nodes))
@@ -225,7 +237,8 @@ def batches(count, size=256):
 
 
 def print_table(nodes):
-    print(f"{'node':8} {'role':8} {'keys':>7} {'DRAM':>8} {'resident peak':>14} {'cold':>9} {'evicted':>9} "
+    print(f"{'node':8} {'role':8} {'keys':>7} {'DRAM':>8} {'resident peak':>14} {'cold':>9} "
+          f"{'evicted':>9} "
           f"{'overlapped reads':>17}")
     for node in nodes:
         if node.process.poll() is not None:
@@ -260,31 +273,38 @@ def fill(client, count, started):
     if late > 0:
         raise RuntimeError(f"{late} values did not reach a replica in time")
     took, stored = time.monotonic() - start, count * VALUE_BYTES
-    say(started, f"stored {count} values, {stored >> 20} MiB: {stored / took / (1 << 20):.0f} MiB/s")
+    say(started,
+        f"stored {count} values, {stored >> 20} MiB: {stored / took / (1 << 20):.0f} MiB/s")
 
 
 def move_slots(nodes, slots, load, started):
     source, target = (node.connection.ask("CLUSTER", "MYID").decode() for node in nodes[:2])
     before, start = load.operations, time.monotonic()
-    cli("--cluster", "reshard", f"127.0.0.1:{nodes[0].port}", "--cluster-from", source, "--cluster-to", target,
+    cli("--cluster", "reshard", f"127.0.0.1:{nodes[0].port}", "--cluster-from", source,
+        "--cluster-to", target,
         "--cluster-slots", slots, "--cluster-yes")
     took = time.monotonic() - start
     rate = (load.operations - before) / took
-    say(started, f"moved {slots} slots from node-0 to node-1 in {took:.1f} s, while a client did {rate:.0f} op/s")
+    say(started,
+        f"moved {slots} slots from node-0 to node-1 in {took:.1f} s, while a client did "
+        f"{rate:.0f} op/s")
 
 
 def fail_over(nodes, load, started):
     victim = nodes[2]
-    successor = next(node for node in nodes[MASTERS:] if node.info("replication")["master_port"] == str(victim.port))
+    successor = next(node for node in nodes[MASTERS:]
+                     if node.info("replication")["master_port"] == str(victim.port))
     load.pause_s = 0.0
     start = time.monotonic()
     victim.kill()
     rest = [node for node in nodes if node is not victim]
-    wait_until("the failover", lambda: successor.role() == "master" and all(node.sees_all(len(nodes)) for node in rest))
+    wait_until("the failover", lambda: successor.role() == "master"
+               and all(node.sees_all(len(nodes)) for node in rest))
     took = time.monotonic() - start
     load.client.replica_ms = 0   # its new master has none, and nothing more is killed
     before = load.operations
-    wait_until("the client's next operation", lambda: load.operations > before + 64 or load.problems)
+    wait_until("the client's next operation", lambda: load.operations > before + 64
+               or load.problems)
     say(started, f"killed {victim.name}; {successor.name} took over in {took:.1f} s; "
                  f"the client's longest pause: {load.pause_s:.1f} s")
     return rest
@@ -305,7 +325,8 @@ def run(arguments, directory, nodes):
     alive = fail_over(nodes, load, started)
     load.finish()
     wrong = [bad for keys in batches(count) for bad in client.read(keys)]
-    say(started, f"read {count} keys after {load.operations} operations meanwhile: {len(wrong)} wrong")
+    say(started,
+        f"read {count} keys after {load.operations} operations meanwhile: {len(wrong)} wrong")
     print_table(nodes)
     for bad in wrong[:5]:
         print("wrong:", bad)
@@ -315,10 +336,14 @@ def run(arguments, directory, nodes):
 
 def arguments_of():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--module", default=INSTALLED, help=f"liblunar-redis.so (default: {INSTALLED})")
-    parser.add_argument("--dram", type=int, default=64, metavar="MIB", help="of each node (default: 64)")
-    parser.add_argument("--times", type=int, default=4, metavar="N", help="data of a master / its DRAM (default: 4)")
-    parser.add_argument("--slots", type=int, default=1000, metavar="N", help="how many to move (default: 1000)")
+    parser.add_argument("--module", default=INSTALLED,
+                        help=f"liblunar-redis.so (default: {INSTALLED})")
+    parser.add_argument("--dram", type=int, default=64, metavar="MIB",
+                        help="of each node (default: 64)")
+    parser.add_argument("--times", type=int, default=4, metavar="N",
+                        help="data of a master / its DRAM (default: 4)")
+    parser.add_argument("--slots", type=int, default=1000, metavar="N",
+                        help="how many to move (default: 1000)")
     parser.add_argument("--directory", default="/var/tmp", metavar="DIR",
                         help="for the LUNs, on a disk (default: /var/tmp)")
     return parser.parse_args()
@@ -333,7 +358,8 @@ def main():
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     directory = tempfile.mkdtemp(prefix="lunar-cluster-", dir=arguments.directory)
-    options = [os.path.abspath(arguments.module), "dram", f"{arguments.dram}mb", "lun", directory, "size",
+    options = [os.path.abspath(arguments.module), "dram", f"{arguments.dram}mb", "lun", directory,
+               "size",
                f"{arguments.dram * LUN_TIMES_DRAM}mb"]
     nodes = [Node(directory, f"node-{i}", options) for i in range(2 * MASTERS)]
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cluster.py needs beyond redis-py: many commands on their way to a cluster at once, each batch with a WAIT of its
-own behind it on the same connection. One thread an object."""
+"""What cluster.py needs beyond redis-py: many commands on their way to a cluster at once, each
+batch with a WAIT of its own behind it on the same connection. One thread an object."""
 import time
 
 import redis
@@ -30,8 +30,8 @@ class Connection(redis.Connection):
 
 
 class Cluster:
-    """Runs batches of commands, each of one key, at the nodes that have their slots; follows MOVED and ASK, and tries
-    again while a slot is being moved or its master is being replaced."""
+    """Runs batches of commands, each of one key, at the nodes that have their slots; follows MOVED
+    and ASK, and tries again while a slot is being moved or its master is being replaced."""
 
     def __init__(self, ports, patience_s):
         self.ports, self.patience_s = list(ports), patience_s
@@ -54,20 +54,22 @@ class Cluster:
             except (*LOST, redis.ResponseError):
                 self.drop(port)
                 continue
-            self.owner = {slot: int(master[1]) for first, last, master, *_ in ranges for slot in range(first, last + 1)}
+            self.owner = {slot: int(master[1]) for first, last, master, *_ in ranges
+                          for slot in range(first, last + 1)}
             return
         raise redis.ConnectionError("no node of the cluster answers")
 
     def run(self, commands, replica_ms=0):
-        """[(reply, whether a replica had it within `replica_ms`)], in the order of `commands`; the key is a command's
-        second word."""
+        """[(reply, whether a replica had it within `replica_ms`)], in the order of `commands`; the
+        key is a command's second word."""
         results = [None] * len(commands)
         # By index: where to (None: the slot's owner), and whether after ASKING.
         left = {index: (None, False) for index in range(len(commands))}
         end = time.monotonic() + self.patience_s
         while left:
             if time.monotonic() > end:
-                raise RuntimeError(f"{len(left)} commands found no server within {self.patience_s} s")
+                raise RuntimeError(f"{len(left)} commands found no server within "
+                                   f"{self.patience_s} s")
             if not self.owner:
                 self.learn()
             left = self.round(commands, left, replica_ms, results)

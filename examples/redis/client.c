@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client of a tiered redis-server: stores values of four times its DRAM budget, reads every one back and compares,
- * and shows what the server says of its tier. An ordinary hiredis program: nothing in it knows of Lunar but the two
- * INFO fields it looks at.
+ * A client of a tiered redis-server: stores values of four times its DRAM budget, reads every one
+ * back and compares, and shows what the server says of its tier. An ordinary hiredis program:
+ * nothing in it knows of Lunar but the two INFO fields it looks at.
  *
  *   client PORT [MIB [fill|check]]     default: 4 times `lunar_dram_budget_bytes`; both
  */
@@ -33,13 +33,15 @@ static int fail(const redisContext* server, const redisReply* reply, const char*
   return -1;
 }
 
-/* Keys first..first + count: SET, or GET and compare; all are sent before the first reply is read. */
+/* Keys first..first + count: SET, or GET and compare; all are sent before the first reply is read.
+ */
 static int batch(redisContext* server, uint64_t first, uint64_t count, int check) {
   char value[VALUE_BYTES];
   for (uint64_t key = first; key < first + count; ++key) {
     make_value(key, value);
     int rc = check ? redisAppendCommand(server, "GET record:%llu", (unsigned long long)key)
-                   : redisAppendCommand(server, "SET record:%llu %b", (unsigned long long)key, value, sizeof(value));
+                   : redisAppendCommand(server, "SET record:%llu %b", (unsigned long long)key,
+                                        value, sizeof(value));
     if (rc != REDIS_OK) return fail(server, NULL, "send");
   }
   int wrong = 0;
@@ -63,10 +65,12 @@ static int batch(redisContext* server, uint64_t first, uint64_t count, int check
 
 static int pass(redisContext* server, uint64_t count, int check) {
   for (uint64_t done = 0; done < count; done += PIPELINE) {
-    if (batch(server, done, count - done < PIPELINE ? count - done : PIPELINE, check) != 0) return -1;
+    if (batch(server, done, count - done < PIPELINE ? count - done : PIPELINE, check) != 0)
+      return -1;
   }
   printf("%llu values of %d bytes (%llu MiB) %s\n", (unsigned long long)count, VALUE_BYTES,
-         (unsigned long long)(count * VALUE_BYTES >> 20), check ? "read back, every one right" : "stored");
+         (unsigned long long)(count * VALUE_BYTES >> 20),
+         check ? "read back, every one right" : "stored");
   return 0;
 }
 
@@ -78,7 +82,8 @@ static unsigned long long figure(const char* info, const char* name) {
 
 static redisReply* info_lunar(redisContext* server) {
   redisReply* reply = redisCommand(server, "INFO lunar");
-  if (reply != NULL && reply->type == REDIS_REPLY_STRING && figure(reply->str, "lunar_dram_budget_bytes") > 0)
+  if (reply != NULL && reply->type == REDIS_REPLY_STRING &&
+      figure(reply->str, "lunar_dram_budget_bytes") > 0)
     return reply;
   (void)fail(server, reply, "INFO lunar (is the module loaded?)");
   freeReplyObject(reply);
@@ -87,7 +92,8 @@ static redisReply* info_lunar(redisContext* server) {
 
 int main(int argc, char** argv) {
   const char* only = argc > 3 ? argv[3] : "";
-  if (argc < 2 || argc > 4 || (*only != 0 && strcmp(only, "fill") != 0 && strcmp(only, "check") != 0)) {
+  if (argc < 2 || argc > 4 ||
+      (*only != 0 && strcmp(only, "fill") != 0 && strcmp(only, "check") != 0)) {
     fprintf(stderr, "usage: client PORT [MIB [fill|check]]\n");
     return 2;
   }

@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A tiered master and a tiered replica of it on this host, both from the redis.conf next to this script with smaller
-# sizes: data of four times the DRAM of each, full sync, writes that follow, every value read from the replica, equal
-# digests.
+# A tiered master and a tiered replica of it on this host, both from the redis.conf next to this
+# script with smaller sizes: data of four times the DRAM of each, full sync, writes that follow,
+# every value read from the replica, equal digests.
 # Everything lies in a directory of its own and goes at the end, also on Ctrl-C.
-#   replication.sh [MODULE [CLIENT [DRAM_MIB]]]     default: the installed module, ./client (client.c), 64
+#   replication.sh [MODULE [CLIENT [DRAM_MIB]]]     default: the installed module, ./client
+#                                                   (client.c), 64
 # Exit code 77: this host or user cannot run it.
 set -euo pipefail
 
@@ -23,7 +24,8 @@ declare -A pid port
 cleanup() {
   trap '' INT TERM
   local servers
-  mapfile -t servers < <(jobs -p)   # not pid[]: the signal may have come before the last one was written down
+  # not pid[]: the signal may have come before the last one was written down
+  mapfile -t servers < <(jobs -p)
   [ ${#servers[@]} = 0 ] || { kill -KILL "${servers[@]}"; wait; } 2>/dev/null || true
   rm -rf "$directory"
 }
@@ -50,11 +52,13 @@ answers() { [ "$(ask "$1" ping 2>/dev/null)" = PONG ]; }
 start() {   # start NAME ARGUMENT...; another port is tried where this one is taken
   local name=$1
   mkdir "$directory/$name"
-  sed "s|^loadmodule .*|loadmodule $module dram ${dram}mb lun $directory size $((dram * 24))mb|" "$here/redis.conf" \
+  sed "s|^loadmodule .*|loadmodule $module dram ${dram}mb lun $directory size $((dram * 24))mb|" \
+    "$here/redis.conf" \
     >"$directory/$name/redis.conf"
   for _ in 1 2 3 4 5; do
     port[$name]=$((20000 + RANDOM % 10000))
-    redis-server "$directory/$name/redis.conf" --port "${port[$name]}" --bind 127.0.0.1 --dir "$directory/$name" \
+    redis-server "$directory/$name/redis.conf" --port "${port[$name]}" --bind 127.0.0.1 \
+      --dir "$directory/$name" \
       --logfile "$directory/$name/log" --enable-debug-command local "${@:2}" \
       </dev/null >"$directory/$name/errors" 2>&1 &
     pid[$name]=$!
@@ -84,16 +88,20 @@ until_true 'the link of the replica' linked
 echo "full sync in $((SECONDS - began)) s"
 "$client" "${port[replica]}" $((4 * dram)) check | head -n 1
 
-for i in $(seq 1000); do echo "SET later:$i $i"; done | redis-cli -p "${port[master]}" --pipe | tail -n 1
-until_true 'the last write at the replica' has_last   # WAIT would not do: it waits for writes of its own connection
+for i in $(seq 1000); do echo "SET later:$i $i"; done | redis-cli -p "${port[master]}" --pipe |
+  tail -n 1
+# WAIT would not do: it waits for writes of its own connection
+until_true 'the last write at the replica' has_last
 same_digest || fail 'digests differ'
 [ "$(field master stats sync_full)" = 1 ] || fail "full syncs: $(field master stats sync_full)"
 
 printf '%-8s %12s %14s %10s %10s\n' server 'DRAM budget' 'resident peak' 'cold' 'evicted'
 for name in master replica; do
-  budget=$(field "$name" lunar lunar_dram_budget_bytes) peak=$(field "$name" lunar lunar_resident_peak_bytes)
+  budget=$(field "$name" lunar lunar_dram_budget_bytes) \
+    peak=$(field "$name" lunar lunar_resident_peak_bytes)
   cold=$(field "$name" lunar lunar_cold_bytes) evicted=$(field "$name" lunar lunar_evicted_pages)
-  printf '%-8s %8d MiB %10d MiB %6d MiB %6d MiB\n' "$name" $((budget >> 20)) $((peak >> 20)) $((cold >> 20)) \
+  printf '%-8s %8d MiB %10d MiB %6d MiB %6d MiB\n' "$name" $((budget >> 20)) $((peak >> 20)) \
+    $((cold >> 20)) \
     $((evicted >> 8))
   [ "$peak" -le "$budget" ] || fail "the $name passed its budget"
   [ $((cold >> 20)) -ge $((2 * dram)) ] || fail "the $name holds too much in DRAM: is it tiered?"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded formatting: a directive is parsed into a Spec, its argument rendered into digits or text, then padded.
-// Threading: no state. May be used on the fault path, in signal handlers and in forked children: it calls nothing.
+// Bounded formatting: a directive is parsed into a Spec, its argument rendered into digits or text,
+// then padded. Threading: no state. May be used on the fault path, in signal handlers and in forked
+// children: it calls nothing.
 #include "base/format.h"
 
 #include <cstdint>
@@ -27,7 +28,8 @@ struct Spec {
   char conversion = 0;
 };
 
-// Longest run of digits that is taken for a width or a precision; keeps the arithmetic from overflowing.
+// Longest run of digits that is taken for a width or a precision; keeps the arithmetic from
+// overflowing.
 constexpr int kMaxWidth = 4096;
 
 const char* parse_number(const char* p, va_list* args, int* out) {
@@ -45,7 +47,8 @@ const char* parse_number(const char* p, va_list* args, int* out) {
   return p;
 }
 
-// `p` points behind the '%'. Returns the end of the directive, or nullptr when it is none that is known.
+// `p` points behind the '%'. Returns the end of the directive, or nullptr when it is none that is
+// known.
 const char* parse_spec(const char* p, va_list* args, Spec* spec) {
   for (;; ++p) {
     if (*p == '0')
@@ -61,7 +64,8 @@ const char* parse_spec(const char* p, va_list* args, Spec* spec) {
     spec->width = spec->width < -kMaxWidth ? kMaxWidth : -spec->width;
   }
   if (*p == '.') p = parse_number(p + 1, args, &spec->precision);
-  while (*p == 'l' || *p == 'z' || *p == 'j' || *p == 't') spec->length = (spec->length || *p != 'l') ? 'j' : 'l', ++p;
+  while (*p == 'l' || *p == 'z' || *p == 'j' || *p == 't')
+    spec->length = (spec->length || *p != 'l') ? 'j' : 'l', ++p;
   switch (*p) {
     case 's':
     case 'c':
@@ -81,7 +85,8 @@ void pad(Sink* sink, const Spec& spec, size_t used, char with) {
   for (size_t n = used; n < static_cast<size_t>(spec.width); ++n) sink->put(with);
 }
 
-// Length of the printable character that text begins with; 0: its first byte is none, or the beginning of none.
+// Length of the printable character that text begins with; 0: its first byte is none, or the
+// beginning of none.
 size_t printable_length(const char* text, size_t length) {
   const auto* byte = reinterpret_cast<const unsigned char*>(text);
   const unsigned lead = byte[0];
@@ -99,7 +104,8 @@ size_t printable_length(const char* text, size_t length) {
   constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
   const bool character = code >= kLeast[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
   // C1; line ends, directions
-  const bool control = code < 0xa0 || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+  const bool control =
+      code < 0xa0 || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
   return character && !control ? n : 0;
 }
 
@@ -118,7 +124,8 @@ void put_escaped(Sink* sink, const char* text, size_t length) {
 void put_text(Sink* sink, const Spec& spec, const char* text) {
   if (!text) text = "(null)";
   size_t length = 0;
-  while ((spec.precision < 0 || length < static_cast<size_t>(spec.precision)) && text[length]) ++length;
+  while ((spec.precision < 0 || length < static_cast<size_t>(spec.precision)) && text[length])
+    ++length;
   if (!spec.left) pad(sink, spec, length, ' ');
   if (sink->escape)
     put_escaped(sink, text, length);
@@ -145,7 +152,8 @@ void put_number(Sink* sink, const Spec& spec, uint64_t value, unsigned base, con
 }
 
 void put_directive(Sink* sink, const Spec& spec, va_list* args) {
-  static_assert(sizeof(long) == sizeof(size_t) && sizeof(size_t) == sizeof(void*), "l, z, t and p are one size");
+  static_assert(sizeof(long) == sizeof(size_t) && sizeof(size_t) == sizeof(void*),
+                "l, z, t and p are one size");
   switch (spec.conversion) {
     case 's':
       return put_text(sink, spec, va_arg(*args, const char*));
@@ -158,7 +166,8 @@ void put_directive(Sink* sink, const Spec& spec, va_list* args) {
       int64_t value = spec.length == 'j' ? va_arg(*args, long long)
                       : spec.length      ? va_arg(*args, long)
                                          : va_arg(*args, int);
-      uint64_t magnitude = value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
+      uint64_t magnitude =
+          value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
       return put_number(sink, spec, magnitude, 10, value < 0 ? "-" : "");
     }
     case 'p':

@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bounded text formatting for code that lives inside other people's programs.
 //
-// Why our own: snprintf may allocate, take the locale lock and touch the host's heap; the fault path may do none of it.
-// Directives: %s %c %d %i %u %x %p %%, with l, ll, z, j, t lengths, '0' padding, '-' (left) and a width; %.Ns and %.*s
-// for strings. Anything else is copied as it stands, and so is what follows it (its arguments cannot be told apart any
-// more). No floating point.
+// Why our own: snprintf may allocate, take the locale lock and touch the host's heap; the fault
+// path may do none of it. Directives: %s %c %d %i %u %x %p %%, with l, ll, z, j, t lengths, '0'
+// padding, '-' (left) and a width; %.Ns and %.*s for strings. Anything else is copied as it stands,
+// and so is what follows it (its arguments cannot be told apart any more). No floating point.
 #pragma once
 #include <cstdarg>
 #include <cstddef>
 
 namespace lunar {
 
-// Writes at most size-1 bytes and a NUL; returns the length written (not the length wanted). size 0: writes nothing.
-size_t format_to(char* out, size_t size, const char* format, ...) __attribute__((format(printf, 3, 4)));
-// The same for one line of output to a user: prints unprintable parts of %s and %c as \xNN (control characters, line
-// breaks, C1 and text-direction controls, bytes that are not UTF-8), because names of files and processes are
-// untrusted.
-size_t format_line_to(char* out, size_t size, const char* format, ...) __attribute__((format(printf, 3, 4)));
-size_t vformat_line_to(char* out, size_t size, const char* format, va_list args) __attribute__((format(printf, 3, 0)));
-size_t vformat_to(char* out, size_t size, const char* format, va_list args) __attribute__((format(printf, 3, 0)));
+// Writes at most size-1 bytes and a NUL; returns the length written (not the length wanted). size
+// 0: writes nothing.
+size_t format_to(char* out, size_t size, const char* format, ...)
+    __attribute__((format(printf, 3, 4)));
+// The same for one line of output to a user: prints unprintable parts of %s and %c as \xNN (control
+// characters, line breaks, C1 and text-direction controls, bytes that are not UTF-8), because names
+// of files and processes are untrusted.
+size_t format_line_to(char* out, size_t size, const char* format, ...)
+    __attribute__((format(printf, 3, 4)));
+size_t vformat_line_to(char* out, size_t size, const char* format, va_list args)
+    __attribute__((format(printf, 3, 0)));
+size_t vformat_to(char* out, size_t size, const char* format, va_list args)
+    __attribute__((format(printf, 3, 0)));
 
 }  // namespace lunar

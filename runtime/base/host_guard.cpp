@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one variable behind HostGuard. Constant-initialised, initial-exec: reading it calls nothing and allocates
-// nothing.
+// The one variable behind HostGuard. Constant-initialised, initial-exec: reading it calls nothing
+// and allocates nothing.
 // Threading: thread-local. May be read anywhere, also on the fault path and in a signal handler.
 #include "base/host_guard.h"
 

@@ -24,7 +24,8 @@ size_t edit_distance(const char* a, size_t length_a, const char* b, size_t lengt
       size_t best = before[j - 1] + (a[i - 1] != b[j - 1]);
       if (before[j] + 1 < best) best = before[j] + 1;
       if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && two_before[j - 2] + 1 < best) {
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+          two_before[j - 2] + 1 < best) {
         best = two_before[j - 2] + 1;
       }
       now[j] = best;
@@ -36,7 +37,8 @@ size_t edit_distance(const char* a, size_t length_a, const char* b, size_t lengt
 }  // namespace
 
 size_t slip_distance(const char* word, const char* known) {
-  const size_t length = strlen(word), letters = length - strspn(word, "-"), known_length = strlen(known);
+  const size_t length = strlen(word), letters = length - strspn(word, "-"),
+               known_length = strlen(known);
   if (length >= kLikeBytesMax || known_length >= kLikeBytesMax) return SIZE_MAX;
   const size_t distance = edit_distance(word, length, known, known_length);
   const size_t allowed = letters <= kShortWord ? 1 : kSlipsMax;

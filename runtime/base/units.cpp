@@ -77,7 +77,8 @@ int parse_size(const char* text, uint64_t* bytes) {
 const char* parse_digits(const char* p, uint64_t* out) {
   if (*p < '0' || *p > '9') return nullptr;
   for (*out = 0; *p >= '0' && *p <= '9'; ++p)
-    if (__builtin_mul_overflow(*out, 10, out) || __builtin_add_overflow(*out, static_cast<uint64_t>(*p - '0'), out))
+    if (__builtin_mul_overflow(*out, 10, out) ||
+        __builtin_add_overflow(*out, static_cast<uint64_t>(*p - '0'), out))
       return nullptr;
   return p;
 }
@@ -98,7 +99,8 @@ SizeText format_size(uint64_t bytes) {
   uint64_t rest = bytes - (whole << shift);
   SizeText out;
   if (rest == 0 || whole >= 10000) {
-    format_to(out.text, sizeof out.text, "%llu %s", static_cast<unsigned long long>(whole), kNames[index]);
+    format_to(out.text, sizeof out.text, "%llu %s", static_cast<unsigned long long>(whole),
+              kNames[index]);
     return out;
   }
   // Tenths, rounded to nearest; 1023.96 KiB must not become "1024.0 KiB".

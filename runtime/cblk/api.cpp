@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C calls: arguments in, errno out. An id and a kind name a chunk or a group (Handle), which answers the call: a
-// cblk_cg_ call is on a group, and so is a plain one with a CBLK_GROUP_ flag.
+// The C calls: arguments in, errno out. An id and a kind name a chunk or a group (Handle), which
+// answers the call: a cblk_cg_ call is on a group, and so is a plain one with a CBLK_GROUP_ flag.
 // Threading: any.
 #include <errno.h>
 #include <limits.h>
@@ -55,15 +55,16 @@ Io make_io(Op op, void* buffer, cflash_offset_t lba, size_t blocks) {
   return io;
 }
 
-int transfer(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba, size_t blocks) {
+int transfer(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba,
+             size_t blocks) {
   HandleRef handle(id, kind);
   if (!handle) return answer(-EINVAL, call, id);
   Io io = make_io(op, buffer, lba, blocks);
   return answer(handle->transfer(&io), call, id);
 }
 
-int issue(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba, size_t blocks,
-          cflsh_cg_tag_t* tag, cblk_arw_status_t* status, int flags) {
+int issue(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba,
+          size_t blocks, cflsh_cg_tag_t* tag, cblk_arw_status_t* status, int flags) {
   HandleRef handle(id, kind);
   const bool with_status = (flags & CBLK_ARW_USER_STATUS_FLAG) != 0;
   if (!handle || !tag || (with_status && !status)) return answer(-EINVAL, call, id);
@@ -76,8 +77,8 @@ int issue(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offse
 }
 
 // A chunk's: a tag alone would not say which chunk of a group.
-int issue(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t lba, size_t blocks, int* tag,
-          cblk_arw_status_t* status, int flags) {
+int issue(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t lba, size_t blocks,
+          int* tag, cblk_arw_status_t* status, int flags) {
   if (!tag || (flags & CBLK_GROUP_MASK)) return answer(-EINVAL, call, id);
   cflsh_cg_tag_t one = {id, *tag};
   const int result = issue(call, op, kChunk, id, buffer, lba, blocks, &one, status, flags);
@@ -85,7 +86,8 @@ int issue(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t 
   return result;
 }
 
-int result(const char* call, unsigned kinds, int id, cflsh_cg_tag_t* tag, uint64_t* status, int flags) {
+int result(const char* call, unsigned kinds, int id, cflsh_cg_tag_t* tag, uint64_t* status,
+           int flags) {
   HandleRef handle(id, kinds);
   if (!handle || !tag || !status) return answer(-EINVAL, call, id);
   const int64_t blocks = handle->result(tag, flags);
@@ -159,16 +161,19 @@ CBLK_API int cblk_term(void*, uint64_t) { return 0; }
 
 // ---- open ----
 
-CBLK_API chunk_cg_id_t cblk_cg_open(const char* path, int max_num_requests, int mode, int num_chunks, chunk_ext_arg_t,
-                                    int flags) {
+CBLK_API chunk_cg_id_t cblk_cg_open(const char* path, int max_num_requests, int mode,
+                                    int num_chunks, chunk_ext_arg_t, int flags) {
   Group* group = nullptr;
-  const int status = Group::open(options_of(path, max_num_requests, mode, flags), num_chunks, &group);
+  const int status =
+      Group::open(options_of(path, max_num_requests, mode, flags), num_chunks, &group);
   return status < 0 ? answer(status, "open", 0) : group->id;
 }
 
-CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags) {
+CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, chunk_ext_arg_t ext,
+                              int flags) {
   if (flags & CBLK_OPN_GROUP)
-    return cblk_cg_open(path, max_num_requests, mode, ext > INT_MAX ? INT_MAX : static_cast<int>(ext), ext,
+    return cblk_cg_open(path, max_num_requests, mode,
+                        ext > INT_MAX ? INT_MAX : static_cast<int>(ext), ext,
                         flags & ~CBLK_OPN_GROUP);
   Chunk* chunk = nullptr;
   const int status = Chunk::open(options_of(path, max_num_requests, mode, flags), &chunk);
@@ -177,7 +182,8 @@ CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, 
 
 CBLK_API int cblk_cg_get_num_chunks(chunk_cg_id_t id, int) {
   HandleRef group(id, kGroup);
-  return answer(group ? static_cast<Group*>(group.operator->())->chunks() : -EINVAL, "get_num_chunks", id);
+  return answer(group ? static_cast<Group*>(group.operator->())->chunks() : -EINVAL,
+                "get_num_chunks", id);
 }
 
 // ---- chunks, and groups with a flag ----
@@ -186,7 +192,9 @@ CBLK_API int cblk_close(chunk_id_t id, int flags) { return close(kind_of(flags),
 CBLK_API int cblk_get_lun_size(chunk_id_t id, size_t* nblocks, int flags) {
   return get_lun_size(kind_of(flags), id, nblocks);
 }
-CBLK_API int cblk_get_size(chunk_id_t id, size_t* nblocks, int flags) { return get_size(kind_of(flags), id, nblocks); }
+CBLK_API int cblk_get_size(chunk_id_t id, size_t* nblocks, int flags) {
+  return get_size(kind_of(flags), id, nblocks);
+}
 CBLK_API int cblk_set_size(chunk_id_t id, size_t nblocks, int flags) {
   return set_size(kind_of(flags), id, nblocks, flags);
 }
@@ -231,14 +239,14 @@ CBLK_API int cblk_aresult(chunk_id_t id, int* tag, uint64_t* status, int flags) 
   return blocks;
 }
 
-CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cblk_io_t* pending[], int npending,
-                         cblk_io_t* wait[], int nwait, cblk_io_t* completion[], int* ncompletion, uint64_t timeout_us,
-                         int flags) {
+CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cblk_io_t* pending[],
+                         int npending, cblk_io_t* wait[], int nwait, cblk_io_t* completion[],
+                         int* ncompletion, uint64_t timeout_us, int flags) {
   HandleRef handle(id, kChunk);
   if (!handle) return answer(-EINVAL, "listio", id);
   auto* chunk = static_cast<Chunk*>(handle.operator->());
-  const int status =
-      chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags);
+  const int status = chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion,
+                                 ncompletion, timeout_us, flags);
   if (status == 0 && nissue == 0 && nwait == 0 && *ncompletion == 0) sys::yield_cpu();  // as above
   return answer(status, "listio", id);
 }
@@ -246,14 +254,24 @@ CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cbl
 // ---- groups ----
 
 CBLK_API int cblk_cg_close(chunk_cg_id_t id, int flags) { return close(kGroup, id, flags); }
-CBLK_API int cblk_cg_get_lun_size(chunk_cg_id_t id, size_t* nblocks, int) { return get_lun_size(kGroup, id, nblocks); }
-CBLK_API int cblk_cg_get_size(chunk_cg_id_t id, size_t* nblocks, int) { return get_size(kGroup, id, nblocks); }
+CBLK_API int cblk_cg_get_lun_size(chunk_cg_id_t id, size_t* nblocks, int) {
+  return get_lun_size(kGroup, id, nblocks);
+}
+CBLK_API int cblk_cg_get_size(chunk_cg_id_t id, size_t* nblocks, int) {
+  return get_size(kGroup, id, nblocks);
+}
 CBLK_API int cblk_cg_set_size(chunk_cg_id_t id, size_t nblocks, int flags) {
   return set_size(kGroup, id, nblocks, flags);
 }
-CBLK_API int cblk_cg_get_stats(chunk_cg_id_t id, chunk_stats_t* stats, int) { return get_stats(kGroup, id, stats); }
-CBLK_API int cblk_cg_get_attrs(chunk_cg_id_t id, chunk_attrs_t* attrs, int) { return get_attrs(kGroup, id, attrs); }
-CBLK_API int cblk_cg_clone_after_fork(chunk_cg_id_t id, int mode, int) { return clone_after_fork(kGroup, id, mode); }
+CBLK_API int cblk_cg_get_stats(chunk_cg_id_t id, chunk_stats_t* stats, int) {
+  return get_stats(kGroup, id, stats);
+}
+CBLK_API int cblk_cg_get_attrs(chunk_cg_id_t id, chunk_attrs_t* attrs, int) {
+  return get_attrs(kGroup, id, attrs);
+}
+CBLK_API int cblk_cg_clone_after_fork(chunk_cg_id_t id, int mode, int) {
+  return clone_after_fork(kGroup, id, mode);
+}
 
 CBLK_API int cblk_cg_read(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int) {
   return transfer("cg_read", Op::kRead, kGroup, id, buf, lba, nblocks);
@@ -265,16 +283,16 @@ CBLK_API int cblk_cg_unmap(chunk_cg_id_t id, void* buf, cflash_offset_t lba, siz
   return transfer("cg_unmap", Op::kDiscard, kGroup, id, buf, lba, nblocks);
 }
 
-CBLK_API int cblk_cg_aread(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, cflsh_cg_tag_t* tag,
-                           cblk_arw_status_t* status, int flags) {
+CBLK_API int cblk_cg_aread(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks,
+                           cflsh_cg_tag_t* tag, cblk_arw_status_t* status, int flags) {
   return issue("cg_aread", Op::kRead, kGroup, id, buf, lba, nblocks, tag, status, flags);
 }
-CBLK_API int cblk_cg_awrite(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, cflsh_cg_tag_t* tag,
-                            cblk_arw_status_t* status, int flags) {
+CBLK_API int cblk_cg_awrite(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks,
+                            cflsh_cg_tag_t* tag, cblk_arw_status_t* status, int flags) {
   return issue("cg_awrite", Op::kWrite, kGroup, id, buf, lba, nblocks, tag, status, flags);
 }
-CBLK_API int cblk_cg_aunmap(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, cflsh_cg_tag_t* tag,
-                            cblk_arw_status_t* status, int flags) {
+CBLK_API int cblk_cg_aunmap(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks,
+                            cflsh_cg_tag_t* tag, cblk_arw_status_t* status, int flags) {
   return issue("cg_aunmap", Op::kDiscard, kGroup, id, buf, lba, nblocks, tag, status, flags);
 }
 

@@ -28,8 +28,9 @@ bool reserve(std::atomic<size_t>* all, size_t bytes, size_t most) {
 }
 
 unsigned size_class(size_t bytes) {
-  return bytes <= BouncePool::kUnitBytes ? 0
-                                         : static_cast<unsigned>(std::bit_width((bytes - 1) / BouncePool::kUnitBytes));
+  return bytes <= BouncePool::kUnitBytes
+             ? 0
+             : static_cast<unsigned>(std::bit_width((bytes - 1) / BouncePool::kUnitBytes));
 }
 size_t class_bytes(unsigned size) { return BouncePool::kUnitBytes << size; }
 
@@ -45,7 +46,9 @@ void BouncePool::open(uint32_t requests) {
   pieces_ = small_ + (small_ < kMiddleMost ? small_ : kMiddleMost);
 }
 
-size_t BouncePool::pool_bytes() const { return small_ * kSmallBytes + (pieces_ - small_) * kUnitBytes; }
+size_t BouncePool::pool_bytes() const {
+  return small_ * kSmallBytes + (pieces_ - small_) * kUnitBytes;
+}
 
 void BouncePool::close() {
   char* memory = memory_.load(std::memory_order_relaxed);
@@ -69,7 +72,8 @@ char* BouncePool::memory() {
   const size_t bytes = pool_bytes();
   // A child has no use for them, and the kernel copies pinned pages at fork.
   auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kWipe));
-  if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
+  if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel))
+    return fresh;
   unmap_private(fresh, bytes);  // another thread was quicker
   return known;
 }
@@ -90,7 +94,8 @@ char* BouncePool::memory_of(Slab* slab) {
   if (known) return known;
   if (!reserve(&slabs, kHugeBytes, kSlabsMost)) return nullptr;
   auto* fresh = static_cast<char*>(map_private_huge(kHugeBytes, ForkPolicy::kWipe));
-  if (fresh && slab->memory.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
+  if (fresh && slab->memory.compare_exchange_strong(known, fresh, std::memory_order_acq_rel))
+    return fresh;
   if (fresh) unmap_private(fresh, kHugeBytes);  // another thread was quicker
   slabs.fetch_sub(kHugeBytes, std::memory_order_relaxed);
   return known;
@@ -102,7 +107,8 @@ int32_t BouncePool::take_piece(uint32_t from, uint32_t to) {
     uint64_t taken = taken_[word].load(std::memory_order_relaxed);
     while (~taken) {
       const int bit = std::countr_one(taken);
-      if (taken_[word].compare_exchange_weak(taken, taken | uint64_t{1} << bit, std::memory_order_acquire))
+      if (taken_[word].compare_exchange_weak(taken, taken | uint64_t{1} << bit,
+                                             std::memory_order_acquire))
         return static_cast<int32_t>(word * 64) + bit;
     }
   }
@@ -121,7 +127,8 @@ bool BouncePool::take_units(size_t bytes, Bounce* out) {
     for (uint32_t at = 0; wanted << at >> kUnits == 0;) {
       if (taken & wanted << at) {
         ++at;
-      } else if (slab.taken.compare_exchange_weak(taken, taken | wanted << at, std::memory_order_acquire)) {
+      } else if (slab.taken.compare_exchange_weak(taken, taken | wanted << at,
+                                                  std::memory_order_acquire)) {
         *out = {memory + at * kUnitBytes, static_cast<uint32_t>(bytes),
                 static_cast<int32_t>(pieces_ + i * kUnits + at)};
         return true;
@@ -163,7 +170,8 @@ void BouncePool::give(Bounce* bounce) {
   if (!bounce->memory) return;
   if (bounce->piece >= static_cast<int32_t>(pieces_)) {
     const uint32_t unit = static_cast<uint32_t>(bounce->piece) - pieces_;
-    slabs_[unit / kUnits].taken.fetch_and(~(units_of(bounce->bytes) << unit % kUnits), std::memory_order_release);
+    slabs_[unit / kUnits].taken.fetch_and(~(units_of(bounce->bytes) << unit % kUnits),
+                                          std::memory_order_release);
   } else if (bounce->piece >= 0) {
     const auto piece = static_cast<uint32_t>(bounce->piece);
     taken_[piece / 64].fetch_and(~(uint64_t{1} << piece % 64), std::memory_order_release);

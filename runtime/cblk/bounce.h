@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounce buffers: for I/O that may outlive its call (chunk.h: time limit), and for callers' buffers that the device
-// cannot use.
+// Bounce buffers: for I/O that may outlive its call (chunk.h: time limit), and for callers' buffers
+// that the device cannot use.
 //
-// Idea: most requests need one block or a few. These come from pieces of two sizes that the chunk keeps (one bit per
-// piece, taken by one atomic operation; their memory is mapped at the first request and touched at first use). A larger
-// request, up to 2 MiB, gets a run of units of a slab. A slab is a huge page, which is one piece of memory to the
-// device: a virtual disk moves that more than twice as fast as 512 pages, which pays for the copy. A huge page is used
-// whole, so all chunks together have at most 16 MiB of slabs. A request that is larger, or finds no room, gets its own
-// mapping, rounded up to a power of two; one mapping of each size is kept for the next request.
+// Idea: most requests need one block or a few. These come from pieces of two sizes that the chunk
+// keeps (one bit per piece, taken by one atomic operation; their memory is mapped at the first
+// request and touched at first use). A larger request, up to 2 MiB, gets a run of units of a slab.
+// A slab is a huge page, which is one piece of memory to the device: a virtual disk moves that more
+// than twice as fast as 512 pages, which pays for the copy. A huge page is used whole, so all
+// chunks together have at most 16 MiB of slabs. A request that is larger, or finds no room, gets
+// its own mapping, rounded up to a power of two; one mapping of each size is kept for the next
+// request.
 // Threading: any. Takes no lock, allocates nothing but those mappings.
 #pragma once
 #include <atomic>
@@ -31,9 +33,9 @@ class BouncePool {
   // Page-aligned memory for `bytes` (16 MiB at most). 0 or -ENOMEM.
   [[nodiscard]] int take(size_t bytes, Bounce* out);
   void give(Bounce* bounce);  // may be given a Bounce without memory
-  // The one-block pieces that are taken first, for a ring to register; nullptr: none. Registered memory is pinned and
-  // counts as locked, so only a process without a limit on locked memory gets a window (its rings then need none of
-  // that limit), and at most 16 MiB for all chunks together.
+  // The one-block pieces that are taken first, for a ring to register; nullptr: none. Registered
+  // memory is pinned and counts as locked, so only a process without a limit on locked memory gets
+  // a window (its rings then need none of that limit), and at most 16 MiB for all chunks together.
   char* window(size_t* bytes);
   void forget_in_child();
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The read cache: see cache.h.
-// Threading: any; one set's spin lock at a time, held for a copy of one block at most; a read has those of all its
-// blocks. May not: call the kernel after open.
+// Threading: any; one set's spin lock at a time, held for a copy of one block at most; a read has
+// those of all its blocks. May not: call the kernel after open.
 #include "cblk/cache.h"
 
 #include <errno.h>
@@ -26,7 +26,8 @@ int Cache::open(uint64_t blocks) {
   count_ = (blocks + kWays - 1) / kWays;
   const size_t head = round_up(count_ * sizeof(Set), kBlockBytes);
   mapping_bytes_ = head + count_ * kWays * kBlockBytes;
-  auto* memory = static_cast<char*>(map_private(mapping_bytes_, ForkPolicy::kInherit));  // zeros: empty sets
+  // zeros: empty sets
+  auto* memory = static_cast<char*>(map_private(mapping_bytes_, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   sets_ = reinterpret_cast<Set*>(memory);
   for (uint64_t i = 0; i < count_; ++i) new (&sets_[i]) Set;
@@ -69,7 +70,8 @@ bool Cache::read(uint64_t block, size_t count, char* to) {
     if (way == kWays) break;
     from[found] = ways + way * kBlockBytes;
   }
-  for (size_t i = 0; i < count && found == count; ++i) memcpy(to + i * kBlockBytes, from[i], kBlockBytes);
+  for (size_t i = 0; i < count && found == count; ++i)
+    memcpy(to + i * kBlockBytes, from[i], kBlockBytes);
   for (size_t i = 0; i < locked; ++i) sets[i]->lock.unlock();
   return found == count;
 }
@@ -137,7 +139,8 @@ void Cache::forget_in_child() {
   for (uint64_t i = 0; i < count_; ++i) {
     sets_[i].lock.unlock();
     sets_[i].ended = sets_[i].begun;
-    for (uint64_t& cached : sets_[i].blocks) cached = 0;  // a writer of the parent may have been at work
+    for (uint64_t& cached : sets_[i].blocks)
+      cached = 0;  // a writer of the parent may have been at work
   }
 }
 

@@ -3,9 +3,9 @@
 //
 //   set = hash(block) ──► { lock, writers begun / ended, 4 ways: block number, 4096 bytes }
 //
-// Coherence: a write announces its blocks *before* it goes to the device (they leave the cache) and again after. A read
-// that missed may fill a set only if no write was in progress in that set when the read began, and none has begun
-// since.
+// Coherence: a write announces its blocks *before* it goes to the device (they leave the cache) and
+// again after. A read that missed may fill a set only if no write was in progress in that set when
+// the read began, and none has begun since.
 // Threading: any; a short spin lock per set. Allocates at open only.
 #pragma once
 #include <cstddef>
@@ -17,7 +17,8 @@ namespace lunar::cblk {
 
 class Cache {
  public:
-  static constexpr unsigned kFillBlocksMax = 8;  // a longer read bypasses the cache, which it would otherwise sweep out
+  // a longer read bypasses the cache, which it would otherwise sweep out
+  static constexpr unsigned kFillBlocksMax = 8;
 
   [[nodiscard]] int open(uint64_t blocks);  // 0: no cache; 0 or -ENOMEM
   void close();
@@ -30,8 +31,9 @@ class Cache {
   void fill(uint64_t block, size_t count, const char* from, const uint64_t* stamps);
   void begin_write(uint64_t block, size_t count);
   void end_write(uint64_t block, size_t count);
-  void drop(uint64_t block, uint64_t count);  // removes blocks from the cache. Pre: no I/O on them is in progress
-  void forget_in_child();                     // forgets the writes and locks of the parent's threads
+  // removes blocks from the cache. Pre: no I/O on them is in progress
+  void drop(uint64_t block, uint64_t count);
+  void forget_in_child();  // forgets the writes and locks of the parent's threads
 
  private:
   static constexpr unsigned kWays = 4;

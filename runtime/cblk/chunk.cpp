@@ -28,13 +28,16 @@ constexpr uint64_t kScrubBlocks = 4096;
 
 int Chunk::open(const Options& options, Chunk** out) {
   if (!options.path || !*options.path || (options.mode & O_ACCMODE) == O_ACCMODE) return -EINVAL;
-  if ((options.flags & CBLK_OPN_MPIO_FO) && (options.flags & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE)))
+  if ((options.flags & CBLK_OPN_MPIO_FO) &&
+      (options.flags & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE)))
     return -EINVAL;
   if (options.requests > kRequestsMax) return -ENOMEM;
   if (const int status = fork_handlers_install(); status < 0) return status;
   trace_open();
-  const auto count = static_cast<uint32_t>(options.requests <= 0 ? kRequestsDefault : options.requests);
-  const size_t commands_at = round_up(sizeof(Chunk), 64), bytes = commands_at + CommandTable::bytes_of(count);
+  const auto count =
+      static_cast<uint32_t>(options.requests <= 0 ? kRequestsDefault : options.requests);
+  const size_t commands_at = round_up(sizeof(Chunk), 64),
+               bytes = commands_at + CommandTable::bytes_of(count);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* chunk = new (memory) Chunk(options.kind);
@@ -58,14 +61,16 @@ int Chunk::open(const Options& options, Chunk** out) {
     chunk->lanes_.open(chunk->device_, &chunk->bounces_, &chunk->cache_, chunk->late_);
   }
   // Chunks of a group may lie on one LUN: a cache each would tell of the others' past.
-  if (status == 0 && options.kind == Kind::kChunk) status = chunk->cache_.open(environment.cache_blocks);
+  if (status == 0 && options.kind == Kind::kChunk)
+    status = chunk->cache_.open(environment.cache_blocks);
   if (status == 0) status = table_add(chunk);
   if (status < 0)
     chunk->destroy();
   else
     *out = chunk;
-  trace_at(status < 0 ? kTraceFailures : kTraceCalls, "open %s lun %llu mode %d flags 0x%x requests %u: %d",
-           options.path, static_cast<unsigned long long>(environment.lun_id), options.mode,
+  trace_at(status < 0 ? kTraceFailures : kTraceCalls,
+           "open %s lun %llu mode %d flags 0x%x requests %u: %d", options.path,
+           static_cast<unsigned long long>(environment.lun_id), options.mode,
            static_cast<unsigned>(options.flags), count, status < 0 ? status : chunk->id);
   return status;
 }
@@ -121,7 +126,8 @@ void Chunk::find_limits(const Environment& environment) {
   if (carries && carries < transfer_blocks_max_) transfer_blocks_max_ = carries;
   if (environment.transfer_blocks_max && environment.transfer_blocks_max < transfer_blocks_max_)
     transfer_blocks_max_ = environment.transfer_blocks_max;
-  if (environment.size_blocks && environment.size_blocks < lun_blocks_) lun_blocks_ = environment.size_blocks;
+  if (environment.size_blocks && environment.size_blocks < lun_blocks_)
+    lun_blocks_ = environment.size_blocks;
   size_blocks_.store(lun_blocks_, std::memory_order_relaxed);
 }
 
@@ -130,7 +136,8 @@ int Chunk::attach() {
   options.depth = depth_;
   options.spin = false;
   options.shared = options.delegate = true;
-  // Under a limit all I/O goes through buffers of ours: registered, the kernel need not pin them for each.
+  // Under a limit all I/O goes through buffers of ours: registered, the kernel need not pin them
+  // for each.
   if (timeout_ns_ != 0) options.buffer = bounces_.window(&options.buffer_bytes);
   return device_->attach(options, &context_);
 }
@@ -145,13 +152,15 @@ void Chunk::destroy() {
   unmap_private(this, mapping_bytes_);
 }
 
-// No new commands; true when none is under way any more and every result is fetched. False (deadline): see reopen().
+// No new commands; true when none is under way any more and every result is fetched. False
+// (deadline): see reopen().
 bool Chunk::drain(uint64_t deadline_ns) {
   lock_.lock();
   closing_ = true;
   waiters_.signal_all(Waiter::kFree);
   Waiter waiter(Waiter::kIdle);
-  const int status = wait_until(&waiter, deadline_ns, [this] { return idle() && commands_.fetchable() == 0; });
+  const int status =
+      wait_until(&waiter, deadline_ns, [this] { return idle() && commands_.fetchable() == 0; });
   unlock();
   return status == 0 && late_end(deadline_ns);
 }
@@ -194,9 +203,11 @@ void Chunk::end(int flags) {
   registry_remove(this);
   completer_.stop();
   const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_;
-  const bool shared = shared_by_fork_.load(std::memory_order_relaxed);  // the data may be in use yet
+  // the data may be in use yet
+  const bool shared = shared_by_fork_.load(std::memory_order_relaxed);
   if (asked && !shared) (void)scrub(0, size_blocks());
-  trace_at(kTraceCalls, "close %d%s", id, asked && shared ? ": not scrubbed, a fork shared it" : "");
+  trace_at(kTraceCalls, "close %d%s", id,
+           asked && shared ? ": not scrubbed, a fork shared it" : "");
   Slot* const place = slot;
   destroy();
   place->word.fetch_sub(1, std::memory_order_release);  // the closer's own use
@@ -228,10 +239,13 @@ int Chunk::scrub(uint64_t from, uint64_t to) {
 }
 
 uint64_t Chunk::most_blocks(unsigned sharers) {
-  return virtual_ ? (virtual_->used_bytes() + virtual_->remaining_bytes() / sharers) / kBlockBytes : 0;
+  return virtual_ ? (virtual_->used_bytes() + virtual_->remaining_bytes() / sharers) / kBlockBytes
+                  : 0;
 }
 
-bool Chunk::is_on_device_of(const Chunk& other) const { return same_backing_device(device_, other.device_); }
+bool Chunk::is_on_device_of(const Chunk& other) const {
+  return same_backing_device(device_, other.device_);
+}
 
 int Chunk::set_size(uint64_t blocks, int flags) {
   if (!virtual_ || inherited_.load(std::memory_order_relaxed)) return -EINVAL;
@@ -262,8 +276,9 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   return status == -ENOSPC ? -ENOMEM : status;
 }
 
-// Not while asynchronous commands are under way, or the device has late I/O: the caller must wait for them first. Nor
-// while another process uses it, which would go on in what is another LUN's by then.
+// Not while asynchronous commands are under way, or the device has late I/O: the caller must wait
+// for them first. Nor while another process uses it, which would go on in what is another LUN's by
+// then.
 bool Chunk::can_shrink() {
   if (virtual_->is_joined_by_others()) return false;
   lock_.lock();
@@ -273,10 +288,12 @@ bool Chunk::can_shrink() {
   return over && lanes_.sweep() == 0;
 }
 
-// Waits for the blocking I/O that began before. I/O that begins meanwhile is not waited for: it saw the new size.
+// Waits for the blocking I/O that began before. I/O that begins meanwhile is not waited for: it saw
+// the new size.
 bool Chunk::drain_io() {
-  return phases_.drain(sys::now_ns() + kCloseWaitNs,
-                       [this](unsigned phase) { return phase_count_.inside[phase].load(std::memory_order_seq_cst); });
+  return phases_.drain(sys::now_ns() + kCloseWaitNs, [this](unsigned phase) {
+    return phase_count_.inside[phase].load(std::memory_order_seq_cst);
+  });
 }
 
 int Chunk::clone_after_fork(int mode) {
@@ -285,7 +302,8 @@ int Chunk::clone_after_fork(int mode) {
   lock_.lock();
   const bool inherited = inherited_.load(std::memory_order_relaxed);
   const bool busy =
-      inherited ? active_at_fork_ : !forked_ && in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;
+      inherited ? active_at_fork_
+                : !forked_ && in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;
   int status = busy ? -EBUSY : 0;
   if (!busy && inherited) {
     status = virtual_->join();

@@ -1,36 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chunk: a device that a program opened through the block library.
 //
-//   cblk_read  ───────────────────────────────► lane (one ring per thread, lanes.h)     on the caller's thread, no lock
+//   cblk_read  ───────────────────────────────► lane (one ring per thread, lanes.h)
 //   cblk_aread ─► command table ─► backlog ─► Context (ring) ─┐
-//   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘                       under the chunk's lock, in which
-//                                                                                     no thread sleeps
-// Waiting (wait.cpp): a thread that needs a completion takes those that the ring has. If its own is not among them, one
-// of the waiting threads, the *leader*, sleeps in the ring, without the lock; each of the others sleeps on its own
-// word. The harvester wakes exactly those whose command is done. A leader that leaves designates another. While there
-// is a leader no other thread harvests, because it could take the leader's own completion, and the leader would sleep
-// on.
+//   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘
 //
-// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult. A command with the caller's status
-// goes from active to free.
+// cblk_read runs on the caller's thread and takes no lock; the others run under the chunk's lock,
+// in which no thread sleeps.
 //
-// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT. It cannot be withdrawn from the
-// device: it is *lost*. So that it never touches the caller's memory afterwards, every I/O under a limit moves through
-// a buffer of the library (bounce.h), and only a call that reports success copies to the caller's buffer. The place of
-// a lost I/O in the table (or its lane) and its buffer stay parked until the device releases them. A lost write may
-// still reach the device (late_writes.h): writes and discards of the same blocks, through any chunk of a group on one
-// LUN, wait for it, while others overtake them; set_size and close fail with EBUSY. Without a limit, and on devices
-// whose I/O is a copy (Capabilities::instant), I/O uses the caller's own buffer, and blocking I/O uses
-// Device::transfer.
+// Waiting (wait.cpp): a thread that needs a completion takes those that the ring has. If its own is
+// not among them, one of the waiting threads, the *leader*, sleeps in the ring, without the lock;
+// each of the others sleeps on its own word. The harvester wakes exactly those whose command is
+// done. A leader that leaves designates another. While there is a leader no other thread harvests,
+// because it could take the leader's own completion, and the leader would sleep on.
 //
-// A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) orphaned ─► free, when the ring delivers it. The
-// thread that waits for it or polls it notices that it is late; for a command with the caller's status the completer
-// does.
+// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult. A command with
+// the caller's status goes from active to free.
 //
-// Parts: CommandTable (command_table.h), WaitQueue (wait_queue.h), Completer (completer.h), Lanes, Cache, BouncePool.
-// The chunk is what they share: the lock, the ring, the leader.
-// Files: chunk.cpp: open and close; issue.cpp, harvest.cpp, wait.cpp: the ring; result.cpp; late.cpp; sync.cpp;
-// listio.cpp; fork_handlers.cpp.
+// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT. It cannot
+// be withdrawn from the device: it is *lost*. So that it never touches the caller's memory
+// afterwards, every I/O under a limit moves through a buffer of the library (bounce.h), and only a
+// call that reports success copies to the caller's buffer. The place of a lost I/O in the table (or
+// its lane) and its buffer stay parked until the device releases them. A lost write may still reach
+// the device (late_writes.h): writes and discards of the same blocks, through any chunk of a group
+// on one LUN, wait for it, while others overtake them; set_size and close fail with EBUSY. Without
+// a limit, and on devices whose I/O is a copy (Capabilities::instant), I/O uses the caller's own
+// buffer, and blocking I/O uses Device::transfer.
+//
+// A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) orphaned ─► free, when the
+// ring delivers it. The thread that waits for it or polls it notices that it is late; for a command
+// with the caller's status the completer does.
+//
+// Parts: CommandTable (command_table.h), WaitQueue (wait_queue.h), Completer (completer.h), Lanes,
+// Cache, BouncePool. The chunk is what they share: the lock, the ring, the leader.
+// Files: chunk.cpp: open and close; issue.cpp, harvest.cpp, wait.cpp: the ring; result.cpp;
+// late.cpp; sync.cpp; listio.cpp; fork_handlers.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
 #include "capiblock.h"
@@ -119,19 +123,22 @@ class Chunk final : public Handle {
   [[nodiscard]] int clone_after_fork(int mode) override;
 
   [[nodiscard]] int64_t transfer(Io* io) override;
-  // The same in two steps, for several I/Os at a time. False: not begun, because it must not wait for a lane and none
-  // is free. Each I/O that was begun must be ended.
+  // The same in two steps, for several I/Os at a time. False: not begun, because it must not wait
+  // for a lane and none is free. Each I/O that was begun must be ended.
   [[nodiscard]] bool begin(Blocking* one);
   [[nodiscard]] int64_t end(Blocking* one);
   [[nodiscard]] int64_t issue(Io* io, cflsh_cg_tag_t* tag) override;
-  [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, kForever); }
-  // > 0: blocks; 0: not done; -errno: the command failed (-ETIMEDOUT: not done in time), or does not exist. Blocking:
-  // until it is over, or the deadline.
-  // `like`, if given, is what the caller takes the command for: if the tag is wrong, a command that was issued with the
-  // same parameters is found, and *tag becomes its tag.
+  [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override {
+    return result(&tag->tag, flags, kForever);
+  }
+  // > 0: blocks; 0: not done; -errno: the command failed (-ETIMEDOUT: not done in time), or does
+  // not exist. Blocking: until it is over, or the deadline.
+  // `like`, if given, is what the caller takes the command for: if the tag is wrong, a command that
+  // was issued with the same parameters is found, and *tag becomes its tag.
   [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns, const Io* like = nullptr);
-  [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
-                         cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
+  [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings,
+                         cblk_io_t** wait, int waits, cblk_io_t** completion, int* completions,
+                         uint64_t timeout_us, int flags);
 
   // For groups and lists.
   uint64_t deadline_of_a_new_one() const;  // of an I/O that begins now; kForever: none
@@ -181,7 +188,9 @@ class Chunk final : public Handle {
   void copy_out(const Response& response);  // without the lock
   void count(const Io& io, int64_t blocks);
   // issued, not yet fetched
-  Gauge& asynchronous(Op op) { return op == Op::kRead ? counters_.act_areads : counters_.act_awrites; }
+  Gauge& asynchronous(Op op) {
+    return op == Op::kRead ? counters_.act_areads : counters_.act_awrites;
+  }
   // wait.cpp; lock held
   template <class Done>
   int wait_until(Waiter* waiter, uint64_t deadline_ns, Done done);
@@ -216,8 +225,9 @@ class Chunk final : public Handle {
 
   Device* device_ = nullptr;
   VirtualLun* virtual_ = nullptr;  // device_, if it is virtual
-  Context* context_ = nullptr;     // attached by the first asynchronous command: an open alone costs no ring
-  int access_ = 0;                 // O_RDONLY, O_WRONLY, O_RDWR
+  // attached by the first asynchronous command: an open alone costs no ring
+  Context* context_ = nullptr;
+  int access_ = 0;  // O_RDONLY, O_WRONLY, O_RDWR
   int flags_ = 0;
   bool can_unmap_ = false;
   uint32_t buffer_align_ = 1;
@@ -226,7 +236,8 @@ class Chunk final : public Handle {
   std::atomic<uint64_t> size_blocks_{0};
   std::atomic<bool> being_closed_{false};
   std::atomic<bool> inherited_{false};  // virtual, in a child that has not cloned it
-  // virtual, and another process may use it; never reset, because the end of that use is not reported
+  // virtual, and another process may use it; never reset, because the end of that use is not
+  // reported
   std::atomic<bool> shared_by_fork_{false};
   bool active_at_fork_ = false;
   bool forked_ = false;  // in a child: nothing from before the fork belongs to it
@@ -256,7 +267,8 @@ class Chunk final : public Handle {
   uint32_t depth_ = 0;    // of the ring
   uint32_t in_ring_ = 0;  // handed to the context, not yet finished
   uint32_t lost_ = 0;     // of in_ring_
-  // part of the backlog waits for a late write; nothing may wake a thread that waits in the ring then
+  // part of the backlog waits for a late write; nothing may wake a thread that waits in the ring
+  // then
   bool backlog_blocked_ = false;
   bool leader_ = false;      // a thread harvests or sleeps in the ring
   bool designated_ = false;  // a thread was woken to become the leader

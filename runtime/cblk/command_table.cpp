@@ -96,7 +96,8 @@ void CommandTable::enter_fetchable(uint32_t index) {
   if (!entry.io.has_user_tag) return;
   entry.same_hash = kNone;
   uint32_t* place = &hash_[hash_of(entry.io.user_tag) & hash_mask_];
-  while (*place != kNone) place = &entries_[*place].same_hash;  // at the end: of equal tags the oldest is found
+  while (*place != kNone)
+    place = &entries_[*place].same_hash;  // at the end: of equal tags the oldest is found
   *place = index;
 }
 
@@ -147,8 +148,9 @@ int CommandTable::find_tag(int tag, bool user, uint32_t* index) const {
 int CommandTable::find_like(int tag, const Io& like, uint32_t* index) {
   const auto is_like = [&](uint32_t i) {
     const Io& io = entries_[i].io;
-    return io.op == like.op && io.buffer == like.buffer && io.lba == like.lba && io.blocks == like.blocks &&
-           !io.status && io.has_user_tag == like.has_user_tag && (!io.has_user_tag || io.user_tag == like.user_tag);
+    return io.op == like.op && io.buffer == like.buffer && io.lba == like.lba &&
+           io.blocks == like.blocks && !io.status && io.has_user_tag == like.has_user_tag &&
+           (!io.has_user_tag || io.user_tag == like.user_tag);
   };
   if (find_tag(tag, like.has_user_tag, index) == 0 && is_like(*index)) return 0;
   const auto is_there = [&](uint32_t i) {
@@ -169,7 +171,8 @@ uint32_t CommandTable::oldest_of(Is is) const {
   for (const Line& line : {done_line_, active_line_}) {
     uint32_t i = line.oldest;
     while (i != kNone && !is(i)) i = entries_[i].newer;
-    if (i != kNone && (found == kNone || entries_[i].sequence < entries_[found].sequence)) found = i;
+    if (i != kNone && (found == kNone || entries_[i].sequence < entries_[found].sequence))
+      found = i;
   }
   return found;
 }

@@ -18,7 +18,8 @@ int Completer::start(Work work, void* owner, bool* started) {
   spec.run = [](void* completer) { static_cast<Completer*>(completer)->run(); };
   spec.argument = this;
   spec.program_files = true;
-  if (sys::thread_start(spec, &thread_) < 0) return -ENOMEM;  // EAGAIN would say that no command is free
+  if (sys::thread_start(spec, &thread_) < 0)
+    return -ENOMEM;  // EAGAIN would say that no command is free
   *started = runs_ = true;
   return 0;
 }
@@ -39,7 +40,8 @@ void Completer::run() {
       continue;
     }
     sleeps_.store(true, std::memory_order_seq_cst);
-    (void)sys::futex_wait(&word_, word, -1, false);  // returns at once when the word has changed since
+    // returns at once when the word has changed since
+    (void)sys::futex_wait(&word_, word, -1, false);
     sleeps_.store(false, std::memory_order_relaxed);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A chunk's thread that completes the commands that no call fetches: those with the caller's status. While there are
-// none it sleeps on its own word.
+// A chunk's thread that completes the commands that no call fetches: those with the caller's
+// status. While there are none it sleeps on its own word.
 #pragma once
 #include <pthread.h>
 
@@ -11,10 +11,11 @@ namespace lunar::cblk {
 
 class Completer {
  public:
-  // The work, which runs on the thread: completes what it can, may sleep in between, and returns when nothing is left
-  // or stopping() is true.
+  // The work, which runs on the thread: completes what it can, may sleep in between, and returns
+  // when nothing is left or stopping() is true.
   using Work = void (*)(void* owner);
-  // Starts the thread if it does not run. Pre: the owner's lock. 0, or -ENOMEM; *started: the thread is new.
+  // Starts the thread if it does not run. Pre: the owner's lock. 0, or -ENOMEM; *started: the
+  // thread is new.
   [[nodiscard]] int start(Work work, void* owner, bool* started);
   void wake();  // after add()
   void stop();  // pre: nothing is in progress, and the owner's lock is free

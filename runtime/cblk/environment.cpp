@@ -22,7 +22,8 @@ namespace {
 
 std::atomic<int> trace_fd{-1};
 std::atomic<int> trace_verbosity{kTraceCalls};
-std::atomic<pid_t> trace_pid{0};  // process that the file belongs to, where each process has its own
+std::atomic<pid_t> trace_pid{
+    0};  // process that the file belongs to, where each process has its own
 
 constexpr uint64_t kIoTimeoutNs = 15'000'000'000, kCommandTimeoutNs = 5'000'000'000;
 
@@ -47,7 +48,8 @@ void read_timeouts(Environment* out) {
   const uint64_t unit = units && strcmp(units, "MILLI") == 0   ? 1'000'000
                         : units && strcmp(units, "MICRO") == 0 ? 1'000
                                                                : 1'000'000'000;
-  out->io_timeout_ns = number <= INT64_MAX / unit / 4 ? number * unit : 0;  // what no clock will reach is no limit
+  // what no clock will reach is no limit
+  out->io_timeout_ns = number <= INT64_MAX / unit / 4 ? number * unit : 0;
   if (out->io_timeout_ns) out->command_timeout_ns = out->io_timeout_ns;
 }
 
@@ -77,13 +79,17 @@ void trace_open() {
   (void)number_of("CFLSH_BLK_TRC_VERBOSITY", &verbosity);
   char name[4096];
   // cut: another file's name
-  if (format_to(name, sizeof name, own ? "%s.%d" : "%s", path, static_cast<int>(pid)) == sizeof name - 1) return;
-  const int fd =
-      sys::open_file(name, O_WRONLY | O_CREAT | O_APPEND | (append && strcmp(append, "OFF") == 0 ? O_TRUNC : 0), 0644);
+  if (format_to(name, sizeof name, own ? "%s.%d" : "%s", path, static_cast<int>(pid)) ==
+      sizeof name - 1)
+    return;
+  const int fd = sys::open_file(
+      name, O_WRONLY | O_CREAT | O_APPEND | (append && strcmp(append, "OFF") == 0 ? O_TRUNC : 0),
+      0644);
   if (fd < 0) return;
-  trace_verbosity.store(verbosity < kTraceCalls ? static_cast<int>(verbosity) : kTraceCalls, std::memory_order_relaxed);
-  // Where another thread was quicker, its file is the one. A parent's descriptor stays open: a line may just be going
-  // there.
+  trace_verbosity.store(verbosity < kTraceCalls ? static_cast<int>(verbosity) : kTraceCalls,
+                        std::memory_order_relaxed);
+  // Where another thread was quicker, its file is the one. A parent's descriptor stays open: a line
+  // may just be going there.
   if (trace_fd.compare_exchange_strong(before, fd))
     trace_pid.store(own ? pid : 0, std::memory_order_relaxed);
   else
@@ -99,8 +105,9 @@ void trace_line(int verbosity, const char* format, va_list args) {
   if (fd < 0 || verbosity > trace_verbosity.load(std::memory_order_relaxed)) return;
   char line[512];
   const uint64_t us = sys::now_ns() / 1000;
-  size_t length = format_to(line, sizeof line - 1, "%llu.%06llu [%d] ", static_cast<unsigned long long>(us / 1000000),
-                            static_cast<unsigned long long>(us % 1000000), static_cast<int>(getpid()));
+  size_t length = format_to(
+      line, sizeof line - 1, "%llu.%06llu [%d] ", static_cast<unsigned long long>(us / 1000000),
+      static_cast<unsigned long long>(us % 1000000), static_cast<int>(getpid()));
   length += vformat_line_to(line + length, sizeof line - 1 - length, format, args);
   line[length++] = '\n';
   (void)sys::write_some(fd, line, length);

@@ -50,9 +50,11 @@ void Chunk::after_fork_in_child() {
   resize_.reset_in_child();
   // In a grandchild whose parent has not cloned it: what was under way at the first fork counts.
   if (!inherited_.load(std::memory_order_relaxed)) active_at_fork_ = false;
-  active_at_fork_ |= in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;  // late ones are over
+  active_at_fork_ |=
+      in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;  // late ones are over
   forked_ = true;
-  if (context_) device_->detach(context_);  // in a child: forgets it, the commands in it are the parent's
+  if (context_)
+    device_->detach(context_);  // in a child: forgets it, the commands in it are the parent's
   context_ = nullptr;
   commands_.reset();
   waiters_.forget_in_child();

@@ -17,16 +17,18 @@ namespace {
 
 constexpr uint32_t kPartsMax = 128;  // of one vector; a RAID 0 has one a chunk on the stack
 
-// RAID0, RAID0:*, RAID0:N stand for the devices that LUNAR_RAID0_DEVICES names, which must be N. Any other path names
-// its own.
+// RAID0, RAID0:*, RAID0:N stand for the devices that LUNAR_RAID0_DEVICES names, which must be N.
+// Any other path names its own.
 int find_devices(const char* path, char (*names)[kPathBytes]) {
-  if (strncmp(path, "RAID0", 5) != 0 || (path[5] && path[5] != ':')) return split_devices(path, names, kDevicesMax);
+  if (strncmp(path, "RAID0", 5) != 0 || (path[5] && path[5] != ':'))
+    return split_devices(path, names, kDevicesMax);
   const char* wanted = path[5] ? path + 6 : "*";
   const char* devices = environment_value("LUNAR_RAID0_DEVICES");
   const int count = devices && *devices ? split_devices(devices, names, kDevicesMax) : 0;
   if (count == 0) return -ENODEV;
   if (count < 0 || strcmp(wanted, "*") == 0) return count;
-  const bool is_count = wanted[0] >= '1' && wanted[0] <= '0' + static_cast<int>(kDevicesMax) && wanted[1] == '\0';
+  const bool is_count =
+      wanted[0] >= '1' && wanted[0] <= '0' + static_cast<int>(kDevicesMax) && wanted[1] == '\0';
   return is_count && wanted[0] - '0' == count ? count : -ENODEV;
 }
 
@@ -71,7 +73,8 @@ int Group::open_chunk(const Chunk::Options& options) {
 }
 
 int Group::open_devices(Chunk::Options options) {
-  auto* names = static_cast<char(*)[kPathBytes]>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
+  auto* names =
+      static_cast<char(*)[kPathBytes]>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
   if (!names) return -ENOMEM;
   const int count = find_devices(options.path, names);
   int status = count < 0 ? count : 0;
@@ -112,7 +115,8 @@ int Group::close(int flags) {
   Slot* const place = slot;
   for (unsigned i = 0; i < count_; ++i) {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
-    if (used && table_shut(used, 1, kForever) == 0) chunk_[i]->end(flags);  // a fetch by its id finds nothing
+    if (used && table_shut(used, 1, kForever) == 0)
+      chunk_[i]->end(flags);  // a fetch by its id finds nothing
     chunk_[i] = nullptr;
   }
   finished_.close();
@@ -145,14 +149,17 @@ int Group::set_size(uint64_t blocks, int flags) {
   uint64_t each = blocks / count_ + (blocks % count_ != 0);
   int status = 0;
   for (unsigned i = 0; i < count_ && status == 0; ++i) {
-    unsigned sharers = 1;  // of this one's device, that have no part yet: it may be there several times
-    for (unsigned j = i + 1; all && j < count_; ++j) sharers += chunk_[j]->is_on_device_of(*chunk_[i]);
+    // of this one's device, that have no part yet: it may be there several times
+    unsigned sharers = 1;
+    for (unsigned j = i + 1; all && j < count_; ++j)
+      sharers += chunk_[j]->is_on_device_of(*chunk_[i]);
     if (all) each = chunk_[i]->most_blocks(sharers);
     status = chunk_[i]->set_size(each, flags);
     for (unsigned j = i; status < 0 && j-- > 0;) (void)chunk_[j]->set_size(before, flags);
   }
   const uint64_t least = size_blocks() / count_;
-  for (unsigned i = 0; i < count_ && status == 0 && all; ++i) status = chunk_[i]->set_size(least, flags);
+  for (unsigned i = 0; i < count_ && status == 0 && all; ++i)
+    status = chunk_[i]->set_size(least, flags);
   return status;
 }
 
@@ -163,7 +170,8 @@ void Group::attributes(chunk_attrs_t* out) {
     chunk_[i]->attributes(&one);
     out->flags1 &= one.flags1;
     if (one.num_paths < out->num_paths) out->num_paths = one.num_paths;
-    if (one.max_transfer_size < out->max_transfer_size) out->max_transfer_size = one.max_transfer_size;
+    if (one.max_transfer_size < out->max_transfer_size)
+      out->max_transfer_size = one.max_transfer_size;
   }
 }
 
@@ -182,10 +190,11 @@ int64_t Group::transfer(Io* io) {
   return chunk ? chunk->transfer(io) : -EINVAL;
 }
 
-// The chunks' shares of some blocks: all are handed over before the first one is waited for, and each is copied while
-// the others are under way.
+// The chunks' shares of some blocks: all are handed over before the first one is waited for, and
+// each is copied while the others are under way.
 struct Group::Shares {
-  Shares(Group& of, const Io& whole, uint64_t until_ns) : group(of), io(whole), deadline_ns(until_ns) {}
+  Shares(Group& of, const Io& whole, uint64_t until_ns)
+      : group(of), io(whole), deadline_ns(until_ns) {}
 
   // Blocks [from, to) of it: at most kPartsMax a chunk.
   void run(uint64_t from, uint64_t to) {
@@ -229,7 +238,8 @@ struct Group::Shares {
     own.buffer = io.buffer + first * kBlockBytes;
     own.overlaps = true;
     for (uint64_t at = first; at < to; at += count, ++own.blocks) {
-      if (io.op != Op::kDiscard) share->parts[own.blocks] = {io.buffer + at * kBlockBytes, kBlockBytes};
+      if (io.op != Op::kDiscard)
+        share->parts[own.blocks] = {io.buffer + at * kBlockBytes, kBlockBytes};
     }
     own.parts = io.op == Op::kDiscard ? nullptr : share->parts;
     own.part_count = static_cast<uint32_t>(own.blocks);
@@ -240,7 +250,8 @@ struct Group::Shares {
     for (; ended < begun; ++ended) {
       Share& share = shares[ended];
       const int64_t moved = share.chunk->end(&share.blocking);
-      if (moved != static_cast<int64_t>(share.io.blocks) && error == 0) error = moved < 0 ? moved : -EIO;
+      if (moved != static_cast<int64_t>(share.io.blocks) && error == 0)
+        error = moved < 0 ? moved : -EIO;
     }
   }
 
@@ -256,7 +267,8 @@ int64_t Group::transfer_striped(const Io& io) {
   if (!io.buffer || io.lba < 0 || static_cast<uint64_t>(io.lba) >= size ||
       io.blocks > size - static_cast<uint64_t>(io.lba) || io.blocks > attrs.max_transfer_size)
     return -EINVAL;
-  if (io.op == Op::kDiscard && !(attrs.flags1 & CFLSH_ATTR_UNMAP)) return -EPROTONOSUPPORT;  // of one, for all
+  if (io.op == Op::kDiscard && !(attrs.flags1 & CFLSH_ATTR_UNMAP))
+    return -EPROTONOSUPPORT;     // of one, for all
   uint64_t deadline = kForever;  // of the call, not of each share
   for (unsigned i = 0; i < count_; ++i) {
     if (const uint64_t own = chunk_[i]->deadline_of_a_new_one(); own < deadline) deadline = own;
@@ -300,12 +312,14 @@ int64_t Group::next_result(cflsh_cg_tag_t* tag, int flags) {
     tag->id = chunk_[0]->id;
     return chunk_[0]->result(tag, flags);
   }
-  const bool harvests = (flags & (CBLK_ARESULT_NO_HARVEST | CBLK_ARESULT_BLOCKING)) != CBLK_ARESULT_NO_HARVEST;
+  const bool harvests =
+      (flags & (CBLK_ARESULT_NO_HARVEST | CBLK_ARESULT_BLOCKING)) != CBLK_ARESULT_NO_HARVEST;
   for (;;) {
     const Oldest oldest = find_oldest(harvests);
     if (oldest.done) {
       tag->id = oldest.done->id;
-      const int64_t result = oldest.done->result(&tag->tag, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_NO_HARVEST, kForever);
+      const int64_t result =
+          oldest.done->result(&tag->tag, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_NO_HARVEST, kForever);
       if (result == 0 || result == -ENOENT) continue;  // another thread was quicker
       finished_.tell();
       return result;
@@ -367,8 +381,9 @@ void Group::stats(chunk_stats_t* out) {
                                               &chunk_stats_t::num_cache_hits,
                                               &chunk_stats_t::num_path_fail_overs};
     uint32_t chunk_stats_t::* const gauges[] = {
-        &chunk_stats_t::num_act_reads,      &chunk_stats_t::num_act_writes,     &chunk_stats_t::num_act_areads,
-        &chunk_stats_t::num_act_awrites,    &chunk_stats_t::max_num_act_reads,  &chunk_stats_t::max_num_act_writes,
+        &chunk_stats_t::num_act_reads,      &chunk_stats_t::num_act_writes,
+        &chunk_stats_t::num_act_areads,     &chunk_stats_t::num_act_awrites,
+        &chunk_stats_t::max_num_act_reads,  &chunk_stats_t::max_num_act_writes,
         &chunk_stats_t::max_num_act_areads, &chunk_stats_t::max_num_act_awrites};
     for (auto sum : sums) out->*sum += one.*sum;
     for (auto gauge : gauges) out->*gauge += one.*gauge;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of chunks: several on one physical LUN, used in turn (GROUP_ID), or one per device (RAID 0), where block b is
-// block b / n of chunk b % n. The chunks have their own ids, which tags carry. Such an id is good for fetching a
-// result, and for nothing else.
+// A group of chunks: several on one physical LUN, used in turn (GROUP_ID), or one per device (RAID
+// 0), where block b is block b / n of chunk b % n. The chunks have their own ids, which tags carry.
+// Such an id is good for fetching a result, and for nothing else.
 //
-// An asynchronous command goes to one chunk; one of a RAID 0 moves one block. A blocking call on a RAID 0 moves any
-// number of blocks: each chunk gets one vector of the blocks that are on it, and all chunks work at the same time.
-// Threading: any. Has no lock: the next chunk is an atomic number.
+// An asynchronous command goes to one chunk; one of a RAID 0 moves one block. A blocking call on a
+// RAID 0 moves any number of blocks: each chunk gets one vector of the blocks that are on it, and
+// all chunks work at the same time. Threading: any. Has no lock: the next chunk is an atomic
+// number.
 #pragma once
 #include "cblk/chunk.h"
 
@@ -28,8 +29,8 @@ class Group final : public Handle {
   [[nodiscard]] int clone_after_fork(int mode) override;
   [[nodiscard]] int64_t transfer(Io* io) override;
   [[nodiscard]] int64_t issue(Io* io, cflsh_cg_tag_t* tag) override;
-  // NEXT_TAG: the oldest result of all chunks. 0 if nothing is in progress (-ENOENT if the call would block); -ETIME if
-  // it blocked for too long.
+  // NEXT_TAG: the oldest result of all chunks. 0 if nothing is in progress (-ENOENT if the call
+  // would block); -ETIME if it blocked for too long.
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override;
   int chunks() const { return static_cast<int>(count_); }
   void after_fork_in_child() {
@@ -42,7 +43,8 @@ class Group final : public Handle {
   [[nodiscard]] int open_chunk(const Chunk::Options& options);
   [[nodiscard]] int open_devices(Chunk::Options options);
   void destroy();
-  // Returns the chunk that an I/O goes to, and sets io->lba to the block of that chunk; nullptr: beyond the end.
+  // Returns the chunk that an I/O goes to, and sets io->lba to the block of that chunk; nullptr:
+  // beyond the end.
   Chunk* route(Io* io);
   [[nodiscard]] int64_t transfer_striped(const Io& io);
   [[nodiscard]] int64_t next_result(cflsh_cg_tag_t* tag, int flags);

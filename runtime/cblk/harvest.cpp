@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the ring to the caller: completions of a chunk.
 //
-// Idea: the harvester copies (a bounced read, a block for the cache) without the lock: no other thread harvests
-// meanwhile, as it counts as the leader.
+// Idea: the harvester copies (a bounced read, a block for the cache) without the lock: no other
+// thread harvests meanwhile, as it counts as the leader.
 // Threading: under the chunk's lock but for copy_out. May not: allocate.
 #include <errno.h>
 #include <string.h>
@@ -16,13 +16,15 @@ namespace {
 bool was_cancelled(const Entry& entry, const Response& response) {
   return response.result == -ECANCELED && !entry.lost;
 }
-bool needs_copy(const Entry& entry) { return entry.io.op == Op::kRead && entry.io.bounce.memory && !entry.lost; }
+bool needs_copy(const Entry& entry) {
+  return entry.io.op == Op::kRead && entry.io.bounce.memory && !entry.lost;
+}
 
 }  // namespace
 
 int64_t Chunk::do_again(const Entry& entry) {
-  return device_->transfer(
-      command_for(entry.io.op, static_cast<uint64_t>(entry.io.lba), &entry.part, 1, entry.part.iov_len));
+  return device_->transfer(command_for(entry.io.op, static_cast<uint64_t>(entry.io.lba),
+                                       &entry.part, 1, entry.part.iov_len));
 }
 
 void Chunk::copy_out(const Response& response) {
@@ -81,7 +83,8 @@ void Chunk::count(const Io& io, int64_t blocks) {
     if (blocks > 0) add(counters_.blocks_read, static_cast<uint64_t>(blocks));
   } else {
     add(counters_.awrites);
-    if (blocks > 0 && io.op == Op::kWrite) add(counters_.blocks_written, static_cast<uint64_t>(blocks));
+    if (blocks > 0 && io.op == Op::kWrite)
+      add(counters_.blocks_written, static_cast<uint64_t>(blocks));
   }
 }
 

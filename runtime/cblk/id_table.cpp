@@ -34,7 +34,8 @@ Slot* slot_of(uint32_t id) {
 Slot* make_slot(uint32_t id) {
   Top* leaves = top.load(std::memory_order_relaxed);
   if (!leaves) {
-    leaves = static_cast<Top*>(map_private(kTopLeaves * sizeof(Top), ForkPolicy::kInherit));  // touched where used
+    // touched where used
+    leaves = static_cast<Top*>(map_private(kTopLeaves * sizeof(Top), ForkPolicy::kInherit));
     if (!leaves) return nullptr;
     top.store(leaves, std::memory_order_release);
   }
@@ -69,7 +70,8 @@ Handle* table_acquire(int id, unsigned kinds) {
   if (id <= 0) return nullptr;
   Slot* slot = slot_of(static_cast<uint32_t>(id));
   if (!slot) return nullptr;
-  // Acquire: a caller that finds it closed may rely on its commands being done with the caller's buffers.
+  // Acquire: a caller that finds it closed may rely on its commands being done with the caller's
+  // buffers.
   if (!(slot->word.load(std::memory_order_acquire) & Slot::kOpen)) return nullptr;
   const uint32_t word = slot->word.fetch_add(1, std::memory_order_acquire);
   Handle* handle = nullptr;
@@ -79,7 +81,8 @@ Handle* table_acquire(int id, unsigned kinds) {
     table_release(handle);
     return nullptr;
   }
-  const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);  // closed in this moment
+  // closed in this moment
+  const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);
   if (before & Slot::kDraining) sys::futex_wake(&slot->word, 1, false);
   return nullptr;
 }
@@ -109,7 +112,9 @@ int table_shut(Handle* handle, uint32_t mine, uint64_t deadline_ns) {
   return 0;
 }
 
-void table_reopen(Handle* handle) { handle->slot->word.fetch_or(Slot::kOpen, std::memory_order_release); }
+void table_reopen(Handle* handle) {
+  handle->slot->word.fetch_or(Slot::kOpen, std::memory_order_release);
+}
 
 sys::Mutex& registry_lock() { return lock; }
 

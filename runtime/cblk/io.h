@@ -18,7 +18,8 @@ namespace lunar::cblk {
 constexpr uint64_t kBlockBytes = CAPI_FLASH_BLOCK_SIZE;
 constexpr uint64_t kForever = UINT64_MAX;  // a deadline
 
-// What a read must remember for the cache. Most reads have nothing to remember, and then copying costs nothing.
+// What a read must remember for the cache. Most reads have nothing to remember, and then copying
+// costs nothing.
 struct Stamps {
   Stamps() {}
   Stamps(const Stamps& other) { *this = other; }
@@ -39,13 +40,14 @@ struct Io {
   int user_tag = 0;
   bool has_user_tag = false;
   bool wait_for_command = false;
-  uint64_t wait_deadline_ns = UINT64_MAX;  // for wait_for_command: it waits as long as usual, but not beyond this
-  uint64_t deadline_ns = 0;                // of a blocking I/O that is part of a call; 0: it has its own limit
+  // for wait_for_command: it waits as long as usual, but not beyond this
+  uint64_t wait_deadline_ns = UINT64_MAX;
+  uint64_t deadline_ns = 0;  // of a blocking I/O that is part of a call; 0: it has its own limit
   // of a blocking read or write: the memory for the blocks, if it does not start at `buffer`
   const iovec* parts = nullptr;
   uint32_t part_count = 0;
-  // of a blocking I/O that is part of a call. overlaps: it is handed to the device before any wait; may_wait: it may
-  // wait for a lane (not while others of the call are in progress)
+  // of a blocking I/O that is part of a call. overlaps: it is handed to the device before any wait;
+  // may_wait: it may wait for a lane (not while others of the call are in progress)
   bool overlaps = false, may_wait = true;
   cblk_arw_status_t* status = nullptr;  // filled in by the background thread
   // Set by prepare().
@@ -55,7 +57,8 @@ struct Io {
 };
 
 // The command for the device: `bytes` bytes from `block` on, whose memory is `parts`.
-inline ::lunar::Command command_for(Op op, uint64_t block, const iovec* parts, uint32_t count, size_t bytes) {
+inline ::lunar::Command command_for(Op op, uint64_t block, const iovec* parts, uint32_t count,
+                                    size_t bytes) {
   ::lunar::Command command;
   command.op = op;
   command.offset = DeviceOffset{block * kBlockBytes};
@@ -65,10 +68,12 @@ inline ::lunar::Command command_for(Op op, uint64_t block, const iovec* parts, u
   return command;
 }
 
-// The library uses these errors itself (for arguments, time, no such command). A device must not return them, because
-// callers would take a fetched command for one that was not fetched. Such an error of a device becomes EIO.
+// The library uses these errors itself (for arguments, time, no such command). A device must not
+// return them, because callers would take a fetched command for one that was not fetched. Such an
+// error of a device becomes EIO.
 inline bool is_our_answer(int64_t error) {
-  return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
+  return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT ||
+         error == -EAGAIN;
 }
 
 // Set the status last: a reader with acquire order may then read the rest.

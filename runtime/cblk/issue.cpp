@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the caller to the ring: asynchronous commands of a chunk.
 //
-// Idea: slow work (checks, the cache, copying into a bounce buffer) comes before the lock; under the lock a command is
-// only filled in and put at the end of the backlog, and the backlog goes to the ring as far as it has room.
-// Threading: any. Allocates nothing; the first asynchronous command after a fork attaches a ring, the first one with a
-// status starts the thread.
+// Idea: slow work (checks, the cache, copying into a bounce buffer) comes before the lock; under
+// the lock a command is only filled in and put at the end of the backlog, and the backlog goes to
+// the ring as far as it has room. Threading: any. Allocates nothing; the first asynchronous command
+// after a fork attaches a ring, the first one with a status starts the thread.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -28,7 +28,8 @@ int Chunk::check(const Io& io) const {
   if (access_ == (read ? O_WRONLY : O_RDONLY)) return -EINVAL;
   const uint64_t size = size_blocks();
   if (size == 0 || io.lba < 0 || static_cast<uint64_t>(io.lba) >= size) return -EINVAL;
-  if (io.blocks > transfer_blocks_max_ || io.blocks > size - static_cast<uint64_t>(io.lba)) return -EINVAL;
+  if (io.blocks > transfer_blocks_max_ || io.blocks > size - static_cast<uint64_t>(io.lba))
+    return -EINVAL;
   if (io.op == Op::kDiscard && !can_unmap_) return -EPROTONOSUPPORT;
   return 0;
 }
@@ -51,7 +52,9 @@ int64_t Chunk::prepare(Io* io) {
     if (io->stamps.known) cache_.begin_read(block, io->blocks, io->stamps.of);
   }
   // The cache is filled from a buffer of ours: the caller may change its own at any time.
-  if (timeout_ns_ == 0 && !io->stamps.known && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0) return 0;
+  if (timeout_ns_ == 0 && !io->stamps.known &&
+      reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0)
+    return 0;
   const int status = bounces_.take(bytes, &io->bounce);
   if (status == 0 && io->op == Op::kWrite) memcpy(io->bounce.memory, io->buffer, bytes);
   return status;
@@ -59,12 +62,13 @@ int64_t Chunk::prepare(Io* io) {
 
 void Chunk::drop(Io* io) { bounces_.give(&io->bounce); }
 
-// Until a command is free, the deadline, or there is little to wait for: commands come free when their results are
-// fetched, and when the device owes none and there was less than a round of them, the threads that could fetch are
-// waiting here too. The lock is held.
+// Until a command is free, the deadline, or there is little to wait for: commands come free when
+// their results are fetched, and when the device owes none and there was less than a round of them,
+// the threads that could fetch are waiting here too. The lock is held.
 void Chunk::await_free(uint64_t deadline_ns) {
   for (;;) {
-    const uint64_t turn = sys::now_ns() + kFreeWaitNs, before = sequence_->load(std::memory_order_relaxed);
+    const uint64_t turn = sys::now_ns() + kFreeWaitNs,
+                   before = sequence_->load(std::memory_order_relaxed);
     Waiter waiter(Waiter::kFree);
     const int status = wait_until(&waiter, turn < deadline_ns ? turn : deadline_ns,
                                   [this] { return commands_.any_free() || closing_; });
@@ -78,7 +82,8 @@ void Chunk::await_free(uint64_t deadline_ns) {
 int64_t Chunk::admit(Io* io, uint32_t* out) {
   // No command is free while a close waits: it may yet fail, and then the chunk goes on.
   if (closing_) return io->wait_for_command ? -EBUSY : -EWOULDBLOCK;
-  if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;  // shrunk meanwhile
+  if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks())
+    return -EINVAL;  // shrunk meanwhile
   if (!context_) {
     if (const int status = attach(); status < 0) return status;
   }
@@ -87,7 +92,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   }
   uint32_t index = commands_.take_free();
   if (index == kNone) {
-    if (!leader_ && reap()) index = commands_.take_free();  // what frees itself may just have come in
+    if (!leader_ && reap())
+      index = commands_.take_free();  // what frees itself may just have come in
   }
   if (index == kNone) {
     add(counters_.none_free);
@@ -97,7 +103,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
       if (closing_) return -EBUSY;
       if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;
       index = commands_.take_free();
-      if (commands_.any_free()) waiters_.signal_one(Waiter::kFree);  // one more came free than was waited for
+      if (commands_.any_free())
+        waiters_.signal_one(Waiter::kFree);  // one more came free than was waited for
     }
     if (index == kNone) {
       add(counters_.none_free_failed);
@@ -133,13 +140,16 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
 
 void Chunk::push_backlog() {
   backlog_blocked_ = false;
-  uint32_t before = kNone;  // the last one that stays: those that a late write holds up are passed by
+  // the last one that stays: those that a late write holds up are passed by
+  uint32_t before = kNone;
   for (;;) {
-    alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];  // made one by one: most often it is one
+    // made one by one: most often it is one
+    alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];
     auto* batch = reinterpret_cast<::lunar::Command*>(memory);
     uint32_t index = commands_.backlog_after(before);
     unsigned n = 0;
-    for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = commands_[index].next, ++n) {
+    for (; n < kBatch && index != kNone && in_ring_ + n < depth_;
+         index = commands_[index].next, ++n) {
       const Entry& entry = commands_[index];
       if (blocked_by_late(entry.io)) break;
       auto& command = *new (&batch[n])::lunar::Command;
@@ -161,7 +171,8 @@ void Chunk::push_backlog() {
     }
     const int taken = context_->submit(batch, n);
     if (taken < 0 && (taken == -EAGAIN || taken == -EBUSY || taken == -EINTR)) return;
-    const unsigned leave = taken < 0 ? 1 : static_cast<unsigned>(taken);  // a refused one ends with the ring's error
+    // a refused one ends with the ring's error
+    const unsigned leave = taken < 0 ? 1 : static_cast<unsigned>(taken);
     for (unsigned i = 0; i < leave; ++i) {
       index = commands_.take_backlog_after(before);
       ++in_ring_;
@@ -197,8 +208,8 @@ int64_t Chunk::issue(Io* io, cflsh_cg_tag_t* tag) {
 
 int Chunk::start_completer() {
   bool started = false;
-  const int status =
-      completer_.start([](void* chunk) { static_cast<Chunk*>(chunk)->complete_background(); }, this, &started);
+  const int status = completer_.start(
+      [](void* chunk) { static_cast<Chunk*>(chunk)->complete_background(); }, this, &started);
   if (status < 0) add(counters_.threads_failed);
   if (started) add(counters_.threads_started);
   return status;

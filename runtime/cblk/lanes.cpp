@@ -14,9 +14,10 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kBrokenNs = 50'000;    // between two looks at a ring that is out of order
-constexpr uint64_t kNoneNs = 20'000'000;  // between two tries to attach one more where one was refused
-constexpr uint64_t kSpins = 1;            // the bit of the lane that spins
+constexpr uint64_t kBrokenNs = 50'000;  // between two looks at a ring that is out of order
+// between two tries to attach one more where one was refused
+constexpr uint64_t kNoneNs = 20'000'000;
+constexpr uint64_t kSpins = 1;  // the bit of the lane that spins
 
 uint64_t bit_of(unsigned index) { return uint64_t{1} << index; }
 
@@ -38,29 +39,35 @@ void Lanes::close() {
   memory_ = nullptr;
 }
 
-// The lowest: its memory is warm. The one that spins serves a thread that is alone; others only where `any` will do.
+// The lowest: its memory is warm. The one that spins serves a thread that is alone; others only
+// where `any` will do.
 int Lanes::take_free(bool any) {
-  // Sequentially consistent: if a thread that has counted itself as waiting finds none, the next give() sees it.
+  // Sequentially consistent: if a thread that has counted itself as waiting finds none, the next
+  // give() sees it.
   uint64_t free = free_.load(std::memory_order_seq_cst);
   for (;;) {
-    const bool alone = static_cast<unsigned>(std::popcount(free)) == attached_.load(std::memory_order_relaxed);
+    const bool alone =
+        static_cast<unsigned>(std::popcount(free)) == attached_.load(std::memory_order_relaxed);
     const uint64_t fit = any || alone ? free : free & ~kSpins;
     if (!fit) return -1;
     const int index = std::countr_zero(fit);
-    if (free_.compare_exchange_weak(free, free & ~bit_of(static_cast<unsigned>(index)), std::memory_order_seq_cst))
+    if (free_.compare_exchange_weak(free, free & ~bit_of(static_cast<unsigned>(index)),
+                                    std::memory_order_seq_cst))
       return index;
   }
 }
 
-// Where there are others to wait for, one more is not asked for again and again while the system has none to give: each
-// time costs system calls, one thread after the other. One thread asks each kNoneNs.
+// Where there are others to wait for, one more is not asked for again and again while the system
+// has none to give: each time costs system calls, one thread after the other. One thread asks each
+// kNoneNs.
 int Lanes::attach_one() {
   const uint32_t attached = attached_.load(std::memory_order_relaxed);
   if (attached == kMost) return -EAGAIN;
   uint64_t none_until = none_until_ns_.load(std::memory_order_relaxed);
   if (attached && none_until) {
     const uint64_t now = sys::now_ns();
-    if (now < none_until || !none_until_ns_.compare_exchange_strong(none_until, now + kNoneNs)) return -EAGAIN;
+    if (now < none_until || !none_until_ns_.compare_exchange_strong(none_until, now + kNoneNs))
+      return -EAGAIN;
   }
   sys::Locked guard(lock_);
   if (count_ == kMost) return -EAGAIN;
@@ -83,8 +90,8 @@ int Lanes::attach_one() {
   return static_cast<int>(count_++);
 }
 
-// What is waited for may be stuck in the device, and the system may have one more to give by then: so that is tried
-// each kNoneNs, too.
+// What is waited for may be stuck in the device, and the system may have one more to give by then:
+// so that is tried each kNoneNs, too.
 int Lanes::await_one(uint64_t deadline_ns) {
   int index = -1;
   while (index < 0) {
@@ -116,12 +123,14 @@ void Lanes::park(unsigned index, Bounce* bounce) {
   Lane& lane = lane_[index];
   lane.bounce = *bounce;
   *bounce = {};
-  if (lane.transfer.op != Op::kRead) late_->add(&lane.late, lane.transfer.block, lane.transfer.blocks);
+  if (lane.transfer.op != Op::kRead)
+    late_->add(&lane.late, lane.transfer.block, lane.transfer.blocks);
   lost_ |= bit_of(index);
   lost_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
-int Lanes::begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool submit, Underway* out) {
+int Lanes::begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool submit,
+                 Underway* out) {
   out->left_ns = transfer.left_ns;
   int taken_lane = take_free(false);
   if (taken_lane < 0) {
@@ -147,8 +156,8 @@ int Lanes::begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool s
 
 ::lunar::Command Lanes::command_of(const Lane& lane) {
   const Transfer& of = lane.transfer;
-  return command_for(of.op, of.block, of.parts ? of.parts : &lane.part, of.parts ? of.part_count : 1,
-                     lane.part.iov_len);
+  return command_for(of.op, of.block, of.parts ? of.parts : &lane.part,
+                     of.parts ? of.part_count : 1, lane.part.iov_len);
 }
 
 int64_t Lanes::end(Underway* underway, Bounce* bounce, bool* lost) {
@@ -171,12 +180,14 @@ int64_t Lanes::end(Underway* underway, Bounce* bounce, bool* lost) {
       got = lane.context->wait(&response, 1, left);
     if (got == 1) break;
     const uint64_t now = sys::now_ns();
-    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) {  // refused: never started
+    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN &&
+        got != -EBUSY) {  // refused: never started
       give(index);
       return got;
     }
     if (left == 0 || now >= deadline_ns) {
-      *lost = taken != 0;  // else the kernel was short of something all the time, and nothing was started
+      *lost = taken !=
+              0;  // else the kernel was short of something all the time, and nothing was started
       if (*lost)
         park(index, bounce);
       else
@@ -206,7 +217,8 @@ unsigned Lanes::sweep() {
     Response response;
     if (!(lost_ & bit_of(index)) || lane.context->reap(&response, 1) != 1) continue;
     late_->remove(&lane.late);
-    if (lane.transfer.op != Op::kRead && cache_->active()) cache_->end_write(lane.transfer.block, lane.transfer.blocks);
+    if (lane.transfer.op != Op::kRead && cache_->active())
+      cache_->end_write(lane.transfer.block, lane.transfer.blocks);
     bounces_->give(&lane.bounce);
     lost_ &= ~bit_of(index);
     lost_count_.fetch_sub(1, std::memory_order_relaxed);

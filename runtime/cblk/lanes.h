@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes: contexts for blocking I/O with a time limit. A thread borrows a lane for each I/O.
 //
-// Why: a thread in a blocking system call on a device that hangs cannot return; one that waits for a ring can. But a
-// command that was handed to the device cannot be withdrawn: a late one is *lost*. Its lane, with the buffer that the
-// device may still read or write, is parked until the device releases it (sweep), and carries no other I/O meanwhile.
+// Why: a thread in a blocking system call on a device that hangs cannot return; one that waits for
+// a ring can. But a command that was handed to the device cannot be withdrawn: a late one is
+// *lost*. Its lane, with the buffer that the device may still read or write, is parked until the
+// device releases it (sweep), and carries no other I/O meanwhile.
 //
-// Lanes are attached on demand, at most one more than threads at any one time, and kept. The first lane spins for a
-// moment before it sleeps (as every context may). A thread that is alone takes that one; several threads take the
-// others as long as there are any.
-// Threading: any. Takes a lock only to attach and to park. begin() allocates nothing once there are enough lanes.
+// Lanes are attached on demand, at most one more than threads at any one time, and kept. The first
+// lane spins for a moment before it sleeps (as every context may). A thread that is alone takes
+// that one; several threads take the others as long as there are any.
+// Threading: any. Takes a lock only to attach and to park. begin() allocates nothing once there are
+// enough lanes.
 #pragma once
 #include <sys/uio.h>
 
@@ -29,11 +31,12 @@ struct Transfer {
   uint64_t blocks = 0;
   uint64_t deadline_ns = 0;
   uint64_t left_ns = 0;  // until the deadline, for a transfer that begins now; 0: read the clock
-  // A read or write of one block uses the lane's own memory, which is registered with its ring (this saves 1 us of
-  // CPU), and is copied to and from here:
+  // A read or write of one block uses the lane's own memory, which is registered with its ring
+  // (this saves 1 us of CPU), and is copied to and from here:
   char* buffer = nullptr;
   const uint64_t* stamps = nullptr;  // if set, what was read also goes into the cache
-  const iovec* parts = nullptr;      // without a time limit: the memory for the blocks, if not the bounce buffer
+  // without a time limit: the memory for the blocks, if not the bounce buffer
+  const iovec* parts = nullptr;
   uint32_t part_count = 0;
 };
 
@@ -55,13 +58,15 @@ class Lanes {
   // Attaches no lane yet.
   void open(Device* device, BouncePool* bounces, Cache* cache, LateWrites* late);
   void close();  // pre: nothing is in progress, nothing is lost
-  // Takes a lane for the transfer. If none is free, waits for one until the deadline (may_wait) or fails with -EAGAIN.
-  // With `submit` the transfer is handed to the device at once. 0, or -errno: not begun. A thread that has begun a
-  // transfer must not wait for another lane: two threads could wait for each other's.
-  [[nodiscard]] int begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool submit, Underway* out);
-  // Waits for the transfer. Returns bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more
-  // than one block are in `bounce`, which remains the caller's unless *lost is set: then the lane takes it over, and
-  // tells the cache when a lost write ends.
+  // Takes a lane for the transfer. If none is free, waits for one until the deadline (may_wait) or
+  // fails with -EAGAIN. With `submit` the transfer is handed to the device at once. 0, or -errno:
+  // not begun. A thread that has begun a transfer must not wait for another lane: two threads could
+  // wait for each other's.
+  [[nodiscard]] int begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool submit,
+                          Underway* out);
+  // Waits for the transfer. Returns bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in
+  // time. The data of more than one block are in `bounce`, which remains the caller's unless *lost
+  // is set: then the lane takes it over, and tells the cache when a lost write ends.
   [[nodiscard]] int64_t end(Underway* transfer, Bounce* bounce, bool* lost);
   // Releases lost commands that have ended. Returns how many are left.
   unsigned sweep();

@@ -34,7 +34,8 @@ uint64_t Chunk::deadline_of_a_new_one() const {
   return deadline_of_a_new_one(&left);
 }
 
-// The clock of a polling thread. A thread that slept until a deadline uses the clock that it slept by.
+// The clock of a polling thread. A thread that slept until a deadline uses the clock that it slept
+// by.
 uint64_t Chunk::poll_clock_ns() const {
   if (timeout_ns_ == 0) return 0;
   return timeout_ns_ < kCoarseFromNs ? sys::now_ns() : coarse_now_ns();
@@ -45,12 +46,14 @@ bool Chunk::expire(uint32_t index) {
   Entry& entry = commands_[index];
   if (entry.delivered || !entry.is(Entry::kActive)) return false;
   if (commands_.take_from_backlog(index)) {  // the device never saw it
-    if (entry.io.cached_write) cache_.end_write(static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
+    if (entry.io.cached_write)
+      cache_.end_write(static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
     bounces_.give(&entry.io.bounce);
   } else {
     entry.lost = true;
     ++lost_;
-    if (entry.io.op != Op::kRead) late_->add(&entry.late, static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
+    if (entry.io.op != Op::kRead)
+      late_->add(&entry.late, static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
   }
   add(counters_.timeouts);
   report(index, -ETIMEDOUT);
@@ -67,15 +70,18 @@ void Chunk::expire_late_from(uint32_t oldest, uint64_t now_ns) {
 
 void Chunk::expire_late(uint64_t now_ns) { expire_late_from(commands_.oldest_active(), now_ns); }
 
-// Those with a status of the caller's. When the next one may be late: no command of later has less time left.
+// Those with a status of the caller's. When the next one may be late: no command of later has less
+// time left.
 uint64_t Chunk::expire_late_background() {
   const uint64_t of_a_new_one = deadline_of_a_new_one();
   if (of_a_new_one == kForever) return kForever;
   const uint64_t now = sys::now_ns();
   expire_late_from(commands_.oldest_background(), now);
   uint32_t next = commands_.oldest_background();
-  while (next != kNone && now >= commands_[next].deadline_ns) next = commands_[next].newer;  // being delivered
-  return next != kNone && commands_[next].deadline_ns < of_a_new_one ? commands_[next].deadline_ns : of_a_new_one;
+  while (next != kNone && now >= commands_[next].deadline_ns)
+    next = commands_[next].newer;  // being delivered
+  return next != kNone && commands_[next].deadline_ns < of_a_new_one ? commands_[next].deadline_ns
+                                                                     : of_a_new_one;
 }
 
 // The device has released it.
@@ -87,8 +93,8 @@ void Chunk::end_lost(Entry& entry) {
   bounces_.give(&entry.io.bounce);
 }
 
-// Takes back what the device has released, of the lanes and of siblings, for a blocked thread: no other thread may come
-// to look.
+// Takes back what the device has released, of the lanes and of siblings, for a blocked thread: no
+// other thread may come to look.
 void Chunk::take_back_late() {
   (void)lanes_.sweep();
   for (unsigned i = 0; siblings_ && i < siblings_->count; ++i) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes and discards that timed out but that the device may still carry out. Later changes of the same blocks wait for
-// them. There is one list per chunk; the chunks of a group on one LUN share one, because a retry may go to another
-// chunk.
-// Threading: any; the lock is a leaf. Allocates nothing: a LateWrite is part of the late command or lane.
+// Writes and discards that timed out but that the device may still carry out. Later changes of the
+// same blocks wait for them. There is one list per chunk; the chunks of a group on one LUN share
+// one, because a retry may go to another chunk.
+// Threading: any; the lock is a leaf. Allocates nothing: a LateWrite is part of the late command or
+// lane.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -20,7 +21,8 @@ struct LateWrite {
 class LateWrites {
  public:
   bool any() const { return first_.load(std::memory_order_acquire) != nullptr; }
-  bool reach(uint64_t block, uint64_t blocks);  // whether a late write may still change one of these blocks
+  // whether a late write may still change one of these blocks
+  bool reach(uint64_t block, uint64_t blocks);
   void add(LateWrite* one, uint64_t block, uint64_t blocks);
   void remove(LateWrite* one);  // does nothing if it is not in the list
   // late writes belong to the parent. pre: each LateWrite is initialised before it is used again

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // cblk_listio: many I/Os in one call.
 //
-// Idea: prepares and admits the list in runs, each under one hold of the chunk's lock, and hands it to the ring at
-// once. Then it fetches finished I/Os like any other result, one by one, and waits as wait.cpp does.
+// Idea: prepares and admits the list in runs, each under one hold of the chunk's lock, and hands it
+// to the ring at once. Then it fetches finished I/Os like any other result, one by one, and waits
+// as wait.cpp does.
 //
-// Callers pass copies, also such as were made before the issue: an entry stands for the I/O of its type with the same
-// buf, lba and nblocks; its tag is where that is looked for first. The I/O's outcome is written into all entries that
-// stand for it. One that is not waited for is written into the next structure of `completion`, once, in the call that
-// fetches its result.
+// Callers pass copies, also such as were made before the issue: an entry stands for the I/O of its
+// type with the same buf, lba and nblocks; its tag is where that is looked for first. The I/O's
+// outcome is written into all entries that stand for it. One that is not waited for is written into
+// the next structure of `completion`, once, in the call that fetches its result.
 // Threading: any; a cblk_io_t belongs to one call at a time. Allocates nothing.
 #include <errno.h>
 
@@ -67,15 +68,15 @@ struct List {
     }
     return true;
   }
-  // The entry that stands for `io`, or nullptr. Of several the first one; by_tag: the one with its tag, or one that is
-  // still pending.
+  // The entry that stands for `io`, or nullptr. Of several the first one; by_tag: the one with its
+  // tag, or one that is still pending.
   cblk_io_t* find(const cblk_io_t* io, bool by_tag) {
     int found = -1;
     for (int i = 0; i < count; ++i) {
       const int at = cursor + i < count ? cursor + i : cursor + i - count;
       cblk_io_t* one = entries[at];
-      if (one != io && (one->request_type != io->request_type || one->buf != io->buf || one->lba != io->lba ||
-                        one->nblocks != io->nblocks))
+      if (one != io && (one->request_type != io->request_type || one->buf != io->buf ||
+                        one->lba != io->lba || one->nblocks != io->nblocks))
         continue;
       if (one == io || !by_tag || one->tag == io->tag) {
         found = at;
@@ -102,7 +103,8 @@ void copy_state(cblk_io_t* to, cblk_io_t* from) {
 
 class ListRun {
  public:
-  ListRun(Chunk& chunk, int flags, uint64_t deadline_ns, List issue, List pending, List wait, List completion)
+  ListRun(Chunk& chunk, int flags, uint64_t deadline_ns, List issue, List pending, List wait,
+          List completion)
       : chunk_(chunk),
         waits_((flags & CBLK_LISTIO_WAIT_ISSUE_CMD) != 0),
         deadline_ns_(deadline_ns),
@@ -128,7 +130,8 @@ class ListRun {
   const uint64_t deadline_ns_;
   List issue_, pending_, wait_, completion_;
   int completions_ = 0;
-  int issued_ = 0, oldest_ = 0;  // of issue_: how far it is issued, and from where on an entry may not be done
+  // of issue_: how far it is issued, and from where on an entry may not be done
+  int issued_ = 0, oldest_ = 0;
 };
 
 // Tells what became of an I/O of issue_ or pending_.
@@ -146,8 +149,8 @@ void ListRun::refuse(cblk_io_t* io, int64_t answer) {
   settle(io, false);
 }
 
-// Waits for one of the list's own commands that can be fetched, so that its place is free. False: there is none, or
-// none in time.
+// Waits for one of the list's own commands that can be fetched, so that its place is free. False:
+// there is none, or none in time.
 bool ListRun::make_room() {
   for (; oldest_ < issued_; ++oldest_) {
     cblk_io_t* io = issue_.entries[oldest_];
@@ -195,7 +198,8 @@ void ListRun::admit(cblk_io_t** list, int n) {
         background_work |= ios[i].status != nullptr;
       }
     }
-    if (answers[i] != 0) fill_status(&list[i]->stat, answers[i]);  // make_room looks for those that can be fetched
+    if (answers[i] != 0)
+      fill_status(&list[i]->stat, answers[i]);  // make_room looks for those that can be fetched
     ++i;
     ++issued_;
   }
@@ -206,7 +210,8 @@ void ListRun::admit(cblk_io_t** list, int n) {
     if (answers[i] != 0) {
       refuse(list[i], answers[i]);
     } else if (!background(list[i])) {
-      if (cblk_io_t* waiting = wait_.find(list[i], false)) copy_state(waiting, list[i]);  // which learns its tag
+      if (cblk_io_t* waiting = wait_.find(list[i], false))
+        copy_state(waiting, list[i]);  // which learns its tag
     }
   }
 }
@@ -224,7 +229,8 @@ bool ListRun::look(cblk_io_t* io, int flags) {
   (void)translate(io, &like);
   like.has_user_tag = user;
   like.user_tag = tag;
-  const int64_t result = chunk_.result(&tag, flags | (user ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_, &like);
+  const int64_t result =
+      chunk_.result(&tag, flags | (user ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_, &like);
   io->tag = tag;  // also where it is not done: the next look finds it at once
   if (result == 0) return false;
   fill_status(&io->stat, result);
@@ -258,15 +264,19 @@ int ListRun::await() {
   return 0;
 }
 
-int Chunk::list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
-                cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags) {
+int Chunk::list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait,
+                int waits, cblk_io_t** completion, int* completions, uint64_t timeout_us,
+                int flags) {
   if (!completions) return -EINVAL;
-  const List issue_list{issue, issues}, pending_list{pending, pendings}, wait_list{wait, waits, true};
+  const List issue_list{issue, issues}, pending_list{pending, pendings},
+      wait_list{wait, waits, true};
   const List completion_list{completion, *completions};
-  if (!issue_list.is_whole() || !pending_list.is_whole() || !wait_list.is_whole() || !completion_list.is_whole())
+  if (!issue_list.is_whole() || !pending_list.is_whole() || !wait_list.is_whole() ||
+      !completion_list.is_whole())
     return -EINVAL;
   if (issues == 0 && pendings == 0 && waits == 0) return -EINVAL;
-  if (static_cast<int64_t>(waits) + *completions < static_cast<int64_t>(issues) + pendings) return -EINVAL;
+  if (static_cast<int64_t>(waits) + *completions < static_cast<int64_t>(issues) + pendings)
+    return -EINVAL;
   if (!issue_list.is_sound() || !pending_list.is_sound() || !wait_list.is_sound()) return -EINVAL;
   const bool limited = timeout_us != 0 && timeout_us < kForever / 2000;
   const uint64_t deadline = limited ? sys::now_ns() + timeout_us * 1000 : kForever;

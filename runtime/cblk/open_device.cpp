@@ -74,21 +74,24 @@ int open_whole(const char* path, bool read_only, Claim claim, Device** out, Erro
     if (status < 0 || as_it_is) return status;
     DeviceContent content = DeviceContent::kForeign;
     char what[64];
-    status = device_content(*out, &content, what, sizeof what, true);  // others' data are the caller's to open
+    // others' data are the caller's to open
+    status = device_content(*out, &content, what, sizeof what, true);
     if (status < 0)
-      (void)why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", path, errno_text(status),
-                     errno_name(status));
-    const bool ours =
-        content == DeviceContent::kPhysicalLun || content == DeviceContent::kEnded || content == DeviceContent::kMember;
+      (void)why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", path,
+                     errno_text(status), errno_name(status));
+    const bool ours = content == DeviceContent::kPhysicalLun || content == DeviceContent::kEnded ||
+                      content == DeviceContent::kMember;
     if (status == 0 && (!ours || read_only)) return 0;  // a read-only open takes nothing away
     device_close(*out);
     *out = nullptr;
     if (status < 0) return status;
     if (content == DeviceContent::kMember)
-      return why->set(-EBUSY, "LUN %s: carries %s; open the whole of it, or force it (CBLK_OPN_FORCED_RESERVE)", path,
-                      what);
+      return why->set(
+          -EBUSY, "LUN %s: carries %s; open the whole of it, or force it (CBLK_OPN_FORCED_RESERVE)",
+          path, what);
     if (turns == kTurnsMax)
-      return why->set(-EBUSY, "LUN %s: others make virtual LUNs on it again and again; try later", path);
+      return why->set(-EBUSY, "LUN %s: others make virtual LUNs on it again and again; try later",
+                      path);
     status = physical_end(path, why);
     // another may have been quicker, and has it now
     if (status == 0 || status == -ENODEV || (status == -EBUSY && busy++ == 0)) continue;
@@ -101,7 +104,8 @@ int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   const int status = physical_open(path, Format::kIfBlank, &physical, why);
   VirtualOptions options;
   options.joins = true;
-  return status < 0 ? status : VirtualLun::open(physical, options, out, why);  // takes what it is given over
+  // takes what it is given over
+  return status < 0 ? status : VirtualLun::open(physical, options, out, why);
 }
 
 Ways ways_to(Device* device) {

@@ -20,7 +20,8 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
   return result;
 }
 
-// A late command is reported even while others are being done: they are looked at in the order in which they began.
+// A late command is reported even while others are being done: they are looked at in the order in
+// which they began.
 void Chunk::expire_if_overtaken() {
   if (commands_.oldest_active() == kNone) return;
   if (commands_.done() == 0 ||
@@ -36,11 +37,14 @@ int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
     while (!over()) {  // the oldest is the first to be late
       const Entry& oldest = commands_[commands_.oldest_active()];
       const uint64_t late_at = oldest.delivered ? kForever : oldest.deadline_ns;
-      if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 || deadline_ns < late_at) break;
+      if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 ||
+          deadline_ns < late_at)
+        break;
       expire_late(sys::now_ns());
     }
     if (commands_.done() > 1)
-      waiters_.signal_one(Waiter::kAny);  // a completion that this thread does not take must not be lost to it
+      // a completion that this thread does not take must not be lost to it
+      waiters_.signal_one(Waiter::kAny);
   } else if (commands_.done() == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
     (void)reap();
   }
@@ -70,7 +74,8 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like)
         Waiter waiter(Waiter::kCommand, &entry.waiters);
         while (!over()) {
           const uint64_t late_at = entry.delivered ? kForever : entry.deadline_ns;
-          if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 || deadline_ns < late_at)
+          if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 ||
+              deadline_ns < late_at)
             break;
           (void)expire(index);
         }
@@ -100,7 +105,8 @@ uint64_t Chunk::oldest_done(bool harvests) {
   lock_.lock();
   if (harvests && commands_.fetchable() && !leader_) (void)reap();
   if (harvests) expire_if_overtaken();
-  const uint64_t sequence = commands_.done() ? commands_[commands_.oldest_done()].sequence : kForever;
+  const uint64_t sequence =
+      commands_.done() ? commands_[commands_.oldest_done()].sequence : kForever;
   unlock();
   return sequence;
 }
@@ -120,7 +126,8 @@ void Chunk::wakeups(Wakeups* out) {
     out->look_at(sys::now_ns() + kLostRetryNs);
   else if (commands_.backlog() && !in_ring_)
     out->look_at(sys::now_ns() + kRetryNs);
-  if (commands_.oldest_active() != kNone) out->look_at(commands_[commands_.oldest_active()].deadline_ns);
+  if (commands_.oldest_active() != kNone)
+    out->look_at(commands_[commands_.oldest_active()].deadline_ns);
   unlock();
 }
 

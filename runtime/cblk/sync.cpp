@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocking I/O of a chunk: on the caller's thread, with no lock; by a lane where it has a time limit, else with no ring
-// either.
-// Threading: any, any number at once. Allocates nothing (a bounce buffer may be a mapping, a lane more is attached).
+// Blocking I/O of a chunk: on the caller's thread, with no lock; by a lane where it has a time
+// limit, else with no ring either.
+// Threading: any, any number at once. Allocates nothing (a bounce buffer may be a mapping, a lane
+// more is attached).
 #include <errno.h>
 #include <string.h>
 
@@ -24,8 +25,8 @@ void copy(const Io& io, char* ours, size_t bytes, bool out) {
 
 }  // namespace
 
-// From the size's check on an I/O is seen as under way: a shrinking set_size lowers the size first and then waits for
-// these. Only a virtual chunk shrinks.
+// From the size's check on an I/O is seen as under way: a shrinking set_size lowers the size first
+// and then waits for these. Only a virtual chunk shrinks.
 void Chunk::enter(Blocking* one) {
   one->phase = virtual_ ? phases_.enter(&phase_count_) : 0;
   (one->io.op == Op::kRead ? counters_.act_reads : counters_.act_writes).enter();
@@ -57,7 +58,8 @@ int Chunk::begin_by_lane(Blocking* one) {
     transfer.stamps = io.stamps.known ? io.stamps.of : nullptr;
   }
   int status = blocked_by_late(io) ? wait_for_lost(io, &transfer) : 0;
-  if (status == 0) status = lanes_.begin(transfer, &one->bounce, io.may_wait, io.overlaps, &one->underway);
+  if (status == 0)
+    status = lanes_.begin(transfer, &one->bounce, io.may_wait, io.overlaps, &one->underway);
   if (status == -ETIMEDOUT) add(counters_.timeouts);
   return status;
 }
@@ -68,8 +70,9 @@ int64_t Chunk::move(const Blocking& one) {
   char* buffer = one.bounce.memory ? one.bounce.memory : io.buffer;
   const bool vector = io.parts && !one.bounce.memory;
   iovec part = {buffer, io.blocks * kBlockBytes};
-  return device_->transfer(command_for(io.op, static_cast<uint64_t>(io.lba), vector ? io.parts : &part,
-                                       vector ? io.part_count : 1, part.iov_len));
+  return device_->transfer(command_for(io.op, static_cast<uint64_t>(io.lba),
+                                       vector ? io.parts : &part, vector ? io.part_count : 1,
+                                       part.iov_len));
 }
 
 // Sets one->bytes unless a lane is at it.
@@ -77,8 +80,9 @@ int Chunk::start(Blocking* one) {
   Io& io = one->io;
   const size_t bytes = io.blocks * kBlockBytes;
   // The cache is filled from a buffer of ours: the caller may change its own at any time.
-  const bool bounced = timeout_ns_ != 0 || io.stamps.known ||
-                       (io.op != Op::kDiscard && reinterpret_cast<uintptr_t>(io.buffer) % buffer_align_ != 0);
+  const bool bounced =
+      timeout_ns_ != 0 || io.stamps.known ||
+      (io.op != Op::kDiscard && reinterpret_cast<uintptr_t>(io.buffer) % buffer_align_ != 0);
   const bool by_own_block = timeout_ns_ != 0 && (io.blocks == 1 || io.op == Op::kDiscard);
   if (bounced && !by_own_block) {
     if (const int status = bounces_.take(bytes, &one->bounce); status < 0) return status;
@@ -150,7 +154,8 @@ int64_t Chunk::finish_blocking(Blocking* one) {
   if (io.op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io.blocks);
   if (io.op == Op::kDiscard && bytes == -EOPNOTSUPP) blocks = -EPROTONOSUPPORT;
   // 0: the device ends before its size. Under a limit ETIMEDOUT is the library's own.
-  if (blocks == 0 || (is_our_answer(blocks) && !(timeout_ns_ != 0 && blocks == -ETIMEDOUT))) blocks = -EIO;
+  if (blocks == 0 || (is_our_answer(blocks) && !(timeout_ns_ != 0 && blocks == -ETIMEDOUT)))
+    blocks = -EIO;
   if (blocks < 0) {
     add(counters_.errors);
     return blocks;

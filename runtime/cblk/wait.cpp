@@ -7,9 +7,11 @@
 
 namespace lunar::cblk {
 
-// A command to come free is waited for in the ring only where one comes free by itself: another thread's fetching does
-// not wake a leader.
-bool Chunk::may_lead(Waiter::Kind kind) const { return kind != Waiter::kFree || completer_.commands() != 0; }
+// A command to come free is waited for in the ring only where one comes free by itself: another
+// thread's fetching does not wake a leader.
+bool Chunk::may_lead(Waiter::Kind kind) const {
+  return kind != Waiter::kFree || completer_.commands() != 0;
+}
 
 void Chunk::unlock() {
   if (!leader_ && !designated_ && !idle()) {
@@ -26,11 +28,13 @@ void Chunk::unlock() {
   wakes.wake();
 }
 
-// One turn of waiting, when neither what is wanted nor anything to harvest is there. Releases the lock meanwhile.
+// One turn of waiting, when neither what is wanted nor anything to harvest is there. Releases the
+// lock meanwhile.
 void Chunk::sleep(Waiter* waiter, int64_t left_ns) {
   if (!leader_ && in_ring_ && may_lead(waiter->kind)) {
     leader_ = true;
-    if (backlog_blocked_ && (left_ns < 0 || left_ns > static_cast<int64_t>(kLostRetryNs))) left_ns = kLostRetryNs;
+    if (backlog_blocked_ && (left_ns < 0 || left_ns > static_cast<int64_t>(kLostRetryNs)))
+      left_ns = kLostRetryNs;
     unlock();
     const int status = context_->await(left_ns);
     // the ring is out of order: no storm

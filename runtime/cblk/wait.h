@@ -10,8 +10,9 @@ namespace lunar::cblk {
 constexpr uint64_t kRetryNs = 50'000;
 constexpr unsigned kHarvestBatch = 64;  // maximum number of completions that one reap takes
 
-// Waits until done() is true: 0, or -ETIMEDOUT after a last check of the ring. A stream of other commands' completions
-// does not prolong the wait. Calls done() under the lock. pre and post: the lock is held.
+// Waits until done() is true: 0, or -ETIMEDOUT after a last check of the ring. A stream of other
+// commands' completions does not prolong the wait. Calls done() under the lock. pre and post: the
+// lock is held.
 template <class Done>
 int Chunk::wait_until(Waiter* waiter, uint64_t deadline_ns, Done done) {
   bool expired = false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threads that sleep until another thread of a chunk changes something, by what they wait for.
 //
-// Signalling only records the threads to wake: the futex calls are made after the owner's lock was released
-// (take_wakes).
+// Signalling only records the threads to wake: the futex calls are made after the owner's lock was
+// released (take_wakes).
 // Threading: under the owner's lock, except the sleep itself and Wakes::wake. Allocates nothing.
 #pragma once
 #include <atomic>

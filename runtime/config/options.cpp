@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options table and its readers. Every option is one row of kTable, made from options.def; a value is set through
-// the row's offset into struct Options.
-// Threading: filled once, before threads. No host heap: strings are copied into the arena, a config file is read into a
-// private mapping. May not depend on anything that needs the host's main() to have run.
+// The options table and its readers. Every option is one row of kTable, made from options.def; a
+// value is set through the row's offset into struct Options.
+// Threading: filled once, before threads. No host heap: strings are copied into the arena, a config
+// file is read into a private mapping. May not depend on anything that needs the host's main() to
+// have run.
 #include "config/options.h"
 
 #include <errno.h>
@@ -45,8 +46,10 @@ constexpr Row kTable[] = {
 #undef LUNAR_OPTION_CHOICE
 #undef LUNAR_ROW
 #ifdef LUNAR_TEST_SWITCHES
-#define LUNAR_SWITCH_ROW(type, name, value, def, help) \
-  {{"test_" #name, OptionType::type, value, def, help, false, true}, offsetof(TestSwitches, name), true},
+#define LUNAR_SWITCH_ROW(type, name, value, def, help)               \
+  {{"test_" #name, OptionType::type, value, def, help, false, true}, \
+   offsetof(TestSwitches, name),                                     \
+   true},
 #define LUNAR_SWITCH_BOOL(name, help) LUNAR_SWITCH_ROW(kBool, name, "yes|no", "no", help)
 #define LUNAR_SWITCH_UNSIGNED(name, value, help) LUNAR_SWITCH_ROW(kUnsigned, name, value, "0", help)
 #include "base/test_switches.def"
@@ -126,7 +129,8 @@ bool parse_unsigned(const char* text, uint64_t* out) {
   return true;
 }
 
-// The choice of "a|b|c" that equals `text` (case folded), as arena text; nullptr when it is none of them.
+// The choice of "a|b|c" that equals `text` (case folded), as arena text; nullptr when it is none of
+// them.
 const char* parse_choice(const char* choices, const char* text) {
   while (*choices) {
     size_t n = 0;
@@ -140,14 +144,16 @@ const char* parse_choice(const char* choices, const char* text) {
 }
 
 // Value of an option whose value name may be "LEAST..MOST".
-int parse_bounded(const char* value_name, const char* text, const char* origin, uint64_t* out, ErrorText* why) {
+int parse_bounded(const char* value_name, const char* text, const char* origin, uint64_t* out,
+                  ErrorText* why) {
   uint64_t least = 0, most = UINT64_MAX, value = 0;
   const char* at = value_name;
   if (*at >= '0' && *at <= '9') {
     for (least = 0; *at != '.'; ++at) least = least * 10 + static_cast<unsigned>(*at - '0');
     (void)parse_unsigned(at + 2, &most);
   }
-  if (!parse_unsigned(text, &value)) return why->set(-EINVAL, "%s: '%.64s' is not a whole number", origin, text);
+  if (!parse_unsigned(text, &value))
+    return why->set(-EINVAL, "%s: '%.64s' is not a whole number", origin, text);
   if (value < least || value > most)
     return why->set(-EINVAL, "%s: %.64s is out of range: %llu to %llu", origin, text,
                     static_cast<unsigned long long>(least), static_cast<unsigned long long>(most));
@@ -158,30 +164,37 @@ int parse_bounded(const char* value_name, const char* text, const char* origin, 
 template <class T>
 T& member(Options* options, const Row& row) {
 #ifdef LUNAR_TEST_SWITCHES
-  if (row.is_switch) return *reinterpret_cast<T*>(reinterpret_cast<char*>(&test_switches) + row.offset);
+  if (row.is_switch)
+    return *reinterpret_cast<T*>(reinterpret_cast<char*>(&test_switches) + row.offset);
 #endif
   return *reinterpret_cast<T*>(reinterpret_cast<char*>(options) + row.offset);
 }
 
-int set_row(Options* options, const Row& row, const char* value, const char* origin, ErrorText* why) {
+int set_row(Options* options, const Row& row, const char* value, const char* origin,
+            ErrorText* why) {
   switch (row.info.type) {
     case OptionType::kSize: {
       uint64_t bytes = 0;
       int rc = parse_size(value, &bytes);
       if (rc == -ERANGE) return why->set(rc, "%s: size '%.64s' is too large", origin, value);
       if (rc < 0)
-        return why->set(rc, "%s: '%.64s' is not a size; give a number with k, m, g or t, such as 256m", origin, value);
+        return why->set(rc,
+                        "%s: '%.64s' is not a size; give a number with k, m, g or t, such as 256m",
+                        origin, value);
       member<uint64_t>(options, row) = bytes;
       return 0;
     }
     case OptionType::kUnsigned:
-      return parse_bounded(row.info.value_name, value, origin, &member<uint64_t>(options, row), why);
+      return parse_bounded(row.info.value_name, value, origin, &member<uint64_t>(options, row),
+                           why);
     case OptionType::kBool:
       if (parse_bool(value, &member<bool>(options, row))) return 0;
       return why->set(-EINVAL, "%s: '%.64s' is neither yes nor no", origin, value);
     case OptionType::kChoice: {
       const char* choice = parse_choice(row.info.value_name, value);
-      if (!choice) return why->set(-EINVAL, "%s: '%.64s' is not one of %s", origin, value, row.info.value_name);
+      if (!choice)
+        return why->set(-EINVAL, "%s: '%.64s' is not one of %s", origin, value,
+                        row.info.value_name);
       member<const char*>(options, row) = choice;
       return 0;
     }
@@ -199,7 +212,8 @@ int set_row(Options* options, const Row& row, const char* value, const char* ori
 const char* find_variable(const char* const* environment, const char* name) {
   size_t length = length_of(name);
   for (; environment && *environment; ++environment) {
-    if (starts_with(*environment, name) && (*environment)[length] == '=') return *environment + length + 1;
+    if (starts_with(*environment, name) && (*environment)[length] == '=')
+      return *environment + length + 1;
   }
   return nullptr;
 }
@@ -288,12 +302,13 @@ int read_whole(int fd, char* buffer, size_t size) {
 // A default config file need not exist, nor be readable for the user that the program became.
 bool is_absence(int rc) { return rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES; }
 
-// A default file, not named explicitly. If not trusted: logged (once a tree: `lunar run` has done so), and treated as
-// absent.
+// A default file, not named explicitly. If not trusted: logged (once a tree: `lunar run` has done
+// so), and treated as absent.
 int load_found(Options* options, const char* const* environment, const char* path, ErrorText* why) {
   const int rc = options_load_file(options, path, why);
   if (rc != -EPERM) return rc;
-  if (find_variable(environment, "LUNAR_ACCOUNT") == nullptr) log_warning("%s; it is ignored", why->text);
+  if (find_variable(environment, "LUNAR_ACCOUNT") == nullptr)
+    log_warning("%s; it is ignored", why->text);
   return -ENOENT;
 }
 
@@ -357,19 +372,23 @@ void options_defaults(Options* options) {
     // An empty size means "worked out later": 0.
     if (row.info.type == OptionType::kSize && row.info.default_text[0] == '\0') continue;
     if (row.info.type == OptionType::kString || row.info.type == OptionType::kChoice) {
-      member<const char*>(options, row) = row.info.default_text;  // not copied: no memory may be left
+      // not copied: no memory may be left
+      member<const char*>(options, row) = row.info.default_text;
       continue;
     }
     (void)set_row(options, row, row.info.default_text, row.info.name, &ignored);
   }
 }
 
-int options_set(Options* options, const char* name, const char* value, const char* origin, ErrorText* why) {
+int options_set(Options* options, const char* name, const char* value, const char* origin,
+                ErrorText* why) {
   int index = option_find(name);
   if (index >= 0) return set_row(options, kTable[index], value, origin, why);
   const char* near = option_nearest(name);
-  if (near) return why->set(-ENOENT, "%s: unknown option '%.48s'; did you mean '%s'?", origin, name, near);
-  return why->set(-ENOENT, "%s: unknown option '%.48s'; `lunar help options` lists those there are", origin, name);
+  if (near)
+    return why->set(-ENOENT, "%s: unknown option '%.48s'; did you mean '%s'?", origin, name, near);
+  return why->set(-ENOENT, "%s: unknown option '%.48s'; `lunar help options` lists those there are",
+                  origin, name);
 }
 
 int options_load_file(Options* options, const char* path, ErrorText* why) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one options table. Everything that can be set stands in options.def once; the table drives the defaults, the
-// config file, the LUNAR_* environment, the flags of `lunar run`, `--help` and the option tables of the documents.
-// Order of precedence: default < config file < environment < flag. An unknown LUNAR_* variable is a warning that names
-// the nearest known one; an unknown flag or config key is an error that does.
+// The one options table. Everything that can be set stands in options.def once; the table drives
+// the defaults, the config file, the LUNAR_* environment, the flags of `lunar run`, `--help` and
+// the option tables of the documents. Order of precedence: default < config file < environment <
+// flag. An unknown LUNAR_* variable is a warning that names the nearest known one; an unknown flag
+// or config key is an error that does.
 //
-// Threading: filled once, before threads; read-only afterwards. Does not allocate from the host's heap (strings live
-// in the arena): the preload library parses its environment with it before the host's main().
+// Threading: filled once, before threads; read-only afterwards. Does not allocate from the host's
+// heap (strings live in the arena): the preload library parses its environment with it before the
+// host's main().
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +21,8 @@ enum class OptionType : uint8_t { kSize, kUnsigned, kBool, kString, kChoice };
 struct OptionInfo {
   const char* name;  // "dram": flag --dram, variable LUNAR_DRAM, config key `dram`
   OptionType type;
-  // "SIZE", "PATH|DIR|URI", "error|warning|info|debug" (the choices, for kChoice), "1..8" (the bounds, for kUnsigned)
+  // "SIZE", "PATH|DIR|URI", "error|warning|info|debug" (the choices, for kChoice), "1..8" (the
+  // bounds, for kUnsigned)
   const char* value_name;
   const char* default_text;
   const char* help;  // one sentence
@@ -44,26 +47,29 @@ struct Options {
 
 size_t option_count();
 const OptionInfo& option_info(size_t index);
-// Index by name ("dram", "--dram", "LUNAR_DRAM", case and -/_ folded; also a name from an earlier version); -1:
-// unknown.
+// Index by name ("dram", "--dram", "LUNAR_DRAM", case and -/_ folded; also a name from an earlier
+// version); -1: unknown.
 int option_find(const char* name);
-// The nearest known name (base/likeness.h), or nullptr when none is near. For "unknown X; did you mean Y?".
+// The nearest known name (base/likeness.h), or nullptr when none is near. For "unknown X; did you
+// mean Y?".
 const char* option_nearest(const char* name);
 
 // Defaults into *options.
 void options_defaults(Options* options);
-// One value by name. `origin` ("--dram", "LUNAR_DRAM", "/etc/lunar.conf:3") goes into the error line.
-[[nodiscard]] int options_set(Options* options, const char* name, const char* value, const char* origin,
-                              ErrorText* why);
-// `key = value` lines, '#' comments. -ENOENT: there is no such file (the caller decides whether that matters); -EPERM:
-// it is not trusted (config/trust.h).
+// One value by name. `origin` ("--dram", "LUNAR_DRAM", "/etc/lunar.conf:3") goes into the error
+// line.
+[[nodiscard]] int options_set(Options* options, const char* name, const char* value,
+                              const char* origin, ErrorText* why);
+// `key = value` lines, '#' comments. -ENOENT: there is no such file (the caller decides whether
+// that matters); -EPERM: it is not trusted (config/trust.h).
 [[nodiscard]] int options_load_file(Options* options, const char* path, ErrorText* why);
-// All LUNAR_* of `environment` (environ-style). A variable that is unknown here and in config/variables.h is one
-// warning in the log, not an error.
-[[nodiscard]] int options_load_environment(Options* options, const char* const* environment, ErrorText* why);
-// Defaults, then the config file (LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; missing = skipped),
-// then the environment. What is not trusted (config/trust.h) is left out; for a default config file with a warning (one
-// that LUNAR_CONFIG names is an error).
+// All LUNAR_* of `environment` (environ-style). A variable that is unknown here and in
+// config/variables.h is one warning in the log, not an error.
+[[nodiscard]] int options_load_environment(Options* options, const char* const* environment,
+                                           ErrorText* why);
+// Defaults, then the config file (LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf;
+// missing = skipped), then the environment. What is not trusted (config/trust.h) is left out; for a
+// default config file with a warning (one that LUNAR_CONFIG names is an error).
 [[nodiscard]] int options_load(Options* options, const char* const* environment, ErrorText* why);
 
 }  // namespace lunar

@@ -13,7 +13,9 @@ namespace lunar {
 
 bool environment_trusted() { return getauxval(AT_SECURE) == 0; }
 
-const char* environment_value(const char* name) { return environment_trusted() ? getenv(name) : nullptr; }
+const char* environment_value(const char* name) {
+  return environment_trusted() ? getenv(name) : nullptr;
+}
 
 int config_file_trusted(int fd, const char* path, ErrorText* why) {
   struct stat status;
@@ -21,7 +23,8 @@ int config_file_trusted(int fd, const char* path, ErrorText* why) {
     return why->set(rc, "config file %.300s: %s", path, errno_text(rc));
   if (status.st_uid != 0 && status.st_uid != geteuid())
     return why->set(-EPERM,
-                    "config file %.300s: belongs to user %u, neither root nor the user of this program (%u); chown it",
+                    "config file %.300s: belongs to user %u, neither root nor the user of this "
+                    "program (%u); chown it",
                     path, static_cast<unsigned>(status.st_uid), static_cast<unsigned>(geteuid()));
   if (S_ISREG(status.st_mode) && (status.st_mode & 022) != 0)
     return why->set(-EPERM, "config file %.300s: others may write to it; chmod go-w it", path);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which configuration a process trusts: the one rule for LUNAR_* and CFLSH_* variables and for config files.
+// Which configuration a process trusts: the one rule for LUNAR_* and CFLSH_* variables and for
+// config files.
 //
-//   variables     all, but in a process that has rights which its user does not have (AT_SECURE: a setuid or setgid
-//                 program, or one with file capabilities): there they all count as not set, HOME too. /etc/lunar.conf
-//                 is read there as well
-//   config files  those that belong to root or to the effective user, without write permission for group and others
+//   variables     all, but in a process that has rights which its user does not have (AT_SECURE: a
+//                 setuid or setgid program, or one with file capabilities): there they all count as
+//                 not set, HOME too. /etc/lunar.conf is read there as well
+//   config files  those that belong to root or to the effective user, without write permission for
+//                 group and others
 //
 // Threading: any. Allocates nothing.
 #pragma once

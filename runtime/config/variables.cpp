@@ -10,13 +10,14 @@ namespace {
 
 constexpr OtherVariable kVariables[] = {
     {"LUNAR_KV_DRAM", "SIZE",
-     "DRAM budget of a key/value store, a hard limit (default: a quarter of the memory available)", "man 3 ark_create"},
-    {"LUNAR_KV_SIZE", "SIZE", "size of a key/value store on a place that can grow, or as a virtual LUN",
+     "DRAM budget of a key/value store, a hard limit (default: a quarter of the memory available)",
      "man 3 ark_create"},
-    {"LUNAR_KV_DURABILITY", "flush|group|each", "when sets and deletes of a persistent store become durable",
-     "man 3 ark_create"},
-    {"LUNAR_RAID0_DEVICES", "DEVICE:DEVICE...", "the devices of the block library's RAID0, RAID0:* and RAID0:N",
-     "man 3 cblk_cg_open"},
+    {"LUNAR_KV_SIZE", "SIZE",
+     "size of a key/value store on a place that can grow, or as a virtual LUN", "man 3 ark_create"},
+    {"LUNAR_KV_DURABILITY", "flush|group|each",
+     "when sets and deletes of a persistent store become durable", "man 3 ark_create"},
+    {"LUNAR_RAID0_DEVICES", "DEVICE:DEVICE...",
+     "the devices of the block library's RAID0, RAID0:* and RAID0:N", "man 3 cblk_cg_open"},
     {"LUNAR_BIN", "PATH", nullptr, nullptr},           // tests: the command
     {"LUNAR_PLAIN", "1", nullptr, nullptr},            // tests: a replica without the module
     {"LUNAR_REDIS_SERVER", "PATH", nullptr, nullptr},  // tests: the server

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Commits in blocks. jemalloc takes fresh memory in slabs, the small ones a page each, and has each committed: half a
-// microsecond and two system calls a page. A CommitAhead commits whole blocks, so that most slabs need no call.
+// Commits in blocks. jemalloc takes fresh memory in slabs, the small ones a page each, and has each
+// committed: half a microsecond and two system calls a page. A CommitAhead commits whole blocks, so
+// that most slabs need no call.
 //
-// Fresh is what lies at the cursor or above, up to the end of the extent that the alloc hook handed out last: jemalloc
-// cuts it from its low end. The first pages at the cursor, less than a block, are committed and not yet asked for. A
-// request at the cursor takes them; one that begins above it (a larger alignment left a gap, or another thread was
-// faster) or below it (freed memory joined the fresh) and ends above it gives them back and moves the cursor: what is
-// freed can be made inaccessible, and is never among them. What lies below the cursor is committed as it is asked for.
+// Fresh is what lies at the cursor or above, up to the end of the extent that the alloc hook handed
+// out last: jemalloc cuts it from its low end. The first pages at the cursor, less than a block,
+// are committed and not yet asked for. A request at the cursor takes them; one that begins above it
+// (a larger alignment left a gap, or another thread was faster) or below it (freed memory joined
+// the fresh) and ends above it gives them back and moves the cursor: what is freed can be made
+// inaccessible, and is never among them. What lies below the cursor is committed as it is asked
+// for.
 //
-// Threading: any thread; one word, no lock (a fork may happen at any moment). Two threads never ask for the same page,
-// but one may take back what the other has just committed, and for a moment both have committed it: `commit` and
-// `forget` count pages, and touch none.
+// Threading: any thread; one word, no lock (a fork may happen at any moment). Two threads never ask
+// for the same page, but one may take back what the other has just committed, and for a moment both
+// have committed it: `commit` and `forget` count pages, and touch none.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -23,16 +26,16 @@ class CommitAhead {
  public:
   static constexpr uint64_t kBlockPages = 16;
 
-  // The alloc hook has handed out `pages` pages from `first` on, none of them committed. Ends the run before it. An
-  // extent that is not made of whole blocks has no run; nor has one of 0 pages.
+  // The alloc hook has handed out `pages` pages from `first` on, none of them committed. Ends the
+  // run before it. An extent that is not made of whole blocks has no run; nor has one of 0 pages.
   template <class Forget>
   void start(uint64_t first, uint64_t pages, Forget forget) {
     const bool whole = pages != 0 && (first | pages) % kBlockPages == 0;
     end_run(run_.exchange(whole ? pack(first, 0) : kNone, std::memory_order_acq_rel), forget);
   }
 
-  // Commits [first, first + pages), and perhaps more. `commit(first, pages)` does it, and returns false if it cannot;
-  // `forget(first, pages)` takes back what nobody has asked for.
+  // Commits [first, first + pages), and perhaps more. `commit(first, pages)` does it, and returns
+  // false if it cannot; `forget(first, pages)` takes back what nobody has asked for.
   template <class Commit, class Forget>
   bool commit(uint64_t first, uint64_t pages, Commit commit, Forget forget) {
     const uint64_t end = first + pages;
@@ -41,7 +44,8 @@ class CommitAhead {
       const bool next = first == cursor(run);
       const uint64_t from = next ? first + ahead(run) : first;
       if (end <= from) {
-        if (run_.compare_exchange_weak(run, pack(end, from - end), std::memory_order_acq_rel)) return true;
+        if (run_.compare_exchange_weak(run, pack(end, from - end), std::memory_order_acq_rel))
+          return true;
         continue;
       }
       uint64_t to = round_up(end, kBlockPages);
@@ -66,7 +70,9 @@ class CommitAhead {
 
  private:
   static constexpr uint64_t kNone = ~uint64_t{0};
-  static constexpr uint64_t pack(uint64_t cursor, uint64_t ahead) { return cursor * kBlockPages + ahead; }
+  static constexpr uint64_t pack(uint64_t cursor, uint64_t ahead) {
+    return cursor * kBlockPages + ahead;
+  }
   static constexpr uint64_t cursor(uint64_t run) { return run / kBlockPages; }
   static constexpr uint64_t ahead(uint64_t run) { return run % kBlockPages; }
   template <class Forget>

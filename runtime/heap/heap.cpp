@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiered allocator over jemalloc: see heap.h for the idea.
 //
-// The region is handed out by a bump pointer that never goes back: jemalloc retains addresses for itself (the dalloc
-// hook opts out) and decommits them, so what is free costs neither DRAM nor LUN space, only addresses.
+// The region is handed out by a bump pointer that never goes back: jemalloc retains addresses for
+// itself (the dalloc hook opts out) and decommits them, so what is free costs neither DRAM nor LUN
+// space, only addresses.
 //
-// Threading: any thread. The hooks run inside jemalloc, with its locks held: they may not allocate, may not call back
-// into jemalloc, and take no lock of their own (a fork may happen at any moment: the bump pointer is one atomic word).
-// jemalloc is called by its extended names (mallocx, ...): malloc and free belong to the program. Its own malloc, free
-// and malloc_usable_size are looked up in its library, because only they have the short way through the thread's cache
-// (3% of a redis SET's CPU time).
+// Threading: any thread. The hooks run inside jemalloc, with its locks held: they may not allocate,
+// may not call back into jemalloc, and take no lock of their own (a fork may happen at any moment:
+// the bump pointer is one atomic word). jemalloc is called by its extended names (mallocx, ...):
+// malloc and free belong to the program. Its own malloc, free and malloc_usable_size are looked up
+// in its library, because only they have the short way through the thread's cache (3% of a redis
+// SET's CPU time).
 #include "heap/heap.h"
 
 #include <dlfcn.h>
@@ -28,8 +30,8 @@
 #include "sys/thread.h"
 
 #ifdef LUNAR_JEMALLOC_OF_PROGRAM
-// A library that is loaded into a program uses the jemalloc that is there, and must not bring one (dlopen fails then:
-// no static TLS). Libraries that define this check for one before heap_create.
+// A library that is loaded into a program uses the jemalloc that is there, and must not bring one
+// (dlopen fails then: no static TLS). Libraries that define this check for one before heap_create.
 #pragma weak mallctl
 #pragma weak mallctlbymib
 #pragma weak mallctlnametomib
@@ -95,24 +97,28 @@ constinit thread_local ThreadBinding t_heap_binding;
 
 namespace {
 
-// jemalloc's malloc, free and malloc_usable_size: all three from the library that mallocx is in, or none.
+// jemalloc's malloc, free and malloc_usable_size: all three from the library that mallocx is in, or
+// none.
 void find_short_way() {
   Dl_info where;
   void* library = heap_jemalloc_library();
-  if (library == nullptr || dladdr(reinterpret_cast<const void*>(g_jemalloc.mallocx), &where) == 0) return;
+  if (library == nullptr || dladdr(reinterpret_cast<const void*>(g_jemalloc.mallocx), &where) == 0)
+    return;
   const char* const names[] = {"malloc", "free", "malloc_usable_size"};
   void* found[3];
   for (int i = 0; i < 3; ++i) {
     Dl_info there;
     found[i] = dlsym(library, names[i]);
-    if (found[i] == nullptr || dladdr(found[i], &there) == 0 || there.dli_fbase != where.dli_fbase) return;
+    if (found[i] == nullptr || dladdr(found[i], &there) == 0 || there.dli_fbase != where.dli_fbase)
+      return;
   }
   g_heap_front.alloc = reinterpret_cast<void* (*)(size_t)>(found[0]);
   g_heap_front.free = reinterpret_cast<void (*)(void*)>(found[1]);
   g_heap_front.usable_size = reinterpret_cast<size_t (*)(void*)>(found[2]);
 }
 
-// Thread caches of kPrivate, so that heap_destroy can end those of threads that still run. Bit per tcache index.
+// Thread caches of kPrivate, so that heap_destroy can end those of threads that still run. Bit per
+// tcache index.
 constexpr unsigned kCachesMax = 4096;
 std::atomic<uint64_t> g_caches[kCachesMax / 64];
 
@@ -124,7 +130,7 @@ void note_cache(unsigned cache, bool live) {
     g_caches[cache / 64].fetch_and(~bit, std::memory_order_relaxed);
 }
 
-// ---- extent hooks ---------------------------------------------------------------------------------------------------
+// ---- extent hooks -------------------------------------------------------------------------------
 
 size_t offset_in_region(const void* address) {
   return static_cast<size_t>(static_cast<const char*>(address) - g_heap_front.base);
@@ -152,18 +158,21 @@ CommitAhead* ahead_of(unsigned arena) {
   return nullptr;
 }
 
-void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, bool* zero, bool* commit,
-                 unsigned arena) {
-  if (wanted != nullptr) return nullptr;  // growing in place goes through extents that jemalloc retains
+void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, bool* zero,
+                 bool* commit, unsigned arena) {
+  if (wanted != nullptr)
+    return nullptr;  // growing in place goes through extents that jemalloc retains
   size_t before = g_heap.top.load(std::memory_order_relaxed);
   size_t start;
   do {
-    uintptr_t address = round_up(reinterpret_cast<uintptr_t>(g_heap_front.base) + before, alignment);
+    uintptr_t address =
+        round_up(reinterpret_cast<uintptr_t>(g_heap_front.base) + before, alignment);
     start = address - reinterpret_cast<uintptr_t>(g_heap_front.base);
     if (start > g_heap_front.bytes || bytes > g_heap_front.bytes - start) return nullptr;
   } while (!g_heap.top.compare_exchange_weak(before, start + bytes, std::memory_order_relaxed));
   if (*commit && !commit_range(start, bytes)) {
-    // Give the addresses back unless another thread took more meanwhile (then they are lost: addresses only).
+    // Give the addresses back unless another thread took more meanwhile (then they are lost:
+    // addresses only).
     size_t end = start + bytes;
     g_heap.top.compare_exchange_strong(end, before, std::memory_order_relaxed);
     return nullptr;
@@ -174,13 +183,17 @@ void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, 
   return g_heap_front.base + start;
 }
 
-bool hook_dalloc(extent_hooks_t*, void*, size_t, bool, unsigned) { return true; }  // opt out: retained
+bool hook_dalloc(extent_hooks_t*, void*, size_t, bool, unsigned) {
+  return true;
+}  // opt out: retained
 
-bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned arena) {
+bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length,
+                 unsigned arena) {
   const size_t start = offset_in_region(address) + offset;
   CommitAhead* ahead = ahead_of(arena);
   if (ahead == nullptr) return !commit_range(start, length);
-  return !ahead->commit(start / sys::page_bytes(), length / sys::page_bytes(), commit_pages, forget_pages);
+  return !ahead->commit(start / sys::page_bytes(), length / sys::page_bytes(), commit_pages,
+                        forget_pages);
 }
 
 // free() leaves errno as it was, and these two are all it may reach that sets it.
@@ -207,7 +220,8 @@ bool hook_decommit(extent_hooks_t*, void* address, size_t, size_t offset, size_t
   return false;
 }
 
-bool hook_purge_forced(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
+bool hook_purge_forced(extent_hooks_t*, void* address, size_t, size_t offset, size_t length,
+                       unsigned) {
   KeepErrno keep;
   char* start = static_cast<char*>(address) + offset;
   return (g_heap.mode == HeapMode::kPreload ? pager_discard(start, length, Discard::kMapping)
@@ -220,17 +234,19 @@ bool hook_merge(extent_hooks_t*, void*, size_t, void*, size_t, bool, unsigned) {
 extent_hooks_t g_hooks = {hook_alloc, hook_dalloc,       nullptr,    hook_commit, hook_decommit,
                           nullptr,    hook_purge_forced, hook_split, hook_merge};
 
-// ---- threads --------------------------------------------------------------------------------------------------------
+// ---- threads ------------------------------------------------------------------------------------
 
 void end_private_cache(unsigned cache) {
   note_cache(cache, false);
   (void)g_jemalloc.mallctl("tcache.destroy", nullptr, nullptr, &cache, sizeof(cache));
 }
 
-// Thread exit, kPrivate. Destructors of the program that run after this one allocate without a cache.
+// Thread exit, kPrivate. Destructors of the program that run after this one allocate without a
+// cache.
 void leave_thread(void*) {
   ThreadBinding& binding = t_heap_binding;
-  if (binding.cache == UINT32_MAX || binding.generation != g_heap_front.generation.load(std::memory_order_relaxed))
+  if (binding.cache == UINT32_MAX ||
+      binding.generation != g_heap_front.generation.load(std::memory_order_relaxed))
     return;
   binding.flags = (binding.flags & ~MALLOCX_TCACHE(binding.cache)) | MALLOCX_TCACHE_NONE;
   end_private_cache(binding.cache);
@@ -241,10 +257,12 @@ void leave_thread(void*) {
 __attribute__((noinline)) int bind_thread() {
   ThreadBinding& binding = t_heap_binding;
   uint32_t generation = g_heap_front.generation.load(std::memory_order_relaxed);
-  unsigned arena = g_heap.arenas[g_heap.next_arena.fetch_add(1, std::memory_order_relaxed) % g_heap.arena_count];
+  unsigned arena =
+      g_heap.arenas[g_heap.next_arena.fetch_add(1, std::memory_order_relaxed) % g_heap.arena_count];
   binding.cache = UINT32_MAX;
   if (g_heap.mode != HeapMode::kPrivate) {
-    // Where the program's MALLOC_CONF forbids it (percpu arenas), name the arena in every call instead.
+    // Where the program's MALLOC_CONF forbids it (percpu arenas), name the arena in every call
+    // instead.
     bool bound = g_jemalloc.mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena)) == 0;
     binding.flags = bound ? 0 : static_cast<int>(MALLOCX_ARENA(arena) | MALLOCX_TCACHE_NONE);
   } else {
@@ -267,12 +285,13 @@ __attribute__((noinline)) int bind_thread() {
 
 inline int thread_flags() {
   const ThreadBinding& binding = t_heap_binding;
-  if (__builtin_expect(binding.generation == g_heap_front.generation.load(std::memory_order_relaxed), 1))
+  if (__builtin_expect(
+          binding.generation == g_heap_front.generation.load(std::memory_order_relaxed), 1))
     return binding.flags;
   return bind_thread();
 }
 
-// ---- failure --------------------------------------------------------------------------------------------------------
+// ---- failure ------------------------------------------------------------------------------------
 
 void purge_arenas() {
   size_t mib[3];
@@ -323,9 +342,12 @@ int create_arenas(ErrorText* why) {
   for (unsigned i = 0; i < wanted; ++i) {
     unsigned arena = 0;
     size_t size = sizeof(arena);
-    int err = g_jemalloc.mallctl("experimental.arenas_create_ext", &arena, &size, &config, sizeof(config));
+    int err = g_jemalloc.mallctl("experimental.arenas_create_ext", &arena, &size, &config,
+                                 sizeof(config));
     if (err != 0 && i > 0) break;
-    if (err == ENOENT) return why->set(-ENOTSUP, "jemalloc lacks experimental.arenas_create_ext; install jemalloc 5.3");
+    if (err == ENOENT)
+      return why->set(-ENOTSUP,
+                      "jemalloc lacks experimental.arenas_create_ext; install jemalloc 5.3");
     if (err != 0) return why->set(-ENOMEM, "jemalloc cannot create an arena: %s", errno_name(err));
     if (has_limit) {
       limit_mib[1] = arena;
@@ -340,16 +362,16 @@ int create_arenas(ErrorText* why) {
 
 }  // namespace
 
-// ---- life -----------------------------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 
 const void* heap_find_jemalloc() {
   Jemalloc found;
   void* library = dlopen(kLibrary, RTLD_LAZY | RTLD_NOLOAD);
   if (library != nullptr && find_in(library, found.mallctl, "mallctl") &&
       find_in(library, found.mallctlbymib, "mallctlbymib") &&
-      find_in(library, found.mallctlnametomib, "mallctlnametomib") && find_in(library, found.mallocx, "mallocx") &&
-      find_in(library, found.rallocx, "rallocx") && find_in(library, found.dallocx, "dallocx") &&
-      find_in(library, found.sallocx, "sallocx")) {
+      find_in(library, found.mallctlnametomib, "mallctlnametomib") &&
+      find_in(library, found.mallocx, "mallocx") && find_in(library, found.rallocx, "rallocx") &&
+      find_in(library, found.dallocx, "dallocx") && find_in(library, found.sallocx, "sallocx")) {
     g_jemalloc = found;
     g_library = library;
   }
@@ -358,7 +380,8 @@ const void* heap_find_jemalloc() {
 
 void* heap_jemalloc_library() {
   Dl_info where;
-  if (g_library == nullptr && dladdr(reinterpret_cast<const void*>(g_jemalloc.mallocx), &where) != 0)
+  if (g_library == nullptr &&
+      dladdr(reinterpret_cast<const void*>(g_jemalloc.mallocx), &where) != 0)
     g_library = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   return g_library;
 }
@@ -373,8 +396,9 @@ int heap_create(HeapMode mode, ErrorText* why) {
   Region* region = nullptr;
   int rc = region_create(bytes, kRegionHeap, &region);
   if (rc < 0)
-    return why->set(rc, "cannot reserve %llu bytes of address space for the heap: %s; raise the limit (%s)",
-                    static_cast<unsigned long long>(bytes), errno_name(rc), sys::memory_limit());
+    return why->set(
+        rc, "cannot reserve %llu bytes of address space for the heap: %s; raise the limit (%s)",
+        static_cast<unsigned long long>(bytes), errno_name(rc), sys::memory_limit());
   g_heap.region = region;
   g_heap_front.base = region_base(region);
   g_heap_front.bytes = region_size(region);
@@ -403,7 +427,8 @@ int heap_destroy() {
   g_heap.ready.store(false, std::memory_order_release);
   g_heap_front.generation.fetch_add(1, std::memory_order_relaxed);
   for (unsigned cache = 0; cache < kCachesMax; ++cache)
-    if (g_caches[cache / 64].load(std::memory_order_relaxed) >> (cache % 64) & 1) end_private_cache(cache);
+    if (g_caches[cache / 64].load(std::memory_order_relaxed) >> (cache % 64) & 1)
+      end_private_cache(cache);
   size_t mib[3], depth = 3;
   if (g_jemalloc.mallctlnametomib("arena.0.destroy", mib, &depth) != 0) return -ENOTSUP;
   for (unsigned i = 0; i < g_heap.arena_count; ++i) {
@@ -418,14 +443,17 @@ int heap_destroy() {
   return rc;
 }
 
-// ---- malloc family --------------------------------------------------------------------------------------------------
+// ---- malloc family ------------------------------------------------------------------------------
 
 void* heap_alloc(size_t bytes) { return alloc_with(bytes == 0 ? 1 : bytes, thread_flags()); }
 
-void* heap_alloc_zeroed(size_t bytes) { return alloc_with(bytes == 0 ? 1 : bytes, thread_flags() | MALLOCX_ZERO); }
+void* heap_alloc_zeroed(size_t bytes) {
+  return alloc_with(bytes == 0 ? 1 : bytes, thread_flags() | MALLOCX_ZERO);
+}
 
 void* heap_alloc_aligned(size_t alignment, size_t bytes) {
-  return alloc_with(bytes == 0 ? 1 : bytes, thread_flags() | static_cast<int>(MALLOCX_ALIGN(alignment)));
+  return alloc_with(bytes == 0 ? 1 : bytes,
+                    thread_flags() | static_cast<int>(MALLOCX_ALIGN(alignment)));
 }
 
 void* heap_resize(void* pointer, size_t bytes) {
@@ -449,7 +477,8 @@ namespace {
 
 inline __attribute__((always_inline)) void free_tiered(void* pointer) {
   // A guarded thread must not fill its cache with tiered memory, nor be bound to a tiered arena.
-  if (__builtin_expect(HostGuard::active(), 0)) return g_jemalloc.dallocx(pointer, MALLOCX_TCACHE_NONE);
+  if (__builtin_expect(HostGuard::active(), 0))
+    return g_jemalloc.dallocx(pointer, MALLOCX_TCACHE_NONE);
   // dallocx takes the cache from the flags; the arena is the pointer's own.
   int flags = thread_flags() & ((1 << 20) - 1);
   flags == 0 ? g_heap_front.free(pointer) : g_jemalloc.dallocx(pointer, flags);
@@ -464,7 +493,7 @@ void heap_free_or(void* pointer, void (*other)(void*)) {
   free_tiered(pointer);
 }
 
-// ---- DRAM -----------------------------------------------------------------------------------------------------------
+// ---- DRAM ---------------------------------------------------------------------------------------
 
 void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero) {
   int flags = kDramFlags | (zero ? MALLOCX_ZERO : 0);
@@ -511,8 +540,8 @@ void heap_counts(HeapCounts* out) {
 HeapHookBytes heap_hook_bytes() {
   uint64_t ahead = 0;
   for (const CommitAhead& one : g_heap.ahead) ahead += one.pages_ahead();
-  return {g_heap.top.load(std::memory_order_relaxed), g_heap.committed.load(std::memory_order_relaxed),
-          ahead * sys::page_bytes()};
+  return {g_heap.top.load(std::memory_order_relaxed),
+          g_heap.committed.load(std::memory_order_relaxed), ahead * sys::page_bytes()};
 }
 
 }  // namespace lunar

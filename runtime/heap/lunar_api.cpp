@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C API (lunar/lunar.h) over pager and heap. Compiled into liblunar.so and into the preload library: when that one
-// is present it comes first in symbol search order, so a program that links liblunar talks to the preload's tier.
+// The C API (lunar/lunar.h) over pager and heap. Compiled into liblunar.so and into the preload
+// library: when that one is present it comes first in symbol search order, so a program that links
+// liblunar talks to the preload's tier.
 //
-// Threading: any thread; init and shutdown take a lock and are meant for a quiet moment. No call throws.
+// Threading: any thread; init and shutdown take a lock and are meant for a quiet moment. No call
+// throws.
 // May not: be used on the fault path, or under a HostGuard.
 #include <errno.h>
 #include <pthread.h>
@@ -33,7 +35,8 @@ sys::Mutex g_lock;                        // init, shutdown, the first allocatio
 std::atomic<bool> g_started_here{false};  // lunar_init made the pager (not the preload)
 std::atomic<int64_t> g_regions{0};
 
-// Live allocations, counted apart by thread so that no line is shared: lunar_shutdown must know whether any is left.
+// Live allocations, counted apart by thread so that no line is shared: lunar_shutdown must know
+// whether any is left.
 constexpr unsigned kCounters = 64;
 struct alignas(64) Counter {
   std::atomic<int64_t> value{0};
@@ -43,7 +46,8 @@ std::atomic<unsigned> g_next_counter{0};
 constinit thread_local unsigned t_counter = UINT32_MAX;
 
 void count_live(int64_t delta) {
-  if (t_counter == UINT32_MAX) t_counter = g_next_counter.fetch_add(1, std::memory_order_relaxed) % kCounters;
+  if (t_counter == UINT32_MAX)
+    t_counter = g_next_counter.fetch_add(1, std::memory_order_relaxed) % kCounters;
   g_live[t_counter].value.fetch_add(delta, std::memory_order_relaxed);
 }
 
@@ -53,7 +57,8 @@ int64_t live_allocations() {
   return sum;
 }
 
-// Made at the first failure of a thread: half a KiB of static TLS is too much for a library that may be dlopened.
+// Made at the first failure of a thread: half a KiB of static TLS is too much for a library that
+// may be dlopened.
 constinit thread_local ErrorText* t_error = nullptr;
 
 int fail(const ErrorText& why, int err) {
@@ -66,11 +71,13 @@ int fail(const ErrorText& why, int err) {
 int set_options(Options* options, const char* text, ErrorText* why) {
   while (text != nullptr && *text != '\0') {
     const char* end = strchrnul(text, ',');
-    const char* equals = static_cast<const char*>(memchr(text, '=', static_cast<size_t>(end - text)));
+    const char* equals =
+        static_cast<const char*>(memchr(text, '=', static_cast<size_t>(end - text)));
     char name[64], value[4096];
     if (equals == nullptr || equals == text || static_cast<size_t>(equals - text) >= sizeof(name) ||
         static_cast<size_t>(end - equals - 1) >= sizeof(value))
-      return why->set(-EINVAL, "lunar_config.options: '%.*s' is not name=value", static_cast<int>(end - text), text);
+      return why->set(-EINVAL, "lunar_config.options: '%.*s' is not name=value",
+                      static_cast<int>(end - text), text);
     memcpy(name, text, static_cast<size_t>(equals - text));
     name[equals - text] = '\0';
     memcpy(value, equals + 1, static_cast<size_t>(end - equals - 1));
@@ -85,20 +92,23 @@ int set_options(Options* options, const char* text, ErrorText* why) {
 // A member that lies within what the caller's structure has.
 template <class T>
 T member(const lunar_config* config, T lunar_config::* which) {
-  size_t end =
-      static_cast<size_t>(reinterpret_cast<const char*>(&(config->*which)) - reinterpret_cast<const char*>(config)) +
-      sizeof(T);
+  size_t end = static_cast<size_t>(reinterpret_cast<const char*>(&(config->*which)) -
+                                   reinterpret_cast<const char*>(config)) +
+               sizeof(T);
   return end <= config->struct_size ? config->*which : T{};
 }
 
 int apply_config(Options* options, const lunar_config* config, ErrorText* why) {
   if (config->struct_size < sizeof(size_t))
-    return why->set(-EINVAL, "lunar_config.struct_size is %zu; set it to sizeof(lunar_config)", config->struct_size);
-  if (config->struct_size > sizeof *config && !bytes_are_zero(config + 1, config->struct_size - sizeof *config))
-    return why->set(-E2BIG,
-                    "lunar_config: a member behind the %zu bytes that this library knows is set: needs a newer "
-                    "liblunar",
-                    sizeof *config);
+    return why->set(-EINVAL, "lunar_config.struct_size is %zu; set it to sizeof(lunar_config)",
+                    config->struct_size);
+  if (config->struct_size > sizeof *config &&
+      !bytes_are_zero(config + 1, config->struct_size - sizeof *config))
+    return why->set(
+        -E2BIG,
+        "lunar_config: a member behind the %zu bytes that this library knows is set: needs a newer "
+        "liblunar",
+        sizeof *config);
   if (uint64_t dram = member(config, &lunar_config::dram_bytes); dram != 0) options->dram = dram;
   if (uint64_t size = member(config, &lunar_config::lun_bytes); size != 0) options->size = size;
   if (const char* lun = member(config, &lunar_config::lun); lun != nullptr) {
@@ -108,8 +118,8 @@ int apply_config(Options* options, const lunar_config* config, ErrorText* why) {
   return set_options(options, member(config, &lunar_config::options), why);
 }
 
-// A thread may be making the heap when another one forks. The handlers are younger than the pager's: this lock is taken
-// before the pager's, as its holder does.
+// A thread may be making the heap when another one forks. The handlers are younger than the
+// pager's: this lock is taken before the pager's, as its holder does.
 int keep_lock_for_forks() {
   static bool kept = false;
   if (kept) return 0;
@@ -140,8 +150,8 @@ int start(const lunar_config* config, ErrorText* why) {
   if (rc < 0) return rc;
   HostGuard guard;
   rc = keep_lock_for_forks();
-  rc =
-      rc < 0 ? why->set(rc, "lunar_init: fork handlers cannot be installed (%s)", errno_name(rc)) : pager_activate(why);
+  rc = rc < 0 ? why->set(rc, "lunar_init: fork handlers cannot be installed (%s)", errno_name(rc))
+              : pager_activate(why);
   if (rc < 0) (void)pager_destroy();
   return rc;
 }
@@ -172,8 +182,9 @@ int lunar_init(const lunar_config* config) noexcept {
   sys::Locked<sys::Mutex> lock(g_lock);
   ErrorText why;
   if (pager_created()) {
-    return fail(why, why.set(-EEXIST, g_started_here.load() ? "lunar_init: started already"
-                                                            : "lunar_init: started by LD_PRELOAD; its tier serves"));
+    return fail(why, why.set(-EEXIST, g_started_here.load()
+                                          ? "lunar_init: started already"
+                                          : "lunar_init: started by LD_PRELOAD; its tier serves"));
   }
   int rc = start(config, &why);
   if (rc < 0) return fail(why, rc);
@@ -196,11 +207,15 @@ int lunar_shutdown(void) noexcept {
 
 const char* lunar_error(void) noexcept { return t_error == nullptr ? "" : t_error->text; }
 size_t lunar_page_bytes(void) noexcept { return sys::page_bytes(); }
-int lunar_set_dram(uint64_t bytes) noexcept { return pager_created() ? pager_set_dram(bytes) : -EINVAL; }
+int lunar_set_dram(uint64_t bytes) noexcept {
+  return pager_created() ? pager_set_dram(bytes) : -EINVAL;
+}
 
-// ---- allocation -----------------------------------------------------------------------------------------------------
+// ---- allocation ---------------------------------------------------------------------------------
 
-void* lunar_malloc(size_t size) noexcept { return heap_usable() ? counted(heap_alloc(size)) : nullptr; }
+void* lunar_malloc(size_t size) noexcept {
+  return heap_usable() ? counted(heap_alloc(size)) : nullptr;
+}
 
 void* lunar_calloc(size_t count, size_t size) noexcept {
   size_t bytes;
@@ -237,9 +252,11 @@ void lunar_free(void* pointer) noexcept {
   errno = saved;
 }
 
-size_t lunar_usable_size(const void* pointer) noexcept { return pointer == nullptr ? 0 : heap_usable_size(pointer); }
+size_t lunar_usable_size(const void* pointer) noexcept {
+  return pointer == nullptr ? 0 : heap_usable_size(pointer);
+}
 
-// ---- regions --------------------------------------------------------------------------------------------------------
+// ---- regions ------------------------------------------------------------------------------------
 
 void* lunar_region_create(size_t bytes) noexcept {
   Region* region = nullptr;
@@ -258,11 +275,14 @@ void* lunar_region_create(size_t bytes) noexcept {
   if (rc == -EMFILE) {
     rc = why.set(-ENOMEM, "lunar_region_create: there are 65536 regions, which is the most");
   } else if (rc < 0) {
-    (void)why.set(rc, "lunar_region_create: the kernel gives no address space for %zu bytes and their tables (%s)",
+    (void)why.set(rc,
+                  "lunar_region_create: the kernel gives no address space for %zu bytes and their "
+                  "tables (%s)",
                   bytes, "vm.max_map_count, ulimit -v");
   } else if (rc = region_commit(region, 0, bytes); rc < 0) {
     (void)why.set(rc,
-                  "lunar_region_create: %zu bytes are more than the LUN has left, or their page tables than the DRAM "
+                  "lunar_region_create: %zu bytes are more than the LUN has left, or their page "
+                  "tables than the DRAM "
                   "budget",
                   bytes);
     (void)region_destroy(region);
@@ -288,7 +308,7 @@ int lunar_region_destroy(void* address, size_t bytes) noexcept {
 
 int lunar_is_tiered(const void* address) noexcept { return region_find(address) != nullptr; }
 
-// ---- hints and range operations -------------------------------------------------------------------------------------
+// ---- hints and range operations -----------------------------------------------------------------
 
 int lunar_advise(const void* address, size_t bytes, lunar_advice advice) noexcept {
   if (region_find(address) == nullptr) return -EINVAL;
@@ -308,7 +328,8 @@ int lunar_prefetch(const lunar_range* ranges, size_t count) noexcept {
 }
 
 int lunar_discard(void* address, size_t bytes) noexcept {
-  return region_find(address) == nullptr ? -EINVAL : pager_discard(address, bytes, Discard::kLocked);
+  return region_find(address) == nullptr ? -EINVAL
+                                         : pager_discard(address, bytes, Discard::kLocked);
 }
 
 int lunar_pin(const void* address, size_t bytes) noexcept {

@@ -16,7 +16,9 @@ int start_log(const Options& options, ErrorText* why) {
   if (options.log_file != nullptr && options.log_file[0] != '\0') {
     // A FIFO: not to be waited for, neither now nor when it is full.
     fd = sys::open_file(options.log_file, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, 0644);
-    if (fd < 0) return why->set(fd, "log file %s: %s; name one that can be written", options.log_file, errno_text(fd));
+    if (fd < 0)
+      return why->set(fd, "log file %s: %s; name one that can be written", options.log_file,
+                      errno_text(fd));
     fd = sys::move_high(fd);  // programs and shells give the low numbers a meaning
   }
   log_configure(log_level_from(options.log), fd);

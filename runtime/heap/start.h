@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the tier of a process: applies the options to the log and the pager, in one order for the API, the preload and
-// the Redis module.
-// Threading: once a process, before other threads use the tier. Allocates nothing from the program's heap.
+// Starts the tier of a process: applies the options to the log and the pager, in one order for the
+// API, the preload and the Redis module.
+// Threading: once a process, before other threads use the tier. Allocates nothing from the
+// program's heap.
 #pragma once
 #include "base/error.h"
 #include "config/options.h"

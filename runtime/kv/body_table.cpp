@@ -38,7 +38,8 @@ BodyTable::Line& BodyTable::line_of(Address address, unsigned bits) const {
 
 BodyTable::Entry* BodyTable::entry_of(Line& line, Address address) {
   for (Entry& entry : line.entries)
-    if ((entry.packed.load(std::memory_order_relaxed) & kAddressMask) == address.value) return &entry;
+    if ((entry.packed.load(std::memory_order_relaxed) & kAddressMask) == address.value)
+      return &entry;
   return nullptr;
 }
 
@@ -59,7 +60,8 @@ bool BodyTable::find(Address address, BodyPlace* out) {
 }
 
 void BodyTable::note(Address address, const BodyPlace& place) {
-  if (!lines_ || place.blocks == 0 || place.blocks > kBlocksMost || place.units > kUnitsMost) return;
+  if (!lines_ || place.blocks == 0 || place.blocks > kBlocksMost || place.units > kUnitsMost)
+    return;
   Line& line = line_of(address, bits_.load(std::memory_order_relaxed));
   Entry* entry = entry_of(line, address);
   if (!entry) entry = entry_of(line, Address{});
@@ -68,7 +70,8 @@ void BodyTable::note(Address address, const BodyPlace& place) {
     pushed_out_.fetch_add(1, std::memory_order_relaxed);
   }
   entry->checksum.store(place.checksum, std::memory_order_relaxed);
-  entry->packed.store(address.value | uint64_t{place.block} << kBlockAt | (place.blocks - uint64_t{1}) << kBlocksAt |
+  entry->packed.store(address.value | uint64_t{place.block} << kBlockAt |
+                          (place.blocks - uint64_t{1}) << kBlocksAt |
                           uint64_t{place.units} << kUnitsAt,
                       std::memory_order_relaxed);
 }
@@ -76,7 +79,8 @@ void BodyTable::note(Address address, const BodyPlace& place) {
 void BodyTable::forget(Address address) {
   if (!lines_) return;
   for (unsigned at = kBitsMin; at <= bits_.load(std::memory_order_relaxed); ++at)
-    if (Entry* entry = entry_of(line_of(address, at), address)) entry->packed.store(0, std::memory_order_relaxed);
+    if (Entry* entry = entry_of(line_of(address, at), address))
+      entry->packed.store(0, std::memory_order_relaxed);
 }
 
 bool BodyTable::grow() {

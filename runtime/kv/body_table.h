@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the bodies of records lie (record.h: RecordNotes::kBody), so that a get of one reads nothing but its blocks.
+// Where the bodies of records lie (record.h: RecordNotes::kBody), so that a get of one reads
+// nothing but its blocks.
 //
-//   address of the record ──► line of eight entries │ checksum │ units 13 │ blocks - 1: 3 │ block 8 │ address 40 │
+//   address of the record ──► line of eight entries
+//   entry   │ checksum │ units 13 │ blocks - 1: 3 │ block 8 │ address 40 │
 //
-// A cache that may forget and may be wrong: the checksum covers the key and the value, seeded by the address and the
-// segment's life, so what is read by an entry is proved by it, or the record says where its body is. So nothing is ever
-// invalidated, and stores need no order. It learns what is written to the device and, after an open, what is read.
+// A cache that may forget and may be wrong: the checksum covers the key and the value, seeded by
+// the address and the segment's life, so what is read by an entry is proved by it, or the record
+// says where its body is. So nothing is ever invalidated, and stores need no order. It learns what
+// is written to the device and, after an open, what is read.
 //
-// It doubles when entries push each other out, up to an eighth of the budget. What was known stays where it was: find
-// looks there too, and moves what it finds. When others need the memory it halves.
+// It doubles when entries push each other out, up to an eighth of the budget. What was known stays
+// where it was: find looks there too, and moves what it finds. When others need the memory it
+// halves.
 // Threading: any; grow() and shrink() take a lock. May not: allocate, block.
 #pragma once
 #include <atomic>
@@ -38,10 +42,13 @@ class BodyTable {
   void note(Address address, const BodyPlace& place);
   void forget(Address address);
   // Whether more of it would be of use.
-  bool wants_more() const { return pushed_out_.load(std::memory_order_relaxed) > bytes() / sizeof(Line) / 8; }
+  bool wants_more() const {
+    return pushed_out_.load(std::memory_order_relaxed) > bytes() / sizeof(Line) / 8;
+  }
   uint64_t bytes() const { return sizeof(Line) << bits_.load(std::memory_order_relaxed); }
   bool may_grow() const { return lines_ && 2 * bytes() <= bytes_most_; }
-  bool grow();    // by as much as it has. False: it is as large as it may be, or the budget has no more
+  bool
+  grow();  // by as much as it has. False: it is as large as it may be, or the budget has no more
   bool shrink();  // by half. False: it is as small as it may be
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The DRAM budget of a store, a hard limit: a request that would exceed it is refused before the memory is touched.
-// Threading: any. May not: allocate, block.
+// The DRAM budget of a store, a hard limit: a request that would exceed it is refused before the
+// memory is touched. Threading: any. May not: allocate, block.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace lunar::kv {
 class Budget {
  public:
   void open(uint64_t bytes) { limit_ = bytes; }
-  // The index leaves so much to the next open, whose index may take more (Store::begin_commits). There its chains may
-  // take it, but no more buckets for splits.
+  // The index leaves so much to the next open, whose index may take more (Store::begin_commits).
+  // There its chains may take it, but no more buckets for splits.
   void keep_for_open(uint64_t bytes) { kept_ = kept_by_chains_ = bytes; }
   void keep_for_chains(uint64_t bytes) { kept_ = bytes, kept_by_chains_ = 0; }
   bool take(uint64_t bytes) { return take_below(limit_, bytes); }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cleaning: frees dead space. placement.cpp chooses the segment that is emptied, and where its records go.
+// Cleaning: frees dead space. placement.cpp chooses the segment that is emptied, and where its
+// records go.
 //
-// Writers clean ahead: when few segments are left to fill, one takes the mutex and cleans a segment, or writes what a
-// saved state needs, or saves, after its own operation; the others go on, the slower the less is left. A writer that
-// finds no free segment cleans until more than the reserve is free; others wait for it. Readers notice nothing.
-// What it may cost: one segment moves at most 7/8 of itself, so a store whose segments all live more than that is
-// full.
+// Writers clean ahead: when few segments are left to fill, one takes the mutex and cleans a
+// segment, or writes what a saved state needs, or saves, after its own operation; the others go on,
+// the slower the less is left. A writer that finds no free segment cleans until more than the
+// reserve is free; others wait for it. Readers notice nothing. What it may cost: one segment moves
+// at most 7/8 of itself, so a store whose segments all live more than that is full.
 // Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.
 #include <errno.h>
 
@@ -19,9 +20,11 @@ namespace {
 
 constexpr unsigned kFruitlessMost = 3;  // saves for space, with cleaning in between
 
-constexpr unsigned kPoorMost = 256;  // segments with little dead space that one call cleans: four times what one takes
+// segments with little dead space that one call cleans: four times what one takes
+constexpr unsigned kPoorMost = 256;
 
-// Segments that could not be read whole are tried again at most so often, so that a full store answers at once.
+// Segments that could not be read whole are tried again at most so often, so that a full store
+// answers at once.
 constexpr uint64_t kRetryDamagedNs = 1'000'000'000;
 
 // For readers to leave what is retired, or a writer to publish.
@@ -37,17 +40,20 @@ int Store::move_record(const Record* record, const char* segment, Address from) 
   Shard& shard = shard_of(hash);
   const ShardLock lock(*this, shard);
   const Index& index = shard.index_of(record);
-  std::atomic<uint64_t>* place = index.find_entry(hash, [&](Address address) { return address == from; });
+  std::atomic<uint64_t>* place =
+      index.find_entry(hash, [&](Address address) { return address == from; });
   if (!place) return 0;
   Address to;
   BodyRoom body{record->body_bytes()};
-  if (const int status = log_.allocate(units, true, from, &to, nullptr, &body); status < 0) return status;
+  if (const int status = log_.allocate(units, true, from, &to, nullptr, &body); status < 0)
+    return status;
   Record* copy = log_.at(to);
   memcpy(static_cast<void*>(copy), record, units * kUnitBytes);  // no writer is in it: the lock
   constexpr uint32_t kLost = RecordNotes::kReplacesPair | RecordNotes::kReplacesLarge;
   copy->size_type = static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(record->type())) |
                     (record->size_type & (RecordNotes::kPiece | RecordNotes::kBody));
-  if (log_.commits()) copy->note_moved(log_.segment_of(from), record->moved() ? 0 : record->size_type & kLost);
+  if (log_.commits())
+    copy->note_moved(log_.segment_of(from), record->moved() ? 0 : record->size_type & kLost);
   if (body.bytes) {
     const_cast<Body&>(copy->body()).at = body.block;
     memcpy(log_.value_of(copy), Log::value_in(record, segment), body.bytes);
@@ -59,8 +65,8 @@ int Store::move_record(const Record* record, const char* segment, Address from) 
   return 0;
 }
 
-// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays what it is; -EBADMSG:
-// nor can it ever be.
+// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays what
+// it is; -EBADMSG: nor can it ever be.
 int Store::clean(uint64_t segment) {
   for (unsigned round = 0; log_.filling(segment); ++round) wait_a_little(round);
   if (const int status = log_.commit_segment(segment); status < 0) return status;
@@ -69,16 +75,21 @@ int Store::clean(uint64_t segment) {
   if (log_.live(segment) != 0) {
     if (const int status = log_.segment_contents(segment, &memory); status < 0) {
       LUNAR_LOG_LIMITED(log_warning, 10,
-                        "key/value store on %s: segment at %llu cannot be read whole (%s); its keys are read one by "
+                        "key/value store on %s: segment at %llu cannot be read whole (%s); its "
+                        "keys are read one by "
                         "one, and its space comes back when all of them have been set or deleted",
-                        device_->name(), static_cast<unsigned long long>(begin), errno_text(status));
+                        device_->name(), static_cast<unsigned long long>(begin),
+                        errno_text(status));
       log_.set_damaged(segment);
       return -EBADMSG;
     }
   }
-  for (uint64_t at = segment == 0 ? kUnitBytes : 0, end = log_.used(segment); at < end && log_.live(segment) != 0;) {
+  for (uint64_t at = segment == 0 ? kUnitBytes : 0, end = log_.used(segment);
+       at < end && log_.live(segment) != 0;) {
     const auto* record = reinterpret_cast<const Record*>(memory + at);
-    if (const int status = move_record(record, memory, Address{(begin + at) / kUnitBytes}); status < 0) return status;
+    if (const int status = move_record(record, memory, Address{(begin + at) / kUnitBytes});
+        status < 0)
+      return status;
     at += record->span();
   }
   if (log_.live(segment) != 0) {  // the index leads to what is no record of a pair
@@ -102,8 +113,8 @@ int Store::room_for_frames() {
   }
 }
 
-// A younger saved state frees what only the last one refers to. It may gain nothing, as it seals the tail, half empty
-// perhaps.
+// A younger saved state frees what only the last one refers to. It may gain nothing, as it seals
+// the tail, half empty perhaps.
 int Store::save_for_space(TriesForSpace* tries) {
   if (const int status = save(); status < 0) return status;
   const uint64_t free = log_.reclaim();
@@ -112,12 +123,13 @@ int Store::save_for_space(TriesForSpace* tries) {
   return 0;
 }
 
-// A step towards a free segment: cleans one, or saves. kDone: look again. kWait: others' reads have to end. kFull: no
-// segment is worth cleaning. kOver, with *error: nothing helps.
+// A step towards a free segment: cleans one, or saves. kDone: look again. kWait: others' reads have
+// to end. kFull: no segment is worth cleaning. kOver, with *error: nothing helps.
 Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error) {
   uint64_t segment;
   int chosen = may_clean ? log_.victim(&segment) : -EAGAIN;
-  // Before the store is full: what deletes have freed in each segment is worth more work than usual.
+  // Before the store is full: what deletes have freed in each segment is worth more work than
+  // usual.
   if (chosen == -ENOSPC && tries->poor < kPoorMost && (chosen = log_.poor_victim(&segment)) == 0 &&
       ++tries->poor == kPoorMost)
     full_at_ = log_.bytes_live();
@@ -129,32 +141,36 @@ Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error
     return *error < 0 ? Gain::kOver : Gain::kDone;
   }
   // What is free is for a saved state alone: there is nothing to clean into.
-  if (chosen == 0 && status == -EAGAIN && log_.reclaim() <= log_.state_reserve() && !log_.any_retired()) {
+  if (chosen == 0 && status == -EAGAIN && log_.reclaim() <= log_.state_reserve() &&
+      !log_.any_retired()) {
     *error = -ENOSPC;
     return Gain::kOver;
   }
   return status == -ENOSPC ? Gain::kFull : Gain::kWait;
 }
 
-// The thread that cleans or saves may make room meanwhile: false, has_room() said so. True: the mutex is the caller's.
+// The thread that cleans or saves may make room meanwhile: false, has_room() said so. True: the
+// mutex is the caller's.
 template <class HasRoom>
 bool Store::lock_for_room(HasRoom has_room) {
   wait_for_room_.fetch_add(1, std::memory_order_relaxed);
   bool locked = false;
-  for (unsigned round = 0; !(locked = cleaning_.try_lock()) && !has_room(); ++round) wait_a_little(round);
+  for (unsigned round = 0; !(locked = cleaning_.try_lock()) && !has_room(); ++round)
+    wait_a_little(round);
   wait_for_room_.fetch_sub(1, std::memory_order_relaxed);
   return locked;
 }
 
-// For a thread that wants the mutex for something else: writers that wait for room (they look every 50 us) take it
-// first.
+// For a thread that wants the mutex for something else: writers that wait for room (they look every
+// 50 us) take it first.
 void Store::yield_to_writers() const {
-  for (unsigned round = 0; round < 200 && wait_for_room_.load(std::memory_order_relaxed) != 0; ++round)
+  for (unsigned round = 0; round < 200 && wait_for_room_.load(std::memory_order_relaxed) != 0;
+       ++round)
     wait_a_little(round);
 }
 
-// By the writer that sees first that room comes to its end, after its own operation, one step a set: the others go on.
-// A failure is for those that cannot go on without.
+// By the writer that sees first that room comes to its end, after its own operation, one step a
+// set: the others go on. A failure is for those that cannot go on without.
 void Store::clean_early() {
   if (!log_.cleaning_wanted()) return;
   if (!cleaning_.try_lock()) {
@@ -173,7 +189,8 @@ void Store::clean_early() {
     uint64_t segment;
     int status = frames == Log::Frames::kWanted ? log_.make_frame() : 0;
     const bool grown = status == 0 && grows_before_cleaning() && log_.grow(1) == 0;
-    if (!grown && status == 0 && frames == Log::Frames::kReady && (status = log_.victim(&segment)) == 0)
+    if (!grown && status == 0 && frames == Log::Frames::kReady &&
+        (status = log_.victim(&segment)) == 0)
       status = clean(segment);
     // One that is damaged is no victim any more: the next set takes another.
     if (status < 0 && status != -EBADMSG) ahead = Log::Ahead::kNothing;
@@ -208,7 +225,8 @@ int Store::room_for_segment_locked() {
       continue;
     }
     if (tries.fruitless >= kFruitlessMost) full_at_ = log_.bytes_live();
-    // Neither saves nor cleaning did help, and what lives has become no less since: they would not now.
+    // Neither saves nor cleaning did help, and what lives has become no less since: they would not
+    // now.
     if (full_at_ != 0 && log_.bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;
     full_at_ = 0;
     if (log_.held_suffice()) {

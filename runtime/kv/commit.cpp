@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Durable sets: the tail is written in batches, by group commit. See record_log.h; the form: store_format.h.
+// Durable sets: the tail is written in batches, by group commit. See record_log.h; the form:
+// store_format.h.
 //
 //   segment   │ header │ record │ record │ pad │ header │ record │ ...        │
 //             └──────── batch 7, durable ──────┘└── batch 8, the newest ──►
 //                                               records are appended and changed here alone
 //
-// A commit cuts the newest batch off, waits until its records are filled, writes it and what sealed segments have that
-// is not written, and flushes. Writers go on in the next batch meanwhile. One thread commits at a time; those that come
-// while it does wait for its end, and one of them makes the next commit, for all. So a commit begins after the one
-// before is durable: what of a batch is on the device proves that all commits before it are.
+// A commit cuts the newest batch off, waits until its records are filled, writes it and what sealed
+// segments have that is not written, and flushes. Writers go on in the next batch meanwhile. One
+// thread commits at a time; those that come while it does wait for its end, and one of them makes
+// the next commit, for all. So a commit begins after the one before is durable: what of a batch is
+// on the device proves that all commits before it are.
 // Threading: as in record_log.h.
 #include <errno.h>
 
@@ -24,18 +26,23 @@ namespace {
 
 constexpr uint64_t kBlockBytes = media::kBlockBytes;
 constexpr uint32_t kHeaderBytes = sizeof(Record) + sizeof(media::BatchHeader);
-constexpr uint64_t kLogBytesLeast = kGiB;  // before a state is saved for the log's length; else 8 states
+// before a state is saved for the log's length; else 8 states
+constexpr uint64_t kLogBytesLeast = kGiB;
 
 Record* new_mark(char* at, uint64_t bytes, uint32_t key_bytes) {
   return new (at) Record{
-      0, 0, static_cast<uint32_t>(bytes / kUnitBytes << 2 | static_cast<uint32_t>(RecordType::kMark)), key_bytes, 0};
+      0, 0,
+      static_cast<uint32_t>(bytes / kUnitBytes << 2 | static_cast<uint32_t>(RecordType::kMark)),
+      key_bytes, 0};
 }
 
 void pad(char* at, uint64_t bytes) {
   if (bytes != 0) memset(static_cast<void*>(new_mark(at, bytes, 0) + 1), 0, bytes - sizeof(Record));
 }
 
-media::BatchHeader* header_of(Record* record) { return reinterpret_cast<media::BatchHeader*>(record + 1); }
+media::BatchHeader* header_of(Record* record) {
+  return reinterpret_cast<media::BatchHeader*>(record + 1);
+}
 
 }  // namespace
 
@@ -49,7 +56,8 @@ int Log::begin_commits(bool waits_for_company, uint64_t bytes_most) {
   }
   for (uint64_t i = 0; i < count_; ++i) segments_[i].tail = 0;
   if (found < 2) return -ENOSPC;
-  for (const uint32_t next : next_) segments_[next - 1].state.store(SegmentState::kNext, std::memory_order_release);
+  for (const uint32_t next : next_)
+    segments_[next - 1].state.store(SegmentState::kNext, std::memory_order_release);
   free_.fetch_sub(2, std::memory_order_relaxed);
   next_free_ = next_[1];
   waits_for_company_ = waits_for_company;
@@ -58,7 +66,9 @@ int Log::begin_commits(bool waits_for_company, uint64_t bytes_most) {
   return 0;
 }
 
-bool Log::log_is_long() const { return commits() && opened_.load(std::memory_order_relaxed) >= log_segments_most(); }
+bool Log::log_is_long() const {
+  return commits() && opened_.load(std::memory_order_relaxed) >= log_segments_most();
+}
 
 uint64_t Log::log_segments_most() const {
   uint64_t most = log_most_;
@@ -125,7 +135,8 @@ bool Log::finish_batch() {
   return true;
 }
 
-// Ends the newest batch, if there is anything in it; another begins behind it, where there is room. Whether it does.
+// Ends the newest batch, if there is anything in it; another begins behind it, where there is room.
+// Whether it does.
 bool Log::close_batch(unsigned next_side) {
   end_group(tail_);
   if (!tail_.open || !finish_batch()) return false;
@@ -141,8 +152,8 @@ bool Log::close_batch(unsigned next_side) {
   return true;
 }
 
-// Where a saved state ends in a tail, in a store without batches: at a block, behind which the tail continues. Pre: the
-// tails' lock, all shards locked.
+// Where a saved state ends in a tail, in a store without batches: at a block, behind which the tail
+// continues. Pre: the tails' lock, all shards locked.
 void Log::cut_locked(Tail& tail) {
   Segment& segment = segments_[tail.segment];
   end_group(tail);
@@ -183,7 +194,8 @@ uint64_t Log::batch_end(uint64_t end) {
 // Nothing changes in [from, to) any more: its checksums.
 void Log::prepare(uint64_t number, uint64_t from, uint64_t to) {
   char* memory = segments_[number].memory.load(std::memory_order_relaxed);
-  const uint64_t begin = number << segment_bits_, durable = durable_.load(std::memory_order_relaxed);
+  const uint64_t begin = number << segment_bits_,
+                 durable = durable_.load(std::memory_order_relaxed);
   for (uint64_t at = from; at < to;) {
     auto* record = reinterpret_cast<Record*>(memory + at);
     if (record->type() == RecordType::kMark && record->key_bytes == sizeof(media::BatchHeader))
@@ -209,13 +221,15 @@ int Log::write_uncommitted(const Uncommitted& part) {
     const uint32_t from = segment.durable, end = at == part.last ? part.last_end : used(at - 1);
     const unsigned sides = at == part.last ? part.sides : 3;
     const auto filled = [&](unsigned side) {
-      return (sides & 1u << side) == 0 || segment.filling[side].load(std::memory_order_seq_cst) == 0;
+      return (sides & 1u << side) == 0 ||
+             segment.filling[side].load(std::memory_order_seq_cst) == 0;
     };
     for (unsigned round = 0; from < end && !(filled(0) && filled(1)); ++round)
       round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
     if (from < end) {
       prepare(at - 1, from, end);
-      const uint64_t begin = round_down(from, kBlockBytes), bytes = round_up(end, kBlockBytes) - begin;
+      const uint64_t begin = round_down(from, kBlockBytes),
+                     bytes = round_up(end, kBlockBytes) - begin;
       const uint64_t offset = ((at - 1) << segment_bits_) + begin;
       char* memory = segment.memory.load(std::memory_order_relaxed) + begin;
       ios_.fetch_add(1, std::memory_order_relaxed);
@@ -236,32 +250,39 @@ int Log::flush_device() {
   return status;
 }
 
-// Those that the last commit served are on their way here with the next set, and half of all would always just miss
-// the commit under way: a quarter of what one takes is worth waiting for them.
+// Those that the last commit served are on their way here with the next set, and half of all would
+// always just miss the commit under way: a quarter of what one takes is worth waiting for them.
 void Log::wait_for_company() {
   const uint64_t until = sys::now_ns() + commit_ns_ / 4;
-  for (unsigned round = 0; arrived_.load(std::memory_order_relaxed) - served_ < company_ && sys::now_ns() < until;
+  for (unsigned round = 0;
+       arrived_.load(std::memory_order_relaxed) - served_ < company_ && sys::now_ns() < until;
        ++round)
     round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
 }
 
 int Log::commit_once() {
   if (waits_for_company_) wait_for_company();
-  const uint64_t begun = sys::now_ns(), arrived = arrived_.load(std::memory_order_relaxed), served = arrived - served_;
+  const uint64_t begun = sys::now_ns(), arrived = arrived_.load(std::memory_order_relaxed),
+                 served = arrived - served_;
   const Uncommitted now = take_uncommitted();
   int status = failed() ? -EIO : write_uncommitted(now);
   if (status < 0) {
-    // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
+    // Linux reports what a flush could not write once, and forgets it: a later one that succeeds
+    // would prove nothing.
     failed_.store(true, std::memory_order_release);
-    LUNAR_LOG_LIMITED(log_error, 1, "key/value store on %s: commit: %s; nothing more is set until it is opened again",
-                      device_->name(), errno_text(status));
+    LUNAR_LOG_LIMITED(
+        log_error, 1,
+        "key/value store on %s: commit: %s; nothing more is set until it is opened again",
+        device_->name(), errno_text(status));
     return -EIO;
   }
   {
     sys::Locked tail(tail_lock_);
     while (first_uncommitted_) {
       Segment& segment = segments_[first_uncommitted_ - 1];
-      if (state(first_uncommitted_ - 1) == SegmentState::kOpen || segment.durable < used(first_uncommitted_ - 1)) break;
+      if (state(first_uncommitted_ - 1) == SegmentState::kOpen ||
+          segment.durable < used(first_uncommitted_ - 1))
+        break;
       segment.written.store(true, std::memory_order_release);
       first_uncommitted_ = segment.next_uncommitted;
     }
@@ -305,7 +326,8 @@ int Log::commit() {
 
 int Log::commit_before(const media::Root& root) {
   if (!commits()) return 0;
-  return commit_until([&] { return durable_.load(std::memory_order_acquire) + 1 >= root.log_batch; });
+  return commit_until(
+      [&] { return durable_.load(std::memory_order_acquire) + 1 >= root.log_batch; });
 }
 
 int Log::commit_segment(uint64_t number) {
@@ -313,8 +335,8 @@ int Log::commit_segment(uint64_t number) {
   return commit_until([&] { return segments_[number].written.load(std::memory_order_acquire); });
 }
 
-// Nothing is being filled, so the next batch may have the side of the one that ends here: that of a commit under way is
-// the other, and is waited for.
+// Nothing is being filled, so the next batch may have the side of the one that ends here: that of a
+// commit under way is the other, and is waited for.
 void Log::mark_start(media::Root* root) {
   sys::Locked tail(tail_lock_);
   (void)close_batch(segments_[tail_.segment].batch.load(std::memory_order_relaxed) & 1);
@@ -328,20 +350,24 @@ void Log::mark_start(media::Root* root) {
   root->log_at = open ? used_durable(tail_.segment) : static_cast<uint32_t>(first_at(first));
 }
 
-// ---- replay ---------------------------------------------------------------------------------------------------------
+// ---- replay -------------------------------------------------------------------------------------
 
-const media::BatchHeader* Log::batch_at(uint64_t log, uint64_t number, const char* memory, uint64_t at) const {
+const media::BatchHeader* Log::batch_at(uint64_t log, uint64_t number, const char* memory,
+                                        uint64_t at) const {
   if (at + kHeaderBytes > segment_bytes()) return nullptr;
   const auto* record = reinterpret_cast<const Record*>(memory + at);
   const auto* header = reinterpret_cast<const media::BatchHeader*>(record + 1);
-  const bool possible = record->type() == RecordType::kMark && record->units() * kUnitBytes == kHeaderBytes &&
-                        record->key_bytes == sizeof *header && header->log == log && header->bytes > kHeaderBytes &&
-                        header->bytes <= segment_bytes() - at;
+  const bool possible = record->type() == RecordType::kMark &&
+                        record->units() * kUnitBytes == kHeaderBytes &&
+                        record->key_bytes == sizeof *header && header->log == log &&
+                        header->bytes > kHeaderBytes && header->bytes <= segment_bytes() - at;
   const Address address{((number << segment_bits_) + at) / kUnitBytes};
-  return possible && record->checksum == record_checksum(record, address, header->life) ? header : nullptr;
+  return possible && record->checksum == record_checksum(record, address, header->life) ? header
+                                                                                        : nullptr;
 }
 
-bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to, uint64_t life) const {
+bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to,
+                            uint64_t life) const {
   for (uint64_t at = from; at < to;) {
     const auto* record = reinterpret_cast<const Record*>(memory + at);
     const Address address{((number << segment_bits_) + at) / kUnitBytes};
@@ -352,8 +378,8 @@ bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, 
   return true;
 }
 
-// Not into a frame: a record there is given out, and moved by cleaning, without a look at its checksum, and only those
-// that are replayed are checked.
+// Not into a frame: a record there is given out, and moved by cleaning, without a look at its
+// checksum, and only those that are replayed are checked.
 int Log::read_to_replay(uint64_t number, uint64_t bytes, char** memory) {
   *memory = cleaners_frame();
   return read_what_can_be(number, *memory, bytes);

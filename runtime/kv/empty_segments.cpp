@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Segments in which no record lives: they are free again at once, without cleaning, and a store in memory gives their
-// memory back to the kernel. It also empties segments by cleaning while all of them hold more than twice what lives:
-// so a delete or set moves less than it has left dead, and at most half a segment.
+// Segments in which no record lives: they are free again at once, without cleaning, and a store in
+// memory gives their memory back to the kernel. It also empties segments by cleaning while all of
+// them hold more than twice what lives: so a delete or set moves less than it has left dead, and at
+// most half a segment.
 //
-//   last record deleted ──► retired ──► (readers have left) ──► free, touched ──► free, without memory
+//   last record deleted ──► retired ──► (readers have left) ──► free, touched ──► free, no memory
 //
-// A log in memory takes the first free segment, so what was touched is used again first; the rest of what is touched
-// and free goes back from the end of the log on, beyond a slack that keeps a store that overwrites from faults.
-// A store with durable sets leaves empty segments to cleaning: a delete has to be durable before its segment is reused.
-// Threading: as in store.h and record_log.h.
+// A log in memory takes the first free segment, so what was touched is used again first; the rest
+// of what is touched and free goes back from the end of the log on, beyond a slack that keeps a
+// store that overwrites from faults. A store with durable sets leaves empty segments to cleaning: a
+// delete has to be durable before its segment is reused. Threading: as in store.h and record_log.h.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -18,13 +19,15 @@
 namespace lunar::kv {
 namespace {
 
-constexpr uint64_t kSlackSegments = 8, kSlackShare = 8;  // of what is free and touched: so many, and of those in use
-constexpr unsigned kShedMost = 2;                        // segments that lose their memory for one that becomes free
+// of what is free and touched: so many, and of those in use
+constexpr uint64_t kSlackSegments = 8, kSlackShare = 8;
+constexpr unsigned kShedMost = 2;  // segments that lose their memory for one that becomes free
 
 }  // namespace
 
 uint64_t Log::bytes_in_use() const {
-  uint64_t unused = free_.load(std::memory_order_relaxed) + retired_.load(std::memory_order_relaxed);
+  uint64_t unused =
+      free_.load(std::memory_order_relaxed) + retired_.load(std::memory_order_relaxed);
   {
     sys::Locked lock(tail_lock_);
     for (const Tail& tail : tails_) unused += tail.open && records(tail.segment) == 0 ? 1 : 0;
@@ -33,15 +36,16 @@ uint64_t Log::bytes_in_use() const {
 }
 
 bool Log::wastes_memory() const {
-  const uint64_t unused =
-      free_.load(std::memory_order_relaxed) + retired_.load(std::memory_order_relaxed) + tail_count();
+  const uint64_t unused = free_.load(std::memory_order_relaxed) +
+                          retired_.load(std::memory_order_relaxed) + tail_count();
   return !device_ && unused < count_ && (count_ - unused) << segment_bits_ > 2 * bytes_live();
 }
 
 // Pre: the mutex.
 bool Log::is_empty(uint64_t number) const {
   const SegmentState now = state(number);
-  return (now == SegmentState::kSealed || now == SegmentState::kDamaged) && records(number) == 0 && !filling(number);
+  return (now == SegmentState::kSealed || now == SegmentState::kDamaged) && records(number) == 0 &&
+         !filling(number);
 }
 
 void Log::retire_empty(uint64_t number) {
@@ -73,10 +77,13 @@ void Log::note_free(uint64_t number) {
   ++touched_free_;
   if (number < next_free_) next_free_ = number;
   if (number >= touched_end_) touched_end_ = number + 1;
-  const uint64_t slack = kSlackSegments + (count_ - free_.load(std::memory_order_relaxed)) / kSlackShare;
-  for (unsigned shed = 0, seen = 0; shed < kShedMost && seen < kSeenMost && touched_free_ > slack; ++seen) {
+  const uint64_t slack =
+      kSlackSegments + (count_ - free_.load(std::memory_order_relaxed)) / kSlackShare;
+  for (unsigned shed = 0, seen = 0; shed < kShedMost && seen < kSeenMost && touched_free_ > slack;
+       ++seen) {
     Segment& last = segments_[--touched_end_];
-    if (!last.touched || last.state.load(std::memory_order_relaxed) != SegmentState::kFree) continue;
+    if (!last.touched || last.state.load(std::memory_order_relaxed) != SegmentState::kFree)
+      continue;
     (void)sys::advise(last.memory.load(std::memory_order_relaxed), segment_bytes(), MADV_DONTNEED);
     last.touched = false;
     --touched_free_;
@@ -84,7 +91,8 @@ void Log::note_free(uint64_t number) {
   }
 }
 
-// While a state is saved the segments that it refers to stay: whoever saves has the mutex of cleaning.
+// While a state is saved the segments that it refers to stay: whoever saves has the mutex of
+// cleaning.
 void Store::give_back_empty(uint64_t segment) {
   if (log_.commits() || (log_.state(segment) == SegmentState::kOpen && !log_.any_retired())) return;
   const bool locked = cleaning_.try_lock();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Epochs: see epoch.h.
 //
-// Why it holds: a reader publishes (1) and then loads the index (2), a writer stores into the index (3) and then looks
-// at the slots (4), all four sequentially consistent. If (4) did not see (1), then (3) came before (2): the reader sees
-// what the writer left. Threading: any.
+// Why it holds: a reader publishes (1) and then loads the index (2), a writer stores into the index
+// (3) and then looks at the slots (4), all four sequentially consistent. If (4) did not see (1),
+// then (3) came before (2): the reader sees what the writer left. Threading: any.
 #include "kv/epoch.h"
 
 #include "sys/thread.h"

@@ -5,9 +5,9 @@
 //   writer   unlinks X; e = retire();    readers that may still see X have published e or less
 //            safe(e)                     all of these have left: X is free
 //
-// A guard lives for as long as it takes to copy one value, never across I/O or a wait. 256 threads may read at a time;
-// one more yields until a slot is free. A slot also counts the operations under it, so that counting shares no cache
-// line.
+// A guard lives for as long as it takes to copy one value, never across I/O or a wait. 256 threads
+// may read at a time; one more yields until a slot is free. A slot also counts the operations under
+// it, so that counting shares no cache line.
 // Threading: any. May not: allocate, make system calls (except that yield).
 #pragma once
 #include <atomic>
@@ -43,7 +43,8 @@ class Reading {
   Reading(const Reading&) = delete;
   Reading& operator=(const Reading&) = delete;
   void count() {
-    slot_.operations.store(slot_.operations.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    slot_.operations.store(slot_.operations.load(std::memory_order_relaxed) + 1,
+                           std::memory_order_relaxed);
   }
 
  private:

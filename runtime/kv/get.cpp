@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading: get, exists; see store.h.
 //
-// Records in DRAM are found and copied under one epoch. Entries with records on the device are only noted there and
-// read after the epoch: the checksum tells whether it is still the record that the index led to. When it does not
-// match, either the record has moved meanwhile, and the index says where, or it is damaged: so look again, a few times,
-// and at last with the lock of the shard. Then nothing moves, and what does not match is damaged. (Pieces are read
-// without the lock then, too.)
+// Records in DRAM are found and copied under one epoch. Entries with records on the device are only
+// noted there and read after the epoch: the checksum tells whether it is still the record that the
+// index led to. When it does not match, either the record has moved meanwhile, and the index says
+// where, or it is damaged: so look again, a few times, and at last with the lock of the shard. Then
+// nothing moves, and what does not match is damaged. (Pieces are read without the lock then, too.)
 // Threading: as in store.h.
 #include <errno.h>
 
@@ -61,7 +61,8 @@ Record* Store::resident(Address address, Candidate* cold) const {
 }
 
 // -ENOENT: not in DRAM; it may be one of `cold`.
-int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold) {
+int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset,
+                            Candidates* cold) {
   int64_t result = -ENOENT;
   Reading guard(epochs_);
   shard_of(hash).index.find(hash, [&](Address address) {
@@ -81,30 +82,37 @@ int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t byt
       cold->list[cold->count++] = {address, 0, record->pieces(), {}};
       return !record->pieces().hold_key;  // else another may have the same hash and length
     }
-    result = static_cast<int64_t>(value_copy_out(record, log_.value_of(record), offset, buffer, bytes));
+    result =
+        static_cast<int64_t>(value_copy_out(record, log_.value_of(record), offset, buffer, bytes));
     return true;
   });
   if (result >= 0 || cold->count == 0) guard.count();
   return result;
 }
 
-// What a read of a body alone has proved, with the record that it has on the device as far as a copy of it matters.
-void Store::admit_body(const BodyPlace& body, Bytes key, const char* value, Address address, uint64_t life) {
+// What a read of a body alone has proved, with the record that it has on the device as far as a
+// copy of it matters.
+void Store::admit_body(const BodyPlace& body, Bytes key, const char* value, Address address,
+                       uint64_t life) {
   alignas(Record) char memory[Log::kBodyRecordUnits * kUnitBytes];
-  if (body.units > Log::kBodyRecordUnits || body.units < record_units(key.size, sizeof(Body))) return;
+  if (body.units > Log::kBodyRecordUnits || body.units < record_units(key.size, sizeof(Body)))
+    return;
   auto* record = reinterpret_cast<Record*>(memory);
   memset(memory, 0, sizeof memory);
-  fill_head(record, RecordNotes::kBody, RecordType::kPair, body.units, key, body.blocks * media::kBlockBytes);
+  fill_head(record, RecordNotes::kBody, RecordType::kPair, body.units, key,
+            body.blocks * media::kBlockBytes);
   log_.cache().admit(record, address, life, false, value);
 }
 
 // -ENOENT: it is another key's. -ESTALE: its pieces are gone.
-int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
+int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer,
+                        uint64_t bytes, uint64_t offset) {
   Pieces pieces = one.pieces;
   if (pieces.id == 0) {
     Look look(log_);
     if (one.body.blocks != 0 && look.known_body(one.body, one.address, one.life, key) == 0) {
-      const uint64_t whole = one.body.blocks * media::kBlockBytes, rest = offset < whole ? whole - offset : 0;
+      const uint64_t whole = one.body.blocks * media::kBlockBytes,
+                     rest = offset < whole ? whole - offset : 0;
       value_copy_words(look.value(), offset, buffer, smaller(rest, bytes));
       admit_body(one.body, key, look.value(), one.address, one.life);
       return static_cast<int64_t>(whole);
@@ -114,19 +122,20 @@ int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* bu
     if (const int status = look.find_value(); status < 0) return status;
     log_.cache().admit(look.record(), one.address, one.life, false, look.value());
     if (look->type() == RecordType::kPair)
-      return static_cast<int64_t>(value_copy_out(look.record(), look.value(), offset, buffer, bytes));
+      return static_cast<int64_t>(
+          value_copy_out(look.record(), look.value(), offset, buffer, bytes));
     pieces = look->pieces();
   }
   if (const int same = is_key_of_pieces(pieces, key); same <= 0) return same < 0 ? same : -ENOENT;
   const uint64_t rest = offset < pieces.value_bytes ? pieces.value_bytes - offset : 0;
-  const int status =
-      read_pieces(pieces, pieces.value_at() + smaller(offset, pieces.value_bytes), buffer, smaller(rest, bytes));
+  const int status = read_pieces(pieces, pieces.value_at() + smaller(offset, pieces.value_bytes),
+                                 buffer, smaller(rest, bytes));
   return status < 0 ? status : static_cast<int64_t>(pieces.value_bytes);
 }
 
-// With the lock of the shard: for more candidates than are noted, and what moves faster than it is read. Pieces are
-// read without it, as long as that may end. If one is not there, though the index leads to the same head afterwards, it
-// is damaged.
+// With the lock of the shard: for more candidates than are noted, and what moves faster than it is
+// read. Pieces are read without it, as long as that may end. If one is not there, though the index
+// leads to the same head afterwards, it is damaged.
 int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   Shard& shard = shard_of(hash);
   for (HeadsRead read;;) {
@@ -138,10 +147,12 @@ int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes
       Look look(log_);
       if (const int status = look.locked(found.address); status < 0) return status;
       if (const int status = look.find_value(); status < 0) return status;
-      return static_cast<int64_t>(value_copy_out(look.record(), look.value(), offset, buffer, bytes));
+      return static_cast<int64_t>(
+          value_copy_out(look.record(), look.value(), offset, buffer, bytes));
     }
     if (!read.full()) lock.reset();
-    int64_t result = get_cold({found.address, 0, found.pieces, {}}, hash, key, buffer, bytes, offset);
+    int64_t result =
+        get_cold({found.address, 0, found.pieces, {}}, hash, key, buffer, bytes, offset);
     if (result == -ESTALE) result = -EBADMSG;
     if (result >= 0 || lock) return result;
     read.list[read.count++] = {found.pieces.id, result == -ENOENT ? 0 : static_cast<int>(result)};
@@ -185,7 +196,8 @@ int64_t Store::cold_finish(ColdGet* get, int64_t moved) {
   const bool read = moved == static_cast<int64_t>(get->piece.iov_len);
   if (get->body.blocks != 0) {
     const uint64_t whole = get->piece.iov_len, rest = get->offset < whole ? whole - get->offset : 0;
-    if (read && body_checksum(get->key, block, whole, get->address, get->life) == get->body.checksum) {
+    if (read &&
+        body_checksum(get->key, block, whole, get->address, get->life) == get->body.checksum) {
       value_copy_words(block, get->offset, get->buffer, smaller(rest, get->bytes));
       admit_body(get->body, get->key, block, get->address, get->life);
       result = static_cast<int64_t>(whole);
@@ -193,11 +205,13 @@ int64_t Store::cold_finish(ColdGet* get, int64_t moved) {
     } else {
       log_.bodies().forget(get->address);
     }
-  } else if (read && log_.cold_record(get->address, get->life, block, get->piece.iov_len, &record) == 0 &&
+  } else if (read &&
+             log_.cold_record(get->address, get->life, block, get->piece.iov_len, &record) == 0 &&
              record->type() == RecordType::kPair && !record->has_body()) {
     result = -ENOENT;
     if (is_key(record, get->hash, get->key)) {
-      result = static_cast<int64_t>(value_copy_out(record, record->value(), get->offset, get->buffer, get->bytes));
+      result = static_cast<int64_t>(
+          value_copy_out(record, record->value(), get->offset, get->buffer, get->bytes));
       log_.cache().admit(record, get->address, get->life);
     }
     Reading(epochs_).count();
@@ -244,7 +258,8 @@ int64_t Store::copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes)
   if (pieces.id == 0) {
     Look look(log_);
     if (const int status = look.cold(one.address, one.life); status < 0) return status;
-    if (look->type() == RecordType::kPair || !look->pieces().hold_key) return copy_key(look.record(), buffer, bytes);
+    if (look->type() == RecordType::kPair || !look->pieces().hold_key)
+      return copy_key(look.record(), buffer, bytes);
     pieces = look->pieces();
   }
   const int status = read_pieces(pieces, 0, buffer, smaller(pieces.key_bytes, bytes));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Growing: a store that ends with its process takes more of its device while it is open; one that is kept gets the rest
-// of a place that became larger, by grow_place(), with nothing else going on.
+// Growing: a store that ends with its process takes more of its device while it is open; one that
+// is kept gets the rest of a place that became larger, by grow_place(), with nothing else going on.
 //
-//   before  │ super │ roots │ 0 .. n-1 │ roots │                      the roots behind lie where segment n begins
+//   before  │ super │ roots │ 0 .. n-1 │ roots │        the roots behind lie where segment n begins
 //   after   │ super │ roots │ 0 .. n-1 │ n │ n+1 .. m-1 │ roots │
 //
-// Order of grow_place(): a state of m segments, in none that the last state refers to, nor in n; the new roots behind;
-// one of the roots in front; the superblocks, one after the other; the other root in front. A crash before the first
-// superblock leaves the old store, with one root that does not count, and later ones the new store, likewise: the open
-// repairs it from its copy.
+// Order of grow_place(): a state of m segments, in none that the last state refers to, nor in n;
+// the new roots behind; one of the roots in front; the superblocks, one after the other; the other
+// root in front. A crash before the first superblock leaves the old store, with one root that does
+// not count, and later ones the new store, likewise: the open repairs it from its copy.
 // Threading: as in store.h.
 #include <errno.h>
 
@@ -24,7 +24,8 @@ namespace lunar::kv {
 // The first `held` of them are not to be used.
 int Log::add_segments(uint64_t more, uint64_t held) {
   const uint64_t count = count_;
-  const int status = device_->reserve(DeviceOffset{device_offset_}, (count + more) << segment_bits_);
+  const int status =
+      device_->reserve(DeviceOffset{device_offset_}, (count + more) << segment_bits_);
   if (status < 0) return status;
   for (uint64_t i = count; i < count + more; ++i) new (&segments_[i]) Segment;
   for (uint64_t i = count; i < count + held; ++i)
@@ -47,18 +48,22 @@ int Log::grow(uint64_t segments) {
 }
 
 // Where most of it lives cleaning costs more than space, of which the device has some.
-bool Store::grows_before_cleaning() const { return log_.may_grow() && log_.bytes_live() > log_.bytes() / 8 * 5; }
+bool Store::grows_before_cleaning() const {
+  return log_.may_grow() && log_.bytes_live() > log_.bytes() / 8 * 5;
+}
 
 // -ENOSPC, with a line for the first.
 int Store::refuse_as_full() {
   if (full_said_.exchange(true, std::memory_order_relaxed)) return -ENOSPC;
-  const char* advice = !device_ ? "give it more DRAM (LUNAR_KV_DRAM) or a larger size"
-                       : kept_  ? "close it and make it larger (lunar kv grow)"
-                       : log_.may_grow()
-                           ? "end what else is on the device, which has no more space, or give a larger one"
-                           : "give a larger size (LUNAR_KV_SIZE) or device";
-  log_warning("key/value store %s%s: full: %s of pairs in %s; delete pairs, or %s", device_ ? "on " : "in DRAM",
-              device_ ? device_->name() : "", format_size(bytes_actual()).text, format_size(log_.bytes()).text, advice);
+  const char* advice =
+      !device_ ? "give it more DRAM (LUNAR_KV_DRAM) or a larger size"
+      : kept_  ? "close it and make it larger (lunar kv grow)"
+      : log_.may_grow()
+          ? "end what else is on the device, which has no more space, or give a larger one"
+          : "give a larger size (LUNAR_KV_SIZE) or device";
+  log_warning("key/value store %s%s: full: %s of pairs in %s; delete pairs, or %s",
+              device_ ? "on " : "in DRAM", device_ ? device_->name() : "",
+              format_size(bytes_actual()).text, format_size(log_.bytes()).text, advice);
   return -ENOSPC;
 }
 

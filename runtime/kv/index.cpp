@@ -21,10 +21,13 @@ constexpr uint64_t kEntryBytesMost = 12;  // at that load, wherever the next spl
 
 template <class B>
 bool take(Budget* budget, uint64_t bytes) {
-  return std::is_same_v<B, OverflowBucket> ? budget->take_for_chains(bytes) : budget->take_for_index(bytes);
+  return std::is_same_v<B, OverflowBucket> ? budget->take_for_chains(bytes)
+                                           : budget->take_for_index(bytes);
 }
 
-bool is_empty(const std::atomic<uint64_t>& place) { return place.load(std::memory_order_relaxed) == 0; }
+bool is_empty(const std::atomic<uint64_t>& place) {
+  return place.load(std::memory_order_relaxed) == 0;
+}
 
 }  // namespace
 
@@ -42,11 +45,13 @@ int BucketArray<B>::grow(uint64_t count) {
   const uint64_t more = count - this->count();
   if (count <= this->count()) return 0;
   const uint64_t last = count - 1;
-  const unsigned parts = last >> bits_ ? 65 - static_cast<unsigned>(__builtin_clzll(last)) - bits_ : 1;
+  const unsigned parts =
+      last >> bits_ ? 65 - static_cast<unsigned>(__builtin_clzll(last)) - bits_ : 1;
   if (parts > kParts || !take<B>(budget_, more * sizeof(B))) return -ENOMEM;
   for (unsigned part = 0; part < parts; ++part) {
     if (parts_[part].load(std::memory_order_relaxed)) continue;
-    auto* memory = static_cast<B*>(map_private(part_bytes(part), ForkPolicy::kInherit));  // zeros: empty
+    // zeros: empty
+    auto* memory = static_cast<B*>(map_private(part_bytes(part), ForkPolicy::kInherit));
     if (!memory) {
       budget_->give_back(more * sizeof(B));
       return -ENOMEM;
@@ -83,7 +88,8 @@ void Index::pause() { sys::yield_cpu(); }
 
 int Index::resume(uint64_t buckets, uint64_t entries) {
   const unsigned level = buckets ? 63 - static_cast<unsigned>(__builtin_clzll(buckets)) : 0;
-  if (level < bits_ || level - bits_ > kGrowBits || (level - bits_ == kGrowBits && buckets != uint64_t{1} << level))
+  if (level < bits_ || level - bits_ > kGrowBits ||
+      (level - bits_ == kGrowBits && buckets != uint64_t{1} << level))
     return -EBADMSG;
   // Of an index that most entries have left, as many as the entries need.
   const uint64_t needed = (entries * 10 + kEntriesABucket10 - 1) / kEntriesABucket10;
@@ -101,7 +107,8 @@ int Index::insert(uint64_t hash, Address address) {
 }
 
 int Index::keep_load() {
-  const bool behind = entries() * 10 > shape().buckets() * kEntriesABucket10 && entries() * kEntryBytesMost > bytes();
+  const bool behind = entries() * 10 > shape().buckets() * kEntriesABucket10 &&
+                      entries() * kEntryBytesMost > bytes();
   return behind ? split() : 0;
 }
 
@@ -110,10 +117,12 @@ int Index::make_room(uint64_t hash) {
   return gap ? 0 : spare_overflow(1, kChainsALook);
 }
 
-// Takes memory only if the chain has no gap, so that entries never need more than they took before (resume).
+// Takes memory only if the chain has no gap, so that entries never need more than they took before
+// (resume).
 int Index::add(uint64_t hash, Address address) {
   const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
-  std::atomic<uint64_t>* last = fill_gap(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0);
+  std::atomic<uint64_t>* last =
+      fill_gap(&primary_.at(bucket_of(hash_bits(hash), shape())), entry, 0);
   if (last) {
     if (const int status = spare_overflow(1, shape().buckets()); status < 0) return status;
     append(last, entry, 0);
@@ -137,7 +146,8 @@ int Index::spare_overflow(uint64_t count, uint64_t chains_most) {
   return 0;
 }
 
-// Looks for a chain that deletes have left longer than it needs to be, and takes what it does not need out of it.
+// Looks for a chain that deletes have left longer than it needs to be, and takes what it does not
+// need out of it.
 bool Index::gain_overflow(uint64_t chains_most) {
   const uint64_t buckets = shape().buckets();
   for (uint64_t i = 0; i < buckets && i < chains_most; ++i) {
@@ -178,13 +188,14 @@ void Index::append(std::atomic<uint64_t>* last, uint64_t entry, uint64_t marks) 
   OverflowBucket& fresh = overflow_.at(number - 1);
   spare_ = fresh.link.load(std::memory_order_relaxed);
   --spares_;
-  fresh.link.store(marks << (kLinkBits + kMarkers * (OverflowBucket::kEntries - 1)), std::memory_order_seq_cst);
+  fresh.link.store(marks << (kLinkBits + kMarkers * (OverflowBucket::kEntries - 1)),
+                   std::memory_order_seq_cst);
   fresh.entries[0].store(entry, std::memory_order_seq_cst);
   last->store(last->load(std::memory_order_relaxed) | number, std::memory_order_seq_cst);
 }
 
-// Bucket `split` gives those of its entries to the new last one whose next bit is set. 0, also when the tag has no more
-// bits to give, and chains get longer; -ENOMEM.
+// Bucket `split` gives those of its entries to the new last one whose next bit is set. 0, also when
+// the tag has no more bits to give, and chains get longer; -ENOMEM.
 int Index::split() {
   const Shape before = shape();
   const uint64_t to = before.buckets();
@@ -193,7 +204,8 @@ int Index::split() {
   if (const int status = primary_.grow(to + 1); status < 0) return status;
   Bucket* from = &primary_.at(before.split);
   uint64_t moving = 0;
-  for (Cursor at(*this, *from); at; ++at) moving += (*at).load(std::memory_order_relaxed) >> bit & 1;
+  for (Cursor at(*this, *from); at; ++at)
+    moving += (*at).load(std::memory_order_relaxed) >> bit & 1;
   const uint64_t beyond = moving > Bucket::kEntries ? moving - Bucket::kEntries : 0;
   const uint64_t chained = (beyond + OverflowBucket::kEntries - 1) / OverflowBucket::kEntries;
   if (const int status = spare_overflow(chained, kChainsALook); status < 0) return status;
@@ -213,8 +225,8 @@ int Index::split() {
   return 0;
 }
 
-// Moves what lies at the end of a chain into its gaps, and takes the buckets that are empty then out of it. Pre: moves_
-// is odd.
+// Moves what lies at the end of a chain into its gaps, and takes the buckets that are empty then
+// out of it. Pre: moves_ is odd.
 void Index::close_gaps(Bucket* first) {
   std::atomic<uint64_t>* last = &first->link;
   Cursor to(*this, *first);
@@ -242,7 +254,8 @@ void Index::close_gaps(Bucket* first) {
 }
 
 void Index::clear_marks(uint64_t number, unsigned marker) {
-  for (Cursor at(*this, primary_.at(number)); at; ++at) at.set_marks(at.marks() & ~(uint64_t{1} << marker));
+  for (Cursor at(*this, primary_.at(number)); at; ++at)
+    at.set_marks(at.marks() & ~(uint64_t{1} << marker));
 }
 
 bool Index::mark(uint64_t hash, Address address, unsigned marker) {
@@ -256,7 +269,8 @@ bool Index::mark(uint64_t hash, Address address, unsigned marker) {
   return false;
 }
 
-uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64_t max, unsigned marker) const {
+uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64_t max,
+                        unsigned marker) const {
   const uint64_t low = number & ((uint64_t{1} << from.level) - 1);
   const uint64_t step = low < from.split ? uint64_t{2} << from.level : uint64_t{1} << from.level;
   for (;; pause()) {

@@ -1,28 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hash index of one shard: from the hash of a key to the addresses of records that may have that key.
+// The hash index of one shard: from the hash of a key to the addresses of records that may have
+// that key.
 //
-//   entry   │ tag: 24 bits of the hash │ address: 40 bits │     8 bytes; 0: empty
-//   bucket  │ entry × 7 │ link │                              one cache line; link: to entries that do not fit,
-//   overflow bucket │ entry × 3 │ link │                      half a line
-//   link    │ marks of the entries, kMarkers bits each │ number: 29 bits │
+//   entry             │ tag: 24 bits of the hash │ address: 40 bits │    8 bytes; 0: empty
+//   bucket            │ entry × 7 │ link │                             one cache line
+//   overflow bucket   │ entry × 3 │ link │                             half a line: the overflow
+//   link              │ marks of the entries, kMarkers bits each │ number: 29 bits │
 //
-// A bucket of 7 has 7.2 entries on average. Most chains then have an overflow bucket, but as these are small, the index
-// takes 11.4 to 11.9 bytes per entry, and a hit looks at 1.2 to 1.3 cache lines (DECISIONS.md has other loads).
+// A bucket of 7 has 7.2 entries on average. Most chains then have an overflow bucket, but as these
+// are small, the index takes 11.4 to 11.9 bytes per entry, and a hit looks at 1.2 to 1.3 cache
+// lines (DECISIONS.md has other loads).
 //
-// The index grows one bucket at a time (linear hashing): bucket `split` gives half of its entries to the new last
-// bucket, then split moves on; after a round of 2^level splits there are twice as many buckets. So growth stops the
-// shard for no longer than one bucket takes, and the number of entries per bucket stays the same. Choosing the half
-// reads no key, because the bits of the hash that later rounds need are in the tag. Those bits no longer tell keys
-// apart within a bucket; kGrowBits of the 24 may be used up.
+// The index grows one bucket at a time (linear hashing): bucket `split` gives half of its entries
+// to the new last bucket, then split moves on; after a round of 2^level splits there are twice as
+// many buckets. So growth stops the shard for no longer than one bucket takes, and the number of
+// entries per bucket stays the same. Choosing the half reads no key, because the bits of the hash
+// that later rounds need are in the tag. Those bits no longer tell keys apart within a bucket;
+// kGrowBits of the 24 may be used up.
 //
-//   buckets of a hash at (level, split):   low bits of  │ tag │ bits_ bits of the hash beyond the tag │
+//   buckets of a hash at (level, split): low bits of  │ tag │ bits_ bits of the hash beyond it │
 //
-// Readers take no lock. A hit is always valid. A miss counts only if no entry was moved meanwhile: `moves` is odd
-// during a split and has another value afterwards, which makes the reader look again.
-// A mark says that a walk (log_scan.h) has returned the key of the entry. It stays with the entry, whatever address
-// that gets and wherever a split moves it; a new entry has none.
-// Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are not freed before close,
-// so a reader may look at one that has become part of another chain: it compares what it finds there with its key.
+// Readers take no lock. A hit is always valid. A miss counts only if no entry was moved meanwhile:
+// `moves` is odd during a split and has another value afterwards, which makes the reader look
+// again.
+// A mark says that a walk (log_scan.h) has returned the key of the entry. It stays with the entry,
+// whatever address that gets and wherever a split moves it; a new entry has none.
+// Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are not
+// freed before close, so a reader may look at one that has become part of another chain: it
+// compares what it finds there with its key.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -44,26 +49,30 @@ using Bucket = BucketOf<8>;
 using OverflowBucket = BucketOf<4>;
 static_assert(sizeof(Bucket) == 64 && sizeof(OverflowBucket) == 32);
 
-// Buckets by number, at addresses that never change. Memory is mapped in parts, each as large as all before it
-// together, and charged to the budget by the bucket.
+// Buckets by number, at addresses that never change. Memory is mapped in parts, each as large as
+// all before it together, and charged to the budget by the bucket.
 template <class B>
 class BucketArray {
  public:
   void open(unsigned bits, Budget* budget) { bits_ = bits, budget_ = budget; }
   void close();
-  // Grows the array to `count` buckets; the new ones are empty. 0; -ENOMEM, also if the budget is used up. Pre: the
-  // lock.
+  // Grows the array to `count` buckets; the new ones are empty. 0; -ENOMEM, also if the budget is
+  // used up. Pre: the lock.
   [[nodiscard]] int grow(uint64_t count);
   static constexpr uint64_t count_most(unsigned bits) { return uint64_t{1} << (bits + kParts - 1); }
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
   B& at(uint64_t number) const {
-    const unsigned part = number >> bits_ ? 64 - static_cast<unsigned>(__builtin_clzll(number)) - bits_ : 0;
-    return parts_[part].load(std::memory_order_acquire)[part ? number - (uint64_t{1} << (bits_ + part - 1)) : number];
+    const unsigned part =
+        number >> bits_ ? 64 - static_cast<unsigned>(__builtin_clzll(number)) - bits_ : 0;
+    return parts_[part].load(
+        std::memory_order_acquire)[part ? number - (uint64_t{1} << (bits_ + part - 1)) : number];
   }
 
  private:
   static constexpr unsigned kParts = 20;
-  uint64_t part_bytes(unsigned part) const { return sizeof(B) << (part ? bits_ + part - 1 : bits_); }
+  uint64_t part_bytes(unsigned part) const {
+    return sizeof(B) << (part ? bits_ + part - 1 : bits_);
+  }
   unsigned bits_ = 0;
   std::atomic<uint64_t> count_{0};  // also read without the lock, for the size of a saved state
   Budget* budget_ = nullptr;
@@ -84,8 +93,11 @@ class Index {
   void close();  // it may be opened again
   void clear();  // takes all entries out; the shape stays. Pre: the lock
 
-  void prefetch(uint64_t hash) const { __builtin_prefetch(&primary_.at(bucket_of(hash_bits(hash), shape()))); }
-  // Calls match(Address) for the records that may have the key, until it returns true. Returns whether it did.
+  void prefetch(uint64_t hash) const {
+    __builtin_prefetch(&primary_.at(bucket_of(hash_bits(hash), shape())));
+  }
+  // Calls match(Address) for the records that may have the key, until it returns true. Returns
+  // whether it did.
   template <class Match>
   bool find(uint64_t hash, Match match) const {
     for (;;) {
@@ -99,10 +111,11 @@ class Index {
   template <class Match>
   std::atomic<uint64_t>* find_entry(uint64_t hash, Match match) const {
     const uint64_t tag = tag_of(hash);
-    return find_place(primary_.at(bucket_of(hash_bits(hash), shape())), [&](const std::atomic<uint64_t>& place) {
-      const uint64_t entry = place.load(std::memory_order_seq_cst);
-      return entry >> kAddressBits == tag && entry != 0 && match(address_of(entry));
-    });
+    return find_place(
+        primary_.at(bucket_of(hash_bits(hash), shape())), [&](const std::atomic<uint64_t>& place) {
+          const uint64_t entry = place.load(std::memory_order_seq_cst);
+          return entry >> kAddressBits == tag && entry != 0 && match(address_of(entry));
+        });
   }
   static Address address_in(const std::atomic<uint64_t>& place) {
     return address_of(place.load(std::memory_order_relaxed));
@@ -115,30 +128,34 @@ class Index {
     place->store(0, std::memory_order_seq_cst);
     entries_.store(entries() - 1, std::memory_order_relaxed);
   }
-  // 0, or -ENOMEM: there is no bucket. make_room: whether insert would succeed, which it does then. Without memory they
-  // take a bucket that deletes have left empty in another chain; make_room looks for one in kChainsALook chains.
+  // 0, or -ENOMEM: there is no bucket. make_room: whether insert would succeed, which it does then.
+  // Without memory they take a bucket that deletes have left empty in another chain; make_room
+  // looks for one in kChainsALook chains.
   [[nodiscard]] int insert(uint64_t hash, Address address);
   [[nodiscard]] int make_room(uint64_t hash);
-  // Splits a bucket where there are clearly more entries than splits allow, as they found no memory. 0, or -ENOMEM:
-  // there is still none.
+  // Splits a bucket where there are clearly more entries than splits allow, as they found no
+  // memory. 0, or -ENOMEM: there is still none.
   [[nodiscard]] int keep_load();
 
-  // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its chain. mark: false if
-  // the index has no entry with that hash and address, or it is marked already. Pre of both: the lock.
+  // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its
+  // chain. mark: false if the index has no entry with that hash and address, or it is marked
+  // already. Pre of both: the lock.
   static constexpr unsigned kMarkers = 5, kNoMarker = kMarkers;
   void clear_marks(uint64_t number, unsigned marker);
   [[nodiscard]] bool mark(uint64_t hash, Address address, unsigned marker);
 
-  // For walks. A class of a shape is the set of entries that were in one of its buckets at that time, wherever splits
-  // have moved them since.
+  // For walks. A class of a shape is the set of entries that were in one of its buckets at that
+  // time, wherever splits have moved them since.
   Shape shape() const {
     const uint64_t packed = shape_.load(std::memory_order_seq_cst);
     return {static_cast<unsigned>(packed >> 56), packed & ((uint64_t{1} << 56) - 1)};
   }
-  // Copies the addresses of all entries of a class that `marker` has not marked to `out`, at most `max`. Returns how
-  // many there are (if more than max: call again with more room).
-  uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max, unsigned marker = kNoMarker) const;
-  // For the saved state: visits the entries of bucket `number` and its chain as they are. Pre: the lock.
+  // Copies the addresses of all entries of a class that `marker` has not marked to `out`, at most
+  // `max`. Returns how many there are (if more than max: call again with more room).
+  uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max,
+                   unsigned marker = kNoMarker) const;
+  // For the saved state: visits the entries of bucket `number` and its chain as they are. Pre: the
+  // lock.
   template <class Visit>
   void for_bucket(uint64_t number, Visit visit) const {
     (void)find_place(primary_.at(number), [&](const std::atomic<uint64_t>& place) {
@@ -146,9 +163,9 @@ class Index {
       return false;
     });
   }
-  // For an index that is loaded: the shape of one with the same bits() that had so many buckets and entries. What
-  // restore() then inserts takes no more memory than it took there. Pre: no entry yet. 0, -ENOMEM, or -EBADMSG: no
-  // index has so many buckets.
+  // For an index that is loaded: the shape of one with the same bits() that had so many buckets and
+  // entries. What restore() then inserts takes no more memory than it took there. Pre: no entry
+  // yet. 0, -ENOMEM, or -EBADMSG: no index has so many buckets.
   [[nodiscard]] int resume(uint64_t buckets, uint64_t entries);
   // Inserts such an entry. Never grows beyond the shape. 0, or -ENOMEM: there is no bucket.
   [[nodiscard]] int restore(uint64_t bucket, uint64_t entry) {
@@ -156,20 +173,28 @@ class Index {
     return add(known << kTagBits | entry >> kAddressBits, address_of(entry));
   }
   static Address address_in(uint64_t entry) { return address_of(entry); }
-  // A number that distinguishes the entry for a key of that hash at `address` from nearly all others; never 0.
+  // A number that distinguishes the entry for a key of that hash at `address` from nearly all
+  // others; never 0.
   static uint32_t short_of(uint64_t hash, Address address) {
-    return static_cast<uint32_t>((tag_of(hash) << kAddressBits | address.value) * 0x9e3779b97f4a7c15 >> 32) | 1;
+    return static_cast<uint32_t>(
+               (tag_of(hash) << kAddressBits | address.value) * 0x9e3779b97f4a7c15 >> 32) |
+           1;
   }
   unsigned bits() const { return bits_; }
   uint64_t buckets() const { return primary_.count(); }
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
-  uint64_t bytes() const { return primary_.count() * sizeof(Bucket) + overflow_.count() * sizeof(OverflowBucket); }
-  // Whether every entry is where a reader looks for it, and their number is right. Pre: the lock. For tests.
+  uint64_t bytes() const {
+    return primary_.count() * sizeof(Bucket) + overflow_.count() * sizeof(OverflowBucket);
+  }
+  // Whether every entry is where a reader looks for it, and their number is right. Pre: the lock.
+  // For tests.
   bool validate() const;
 
  private:
   static uint64_t tag_of(uint64_t hash) { return hash & ((uint64_t{1} << kTagBits) - 1); }
-  static Address address_of(uint64_t entry) { return Address{entry & ((uint64_t{1} << kAddressBits) - 1)}; }
+  static Address address_of(uint64_t entry) {
+    return Address{entry & ((uint64_t{1} << kAddressBits) - 1)};
+  }
   uint64_t hash_bits(uint64_t hash) const {
     return tag_of(hash) << bits_ | (hash >> kTagBits & ((uint64_t{1} << bits_) - 1));
   }
@@ -178,7 +203,8 @@ class Index {
     return low < shape.split ? bits & ((uint64_t{2} << shape.level) - 1) : low;
   }
   static constexpr unsigned kLinkBits = 29, kOverflowBits = 6;
-  static constexpr uint64_t kLinkMask = (uint64_t{1} << kLinkBits) - 1, kMarkMask = (1u << kMarkers) - 1;
+  static constexpr uint64_t kLinkMask = (uint64_t{1} << kLinkBits) - 1,
+                            kMarkMask = (1u << kMarkers) - 1;
   static_assert(kLinkBits + kMarkers * Bucket::kEntries <= 64);
   static_assert(BucketArray<OverflowBucket>::count_most(kOverflowBits) <= kLinkMask);
   OverflowBucket* linked(const std::atomic<uint64_t>& word) const {
@@ -198,7 +224,8 @@ class Index {
   // The places of a chain, one after the other.
   class Cursor {
    public:
-    Cursor(const Index& index, Bucket& bucket) : index_(index), at_(bucket.entries), link_(&bucket.link) {}
+    Cursor(const Index& index, Bucket& bucket)
+        : index_(index), at_(bucket.entries), link_(&bucket.link) {}
     explicit operator bool() const { return at_ != nullptr; }
     std::atomic<uint64_t>& operator*() const {
       LUNAR_DCHECK(at_ != nullptr);
@@ -238,8 +265,9 @@ class Index {
   std::atomic<uint64_t> shape_{0};  // level << 56 | split
   std::atomic<uint64_t> moves_{0};
   std::atomic<uint64_t> entries_{0};
-  uint64_t spare_ = 0, spares_ = 0;  // overflow buckets in no chain: number + 1 of the first, linked; how many
-  uint64_t looked_at_ = 0;           // by gain_overflow: bucket of the next chain
+  // overflow buckets in no chain: number + 1 of the first, linked; how many
+  uint64_t spare_ = 0, spares_ = 0;
+  uint64_t looked_at_ = 0;  // by gain_overflow: bucket of the next chain
   BucketArray<Bucket> primary_;
   BucketArray<OverflowBucket> overflow_;
 };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looking at a store as a whole: see inspect.h.
 //
-// A sweep reads each segment in one piece and goes from record to record. Behind one that is damaged, lengths mean
-// nothing: it goes on where the index says that the next record begins. So all of a segment is looked at, and every
-// pair that the index knows is either read with its checksum or named.
+// A sweep reads each segment in one piece and goes from record to record. Behind one that is
+// damaged, lengths mean nothing: it goes on where the index says that the next record begins. So
+// all of a segment is looked at, and every pair that the index knows is either read with its
+// checksum or named.
 // Threading: as in store.h.
 #include "kv/inspect.h"
 
@@ -48,7 +49,8 @@ void Store::info(StoreInfo* out) {
   for (uint64_t i = 0; i < log_.segments(); ++i) {
     const SegmentState state = log_.state(i);
     ++out->segments[static_cast<unsigned>(state)];
-    if (state == SegmentState::kOpen || state == SegmentState::kSealed || state == SegmentState::kDamaged)
+    if (state == SegmentState::kOpen || state == SegmentState::kSealed ||
+        state == SegmentState::kDamaged)
       out->live_bytes += log_.live(i) * kUnitBytes;
   }
 }
@@ -64,7 +66,8 @@ class Sweeper {
   static constexpr uint64_t kBlockBytes = media::kBlockBytes, kKeyShown = 256;
 
   // bytes 0: not known
-  Damage damage_in(uint64_t number, uint64_t offset, uint64_t bytes, const char* what, const char* fault) const {
+  Damage damage_in(uint64_t number, uint64_t offset, uint64_t bytes, const char* what,
+                   const char* fault) const {
     return {.what = what,
             .fault = fault,
             .in_segment = true,
@@ -94,16 +97,18 @@ class Sweeper {
   int read_large(const Pieces& pieces);
   int deliver_large(const Record* record);
   void report_body(const Record* record, uint64_t number, uint64_t offset);
-  void report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, Lives lives);
+  void report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end,
+                      Lives lives);
   uint64_t address_in(uint64_t next, uint64_t number) const;
 
   Store& store_;
   Log& log_;
   const Sweep& sweep_;
   CheckReport* out_;
-  char* memory_ = nullptr;         // of one segment
-  int unread_ = 0;                 //   of which the device failed to give blocks, which are zeros
-  uint64_t* addresses_ = nullptr;  // of all entries, in order: address << 1 | whether it is of a piece
+  char* memory_ = nullptr;  // of one segment
+  int unread_ = 0;          //   of which the device failed to give blocks, which are zeros
+  // of all entries, in order: address << 1 | whether it is of a piece
+  uint64_t* addresses_ = nullptr;
   uint64_t count_ = 0;
   uint64_t doubtful_ = 0;  // pairs that salvage has taken from their records alone
   int status_ = 0;         // not 0: the end
@@ -138,9 +143,11 @@ void Sweeper::check_heads() {
 void Sweeper::report_rebuilt() {
   for (const uint64_t segment : store_.rebuilt_.parts) {
     const char* fault =
-        "the checksum of a part is wrong; its sound blocks counted, and a single damaged one was computed from them";
+        "the checksum of a part is wrong; its sound blocks counted, and a single damaged one was "
+        "computed from them";
     if (segment == 0)
-      report({.what = "saved state", .fault = "a part was not found; the records of its pairs were looked for"});
+      report({.what = "saved state",
+              .fault = "a part was not found; the records of its pairs were looked for"});
     else
       report(damage_in(segment - 1, 0, log_.segment_bytes(), "saved state", fault));
   }
@@ -158,9 +165,10 @@ void Sweeper::report_missing() {
 // A pair that salvage has taken from its record alone.
 void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t offset) {
   char shown[kKeyShown];
-  Damage damage = damage_in(number, offset, record->units() * kUnitBytes, "entry",
-                            "it is damaged or lost, so the pair may be older, or deleted (or of a store before this "
-                            "one)");
+  Damage damage = damage_in(
+      number, offset, record->units() * kUnitBytes, "entry",
+      "it is damaged or lost, so the pair may be older, or deleted (or of a store before this "
+      "one)");
   show_key(record, shown, &damage);
   ++out_->doubtful;
   ++doubtful_;
@@ -169,8 +177,9 @@ void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t of
 
 // What salvage has left out.
 void Sweeper::report_lost(const Record* record, uint64_t number, uint64_t offset) {
-  Damage damage = damage_in(number, offset, 0, "log of durable sets",
-                            "a batch is not what was written; the store is shown as it was before the first of these");
+  Damage damage = damage_in(
+      number, offset, 0, "log of durable sets",
+      "a batch is not what was written; the store is shown as it was before the first of these");
   damage.pair_lost = true;
   char shown[kKeyShown];
   if (record) {
@@ -194,7 +203,8 @@ void Sweeper::gather_addresses() {
     for (const Index* index : {&shard.index, &shard.pieces})
       for (uint64_t bucket = 0; bucket < index->buckets(); ++bucket)
         index->for_bucket(bucket, [&](uint64_t entry) {
-          addresses_[count_++] = Index::address_in(entry).value << 1 | (index == &shard.pieces ? 1 : 0);
+          addresses_[count_++] =
+              Index::address_in(entry).value << 1 | (index == &shard.pieces ? 1 : 0);
         });
   }
   std::sort(addresses_, addresses_ + count_);
@@ -215,15 +225,20 @@ const char* Sweeper::fault_at(uint64_t offset, uint64_t end) const {
 // Where entry `next` leads, from the start of segment `number`; its end when that lies in another.
 uint64_t Sweeper::address_in(uint64_t next, uint64_t number) const {
   const uint64_t begin = number * log_.segment_bytes();
-  const bool inside = next < count_ && (addresses_[next] >> 1) * kUnitBytes < begin + log_.segment_bytes();
+  const bool inside =
+      next < count_ && (addresses_[next] >> 1) * kUnitBytes < begin + log_.segment_bytes();
   return inside ? (addresses_[next] >> 1) * kUnitBytes - begin : log_.segment_bytes();
 }
 
-// What is wrong between `offset` and `end`. A key that stands there is believed when the index has it at that address.
-void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end, Lives lives) {
+// What is wrong between `offset` and `end`. A key that stands there is believed when the index has
+// it at that address.
+void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end,
+                             Lives lives) {
   const bool live = lives == Lives::kPair;
   const uint64_t begin = number * log_.segment_bytes();
-  const char* what = live ? "record" : lives == Lives::kPiece ? "piece of a large pair" : "space of dead records";
+  const char* what = live                     ? "record"
+                     : lives == Lives::kPiece ? "piece of a large pair"
+                                              : "space of dead records";
   Damage damage = damage_in(number, offset, end - offset, what, fault_at(offset, end));
   damage.pair_lost = live;
   const uint64_t room = log_.segment_bytes() - offset;
@@ -259,7 +274,8 @@ int Sweeper::read_large(const Pieces& pieces) {
 // Reads it whole, or with keys_only no value, and hands it over.
 int Sweeper::deliver_large(const Record* record) {
   const Pieces& pieces = record->pieces();
-  const uint64_t bytes = sweep_.keys_only ? (pieces.hold_key ? pieces.key_bytes : 0) : pieces.bytes();
+  const uint64_t bytes =
+      sweep_.keys_only ? (pieces.hold_key ? pieces.key_bytes : 0) : pieces.bytes();
   auto* read = static_cast<char*>(map_private(bytes + 1, ForkPolicy::kInherit));
   if (!read) return -ENOMEM;
   const int status = store_.read_pieces(pieces, 0, read, bytes);
@@ -288,8 +304,8 @@ void Sweeper::check_large(const Record* record, uint64_t number, uint64_t offset
   report(damage);
 }
 
-// What is left of a pair whose head is damaged, or was when another took its place. Salvage of a damaged state takes
-// pieces of dead pairs, too (rebuild.cpp), which are no damage.
+// What is left of a pair whose head is damaged, or was when another took its place. Salvage of a
+// damaged state takes pieces of dead pairs, too (rebuild.cpp), which are no damage.
 void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offset) {
   if (store_.rebuilt_.any) return;
   PieceKey key;
@@ -310,14 +326,16 @@ void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offse
                    refused ? errno_text(error) : "no sound record leads to them"));
 }
 
-// Of a sound record that the index leads to: its value, which lies on blocks, is not what was written.
+// Of a sound record that the index leads to: its value, which lies on blocks, is not what was
+// written.
 void Sweeper::report_body(const Record* record, uint64_t number, uint64_t offset) {
   const uint64_t at = Log::body_at(record), end = at + record->value_bytes;
   Damage damage = damage_in(number, at, record->value_bytes, "record", fault_at(at, end));
   damage.pair_lost = true;
   damage.key = store_.key_of(record);
   damage.key_bytes = record->key_bytes;
-  damage.key_readable = store_.lives(record, Address{(number * log_.segment_bytes() + offset) / kUnitBytes});
+  damage.key_readable =
+      store_.lives(record, Address{(number * log_.segment_bytes() + offset) / kUnitBytes});
   report(damage);
 }
 
@@ -327,8 +345,9 @@ uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t off
   const bool has_key = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
   const bool piece = lives == Lives::kPiece, is_pair = has_key && record->is_piece() == piece;
   if (!is_pair || !store_.lives(record, Address{(begin + offset) / kUnitBytes})) {
-    Damage damage = damage_in(number, offset, record->units() * kUnitBytes, "index",
-                              is_pair ? "it leads another key to this record" : "it leads to a record of no pair");
+    Damage damage = damage_in(
+        number, offset, record->units() * kUnitBytes, "index",
+        is_pair ? "it leads another key to this record" : "it leads to a record of no pair");
     damage.pair_lost = !piece;
     report(damage);
     return record->live_units();
@@ -345,21 +364,26 @@ uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t off
   } else {
     ++out_->records;
     const Bytes value{Log::value_in(record, memory_), record->value_bytes};
-    if (sweep_.on_pair && !sweep_.on_pair(sweep_.context, store_.key_of(record), value)) status_ = -ECANCELED;
+    if (sweep_.on_pair && !sweep_.on_pair(sweep_.context, store_.key_of(record), value))
+      status_ = -ECANCELED;
   }
   return record->live_units();
 }
 
-// next: the first entry that leads into this segment or a later one. Returns the first that leads behind it.
+// next: the first entry that leads into this segment or a later one. Returns the first that leads
+// behind it.
 uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
-  const uint64_t begin = number * log_.segment_bytes(), used = log_.used(number), life = log_.life(number);
+  const uint64_t begin = number * log_.segment_bytes(), used = log_.used(number),
+                 life = log_.life(number);
   const uint64_t damages = out_->damages;
   uint64_t live_units = 0;
   read_segment(number, round_up(used, kBlockBytes));
   for (uint64_t at = number == 0 ? kUnitBytes : 0; at < used && status_ == 0;) {
     const auto* record = reinterpret_cast<const Record*>(memory_ + at);
     const bool live = address_in(next, number) == at;
-    const Lives lives = !live ? Lives::kNo : (addresses_[next] & 1) != 0 ? Lives::kPiece : Lives::kPair;
+    const Lives lives = !live                         ? Lives::kNo
+                        : (addresses_[next] & 1) != 0 ? Lives::kPiece
+                                                      : Lives::kPair;
     if (live) ++next;
     if (log_.sound(record, Address{(begin + at) / kUnitBytes}, life, used - at)) {
       if (!live)
@@ -374,20 +398,22 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
       uint64_t end = std::min(address_in(next, number), used);
       const uint64_t behind = at + record->units() * kUnitBytes;
       if (behind > at && behind < end &&
-          log_.sound(reinterpret_cast<const Record*>(memory_ + behind), Address{(begin + behind) / kUnitBytes}, life,
-                     used - behind))
+          log_.sound(reinterpret_cast<const Record*>(memory_ + behind),
+                     Address{(begin + behind) / kUnitBytes}, life, used - behind))
         end = behind;
       report_damaged(record, number, at, end, lives);
       at = end;
     }
     for (; address_in(next, number) < at; ++next) {
-      Damage damage = damage_in(number, address_in(next, number), 0, "index", "it leads into the middle of a record");
+      Damage damage = damage_in(number, address_in(next, number), 0, "index",
+                                "it leads into the middle of a record");
       damage.pair_lost = (addresses_[next] & 1) == 0;
       report(damage);
     }
   }
   if (status_ == 0 && damages == out_->damages && live_units != log_.live(number))
-    report(damage_in(number, 0, log_.segment_bytes(), "segment", "what lives in it is not what the saved state says"));
+    report(damage_in(number, 0, log_.segment_bytes(), "segment",
+                     "what lives in it is not what the saved state says"));
   return next;
 }
 

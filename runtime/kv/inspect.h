@@ -28,13 +28,14 @@ struct StoreInfo {
 
 // Something that differs from what was written.
 struct Damage {
-  const char* what = "";      // in words: "record", "superblock", ...
-  const char* fault = "";     // what is wrong with it
-  Bytes key;                  // the first `key_bytes` bytes, or fewer of a long key; valid if `key_readable`
+  const char* what = "";   // in words: "record", "superblock", ...
+  const char* fault = "";  // what is wrong with it
+  Bytes key;  // the first `key_bytes` bytes, or fewer of a long key; valid if `key_readable`
   uint64_t key_bytes = 0;     // of the whole key
   bool key_readable = false;  // a key can be read, and the index confirms it
-  bool pair_lost = false;     // a pair that the store should hold cannot be read; false: at most space is lost
-  bool in_segment = false;    // `segment` is valid
+  // a pair that the store should hold cannot be read; false: at most space is lost
+  bool pair_lost = false;
+  bool in_segment = false;  // `segment` is valid
   uint64_t segment = 0;
   uint64_t offset = 0;  // in bytes, from the start of the place
   uint64_t bytes = 0;   // 0: not known
@@ -43,10 +44,11 @@ struct Damage {
 struct Sweep {
   void* context = nullptr;
   void (*on_damage)(void* context, const Damage& damage) = nullptr;
-  // Called for each pair whose checksums are right, once, in no order of the keys. Key and value are valid during the
-  // call. Returns false to end the sweep. nullptr: pairs are only checked.
+  // Called for each pair whose checksums are right, once, in no order of the keys. Key and value
+  // are valid during the call. Returns false to end the sweep. nullptr: pairs are only checked.
   bool (*on_pair)(void* context, Bytes key, Bytes value) = nullptr;
-  bool keys_only = false;  // for on_pair: values of large pairs are not read; on_pair gets data == nullptr
+  // for on_pair: values of large pairs are not read; on_pair gets data == nullptr
+  bool keys_only = false;
 };
 
 struct CheckReport {
@@ -54,7 +56,8 @@ struct CheckReport {
   uint64_t dead_records = 0;              // sound records that were replaced or deleted
   uint64_t read_bytes = 0;
   uint64_t damages = 0, pairs_lost = 0;
-  uint64_t doubtful = 0;  // sound pairs that a damaged state does not name, so they may be older or deleted
+  // sound pairs that a damaged state does not name, so they may be older or deleted
+  uint64_t doubtful = 0;
 };
 
 }  // namespace lunar::kv

@@ -24,9 +24,11 @@ namespace {
 
 constexpr uint64_t kDramLeast = 64 * kMiB, kEndBytes = kMiB;
 constexpr int kAttempts = 5;
-constexpr uint64_t kSizeWaitNs = 1'000'000'000, kSizePauseNs = 5'000'000;  // for another process that sizes the file
+// for another process that sizes the file
+constexpr uint64_t kSizeWaitNs = 1'000'000'000, kSizePauseNs = 5'000'000;
 
-// What a file was before its place was opened: what was made of it is undone when the store cannot be opened.
+// What a file was before its place was opened: what was made of it is undone when the store cannot
+// be opened.
 enum class FileBefore : uint8_t { kAsItIs, kEmpty, kMissing };
 
 bool lies_at(int fd, const char* path) {
@@ -34,8 +36,8 @@ bool lies_at(int fd, const char* path) {
   return sys::path_status(path, &there) == 0 && sys::is_file(fd, {there.st_dev, there.st_ino});
 }
 
-// A file that this process sizes, or takes its size from. With its lock, as long as the descriptor is open, no other
-// process has the file (superpipe/ownership.h).
+// A file that this process sizes, or takes its size from. With its lock, as long as the descriptor
+// is open, no other process has the file (superpipe/ownership.h).
 class SizedFile {
  public:
   explicit SizedFile(int fd = -1) : fd_(fd) {}
@@ -45,19 +47,22 @@ class SizedFile {
   SizedFile(const SizedFile&) = delete;
   SizedFile& operator=(const SizedFile&) = delete;
   int fd() const { return fd_; }
-  // Locks it, unless another process has it. 0; -EAGAIN: that one has; -errno: no process can lock files here, as
-  // opening will say.
-  int lock() const { return fd_ < 0 ? fd_ : sys::lock_range(fd_, sys::RangeLock::kExclusive, 0, 0); }
+  // Locks it, unless another process has it. 0; -EAGAIN: that one has; -errno: no process can lock
+  // files here, as opening will say.
+  int lock() const {
+    return fd_ < 0 ? fd_ : sys::lock_range(fd_, sys::RangeLock::kExclusive, 0, 0);
+  }
   int64_t bytes() const {
     struct stat status;
     const int error = sys::file_status(fd_, &status);
     return error < 0 ? error : status.st_size;
   }
-  // No byte of it was ever written. Its blocks do not tell: some file systems count none of what was written before
-  // they have placed it (ZFS), and others count those of an empty file's attributes. A file system that does not
-  // tell holes has no blank files.
+  // No byte of it was ever written. Its blocks do not tell: some file systems count none of what
+  // was written before they have placed it (ZFS), and others count those of an empty file's
+  // attributes. A file system that does not tell holes has no blank files.
   bool is_blank() const { return sys::next_data(fd_, 0) == -ENXIO; }
-  // Shares the claim that the device has, which closing the device then does not end. Pre: not open.
+  // Shares the claim that the device has, which closing the device then does not end. Pre: not
+  // open.
   void hold(const Device* device) {
     if (device->fd_count() != 0) fd_ = sys::control_file(device->fd(0), F_DUPFD_CLOEXEC, nullptr);
   }
@@ -66,7 +71,8 @@ class SizedFile {
   int fd_;
 };
 
-// PATH#NAME or URI#NAME, as scratch LUNs are named; not a file that has one in its name, there or to be made.
+// PATH#NAME or URI#NAME, as scratch LUNs are named; not a file that has one in its name, there or
+// to be made.
 bool names_virtual_lun(const char* path) {
   const char* hash = strrchr(path, '#');
   struct stat status;
@@ -75,22 +81,26 @@ bool names_virtual_lun(const char* path) {
   char before[4096];
   if (device.size() >= sizeof before) return false;
   before[device.copy(before, device.size())] = 0;
-  return scheme_length(path) != 0 || (sys::path_status(before, &status) == 0 && !S_ISDIR(status.st_mode));
+  return scheme_length(path) != 0 ||
+         (sys::path_status(before, &status) == 0 && !S_ISDIR(status.st_mode));
 }
 
-// Gives a file its size if it is empty. Only alone with it: what another process makes of it at this moment would be
-// cut off. That one gives it its size, or has it, as opening will find.
-int size_if_empty(const KeptPlace& place, const SizedFile& file, FileBefore* before, ErrorText* why) {
-  for (const uint64_t start = sys::now_ns(); const int status = file.lock(); sys::sleep_ns(kSizePauseNs)) {
+// Gives a file its size if it is empty. Only alone with it: what another process makes of it at
+// this moment would be cut off. That one gives it its size, or has it, as opening will find.
+int size_if_empty(const KeptPlace& place, const SizedFile& file, FileBefore* before,
+                  ErrorText* why) {
+  for (const uint64_t start = sys::now_ns(); const int status = file.lock();
+       sys::sleep_ns(kSizePauseNs)) {
     const bool waits = status == -EAGAIN || status == -EINTR;
     if (!waits || file.bytes() != 0 || sys::now_ns() - start > kSizeWaitNs) return 0;
   }
   if (file.bytes() != 0) return 0;
   if (*before == FileBefore::kAsItIs) *before = FileBefore::kEmpty;
   const int status = sys::set_file_size(file.fd(), place.bytes_if_empty);
-  return status < 0 ? why->set(status, "%s: %s: cannot be made %s large: %s", place.caller, place.path,
-                               format_size(place.bytes_if_empty).text, errno_text(status))
-                    : 0;
+  return status < 0
+             ? why->set(status, "%s: %s: cannot be made %s large: %s", place.caller, place.path,
+                        format_size(place.bytes_if_empty).text, errno_text(status))
+             : 0;
 }
 
 // Pre: no other process has the file.
@@ -99,7 +109,8 @@ void undo_made(const KeptPlace& place, const SizedFile& file, FileBefore before)
   if (before == FileBefore::kEmpty) (void)sys::set_file_size(file.fd(), 0);
 }
 
-// held: has the claim of the device, or is not open. Then another process may have the file, or have had it.
+// held: has the claim of the device, or is not open. Then another process may have the file, or
+// have had it.
 void undo(const KeptPlace& place, const SizedFile& held, FileBefore before) {
   if (before == FileBefore::kAsItIs) return;
   if (held.fd() >= 0) return undo_made(place, held, before);
@@ -128,17 +139,21 @@ int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
       return size_if_empty(place, file, before, why);
     }
     if (file.fd() != -EEXIST)
-      return why->set(file.fd(), "%s: %s: cannot be made: %s", place.caller, place.path, errno_text(file.fd()));
+      return why->set(file.fd(), "%s: %s: cannot be made: %s", place.caller, place.path,
+                      errno_text(file.fd()));
     status = sys::path_status(place.path, &status_of);
-    if (status == -ENOENT && sys::link_status(place.path, &status_of) == -ENOENT) return removed(place, why);
+    if (status == -ENOENT && sys::link_status(place.path, &status_of) == -ENOENT)
+      return removed(place, why);
     if (status == -ENOENT)  // nothing is where the path leads, and something at the path
-      return why->set(-EEXIST, "%s: %s: is a symbolic link that leads to nothing; make the store where it leads",
-                      place.caller, place.path);
+      return why->set(
+          -EEXIST,
+          "%s: %s: is a symbolic link that leads to nothing; make the store where it leads",
+          place.caller, place.path);
   }
   if (status < 0) return 0;  // a URI, or opening says it
   if (S_ISDIR(status_of.st_mode))
-    return why->set(-EINVAL, "%s: %s: is a directory; a store that is kept wants a file in it", place.caller,
-                    place.path);
+    return why->set(-EINVAL, "%s: %s: is a directory; a store that is kept wants a file in it",
+                    place.caller, place.path);
   const bool may_grow = place.take != Take::kLook && place.take != Take::kLoad;
   if (!S_ISREG(status_of.st_mode) || status_of.st_size != 0 || !may_grow) return 0;
   const SizedFile file(sys::open_file(place.path, O_RDWR));
@@ -147,15 +162,17 @@ int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
 
 int check_size(const KeptPlace& place, const Device* device, ErrorText* why) {
   if (device->size_bytes() >= kPlaceBytesLeast) return 0;
-  return why->set(-ENOSPC, "%s: %s: %s are too small for a store; give %s at least", place.caller, place.path,
-                  format_size(device->size_bytes()).text, format_size(kPlaceBytesLeast).text);
+  return why->set(-ENOSPC, "%s: %s: %s are too small for a store; give %s at least", place.caller,
+                  place.path, format_size(device->size_bytes()).text,
+                  format_size(kPlaceBytesLeast).text);
 }
 
 // Of a place without a store: 0, it is blank; 1, `what` says what it holds; -errno.
 int holds_other(const KeptPlace& place, Device* device, char* what, size_t size, ErrorText* why) {
   DeviceContent content = DeviceContent::kForeign;
   if (const int status = device_content(device, &content, what, size, false); status < 0)
-    return why->set(status, "%s: %s: cannot be read: %s", place.caller, place.path, errno_text(status));
+    return why->set(status, "%s: %s: cannot be read: %s", place.caller, place.path,
+                    errno_text(status));
   return content != DeviceContent::kBlank && content != DeviceContent::kEnded;
 }
 
@@ -168,12 +185,14 @@ int erase_ends(Device* device) {
   const uint64_t bytes = device->size_bytes(), head = media::kHeadBytes;
   if (bytes <= head + kEndBytes) return raw_zero(device, 0, round_down(bytes, media::kBlockBytes));
   int status = raw_zero(device, 0, head);
-  if (status == 0) status = raw_zero(device, round_down(bytes, media::kBlockBytes) - kEndBytes, kEndBytes);
+  if (status == 0)
+    status = raw_zero(device, round_down(bytes, media::kBlockBytes) - kEndBytes, kEndBytes);
   return status == 0 ? raw_flush(device) : status;
 }
 
 // What there is, against what may be.
-int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* contents, ErrorText* why) {
+int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* contents,
+           ErrorText* why) {
   *contents = Contents::kKept;
   media::Superblock super;
   const int found = superblock_read(device, damage, &super, why);
@@ -182,15 +201,18 @@ int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* 
   char what[64];
   if (only_there) {
     const int other = holds_other(place, device, what, sizeof what, why);
-    return other == 0  ? why->set(-ENOENT, "%s: holds no key/value store", place.path)
-           : other < 0 ? other
-                       : why->set(-EEXIST, "%s: holds %s, not a key/value store; is the name right?", place.path, what);
+    return other == 0 ? why->set(-ENOENT, "%s: holds no key/value store", place.path)
+           : other < 0
+               ? other
+               : why->set(-EEXIST, "%s: holds %s, not a key/value store; is the name right?",
+                          place.path, what);
   }
   *contents = Contents::kNew;
   if (place.take == Take::kReplaceAll) {
     if (const int small = check_size(place, device, why); small < 0) return small;
     const int status = erase_ends(device);
-    return status < 0 ? why->set(status, "%s: %s: cannot be erased: %s", place.caller, place.path, errno_text(status))
+    return status < 0 ? why->set(status, "%s: %s: cannot be erased: %s", place.caller, place.path,
+                                 errno_text(status))
                       : 0;
   }
   if (found != -ENOENT) {
@@ -204,21 +226,23 @@ int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* 
   return check_size(place, device, why);
 }
 
-// The device's file is the one at the path. Another process, which made the file and was then refused, may have removed
-// it while this one waited for its claim.
+// The device's file is the one at the path. Another process, which made the file and was then
+// refused, may have removed it while this one waited for its claim.
 bool still_there(const KeptPlace& place, const Device* device) {
   return device->fd_count() == 0 || lies_at(device->fd(0), place.path);
 }
 
-// -ESTALE: to be called again. options->contents is what to open the store with. held: has the claim of a file that was
-// made or sized here.
-int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before, SizedFile* held, ErrorText* why) {
+// -ESTALE: to be called again. options->contents is what to open the store with. held: has the
+// claim of a file that was made or sized here.
+int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before, SizedFile* held,
+               ErrorText* why) {
   Device** device = &options->device;
   *device = nullptr;
   *before = FileBefore::kAsItIs;
   if (names_virtual_lun(place.path))
     return why->set(-EINVAL,
-                    "%s: %s: names a virtual LUN, which ends with its process; a store that is kept wants a device or "
+                    "%s: %s: names a virtual LUN, which ends with its process; a store that is "
+                    "kept wants a device or "
                     "file of its own, without #NAME",
                     place.caller, place.path);
   if (const int status = prepare_file(place, before, why); status < 0) {
@@ -230,17 +254,21 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
   DeviceOptions how;
   how.scratch = false;
   how.read_only = place.take == Take::kLook;
-  // kWhole: a lock that readers share, and that a description for reading can have (superpipe/ownership.h).
+  // kWhole: a lock that readers share, and that a description for reading can have
+  // (superpipe/ownership.h).
   how.claim = how.read_only ? Claim::kWhole : Claim::kAlone;
-  int status = raw_open(place.path, how, how.read_only ? Format::kNever : Format::kIfBlank, device, why);
+  int status =
+      raw_open(place.path, how, how.read_only ? Format::kNever : Format::kIfBlank, device, why);
   if (is_file && (status == -ENOENT || (status == 0 && !still_there(place, *device)))) {
     device_close(*device);
     *device = nullptr;
     return removed(place, why);
   }
-  const HeadDamage damage = how.read_only && options->salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse;
+  const HeadDamage damage =
+      how.read_only && options->salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse;
   if (status == 0 && *before != FileBefore::kAsItIs) held->hold(*device);
-  if (held->fd() >= 0 && !held->is_blank()) *before = FileBefore::kAsItIs;  // another process was quicker
+  if (held->fd() >= 0 && !held->is_blank())
+    *before = FileBefore::kAsItIs;  // another process was quicker
   if (status == 0) status = choose(place, damage, *device, &options->contents, why);
   if (status == 0) return 0;
   device_close(*device);
@@ -255,7 +283,8 @@ int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, 
   FileBefore before;
   SizedFile held;
   int status = -ESTALE;
-  for (int i = 0; i < kAttempts && status == -ESTALE; ++i) status = open_place(place, options, &before, &held, why);
+  for (int i = 0; i < kAttempts && status == -ESTALE; ++i)
+    status = open_place(place, options, &before, &held, why);
   if (status < 0) return status;
   status = Store::open(*options, out, why);
   if (status < 0) undo(place, held, before);
@@ -267,11 +296,14 @@ int size_variable(const char* name, const char* caller, uint64_t* bytes, ErrorTe
   *bytes = 0;
   if (!text || !*text) return 0;
   if (parse_size(text, bytes) == 0 && *bytes != 0) return 0;
-  return why->set(-EINVAL, "%s: %s=%s is not a size; give one such as 512m or 4g", caller, name, text);
+  return why->set(-EINVAL, "%s: %s=%s is not a size; give one such as 512m or 4g", caller, name,
+                  text);
 }
 
 int dram_of_stores(const char* caller, uint64_t* bytes, ErrorText* why) {
-  if (const int status = size_variable("LUNAR_KV_DRAM", caller, bytes, why); status < 0 || *bytes != 0) return status;
+  if (const int status = size_variable("LUNAR_KV_DRAM", caller, bytes, why);
+      status < 0 || *bytes != 0)
+    return status;
   const int64_t available = sys::machine_memory_bytes("MemAvailable");
   *bytes = available > 0 ? static_cast<uint64_t>(available) / 4 : 0;
   if (*bytes < kDramLeast) *bytes = kDramLeast;

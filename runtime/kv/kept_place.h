@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The places of persistent stores: a file, a block device, or a URI of one, used as it is; and the environment
-// variables of stores.
+// The places of persistent stores: a file, a block device, or a URI of one, used as it is; and the
+// environment variables of stores.
 //
-//   LUNAR_KV_DRAM  the DRAM that a store may use, a hard limit; default: a quarter of the available memory, at least 64
-//                  MiB
+//   LUNAR_KV_DRAM  the DRAM that a store may use, a hard limit; default: a quarter of the available
+//                  memory, at least 64 MiB
 //   LUNAR_KV_SIZE  how much a store takes of a place that can grow
 //
 // Threading: any, blocking. A setuid program ignores both variables (config/trust.h).
@@ -34,13 +34,15 @@ struct KeptPlace {
   const char* advice = "";         //   what to do about a place that has content: "; give another"
 };
 
-// Opens the store at a place. Its device is for this process alone (except with kLook). options: all but device and
-// contents. 0; -ENOENT, -EEXIST, -EBUSY, -ENOSPC (too small) and others, with *why; nothing was changed then, except
-// with kReplaceStore and kReplaceAll.
-[[nodiscard]] int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, ErrorText* why);
+// Opens the store at a place. Its device is for this process alone (except with kLook). options:
+// all but device and contents. 0; -ENOENT, -EEXIST, -EBUSY, -ENOSPC (too small) and others, with
+// *why; nothing was changed then, except with kReplaceStore and kReplaceAll.
+[[nodiscard]] int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out,
+                                  ErrorText* why);
 
 // Reads a size from the environment; 0: not set. -EINVAL with *why.
-[[nodiscard]] int size_variable(const char* name, const char* caller, uint64_t* bytes, ErrorText* why);
+[[nodiscard]] int size_variable(const char* name, const char* caller, uint64_t* bytes,
+                                ErrorText* why);
 // The value of LUNAR_KV_DRAM, or its default.
 [[nodiscard]] int dram_of_stores(const char* caller, uint64_t* bytes, ErrorText* why);
 

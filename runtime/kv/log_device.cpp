@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log on a device: frames, writing, reading. See record_log.h.
 //
-// A block of a segment is written once in the segment's life: what a saved state refers to with that state, the rest in
-// one piece after the segment was sealed and its last writer is gone. What is written never changes. So a reader needs
-// no lock against writing: it reads the record that the index led to, or, when the segment has begun another life
-// since, bytes whose checksum does not match.
+// A block of a segment is written once in the segment's life: what a saved state refers to with
+// that state, the rest in one piece after the segment was sealed and its last writer is gone. What
+// is written never changes. So a reader needs no lock against writing: it reads the record that the
+// index led to, or, when the segment has begun another life since, bytes whose checksum does not
+// match.
 // Threading: as in record_log.h. Blocks for the device.
 #include <errno.h>
 
@@ -37,15 +38,18 @@ uint64_t Log::dram_least(const LogPlace& place) {
   constexpr uint64_t kForIndex = 4 * kMiB;  // of few keys in all shards, and the cache's tables
   for (uint64_t limit = kMiB;; limit += kMiB) {
     const unsigned bits = segment_bits_for(place, limit);
-    if (plan_frames(limit, bits, place.bytes >> bits).frames >= kFramesMin + 1) return limit + kForIndex;
+    if (plan_frames(limit, bits, place.bytes >> bits).frames >= kFramesMin + 1)
+      return limit + kForIndex;
   }
 }
 
-// What of three quarters of the budget the buffers leave goes into frames, one of which is the cleaner's.
+// What of three quarters of the budget the buffers leave goes into frames, one of which is the
+// cleaner's.
 int Log::open_frames(uint64_t limit, bool read_only) {
   const FramePlan plan = plan_frames(limit, segment_bits_, count_most_);
   if (plan.frames < kFramesMin + 1) return -ENOMEM;
-  const uint64_t bytes = limit / 4 * 3, reading = plan.reading, own = plan.own, frames = plan.frames;
+  const uint64_t bytes = limit / 4 * 3, reading = plan.reading, own = plan.own,
+                 frames = plan.frames;
   const uint64_t marks_a_frame = segment_bytes() / kMarkBytes / 8;
   buffer_bytes_ = plan.buffer_bytes;
   block_count_ = plan.blocks;
@@ -89,7 +93,9 @@ char* Log::take_buffer() {
 
 void Log::give_buffer(char* buffer) {
   if (!buffer) return;
-  const auto i = static_cast<uint64_t>(buffer - frames_memory_ - ((frame_count_ + 1) << segment_bits_)) / buffer_bytes_;
+  const auto i =
+      static_cast<uint64_t>(buffer - frames_memory_ - ((frame_count_ + 1) << segment_bits_)) /
+      buffer_bytes_;
   buffers_.fetch_or(1u << i, std::memory_order_release);
 }
 
@@ -119,7 +125,9 @@ Log::Frames Log::frames() {
     ++unowned;
     ready += epochs_->safe(frames_[i].retired) ? 1 : 0;
   }
-  return ready > kFrameReserve ? Frames::kReady : unowned > kFrameReserve ? Frames::kSoon : Frames::kWanted;
+  return ready > kFrameReserve     ? Frames::kReady
+         : unowned > kFrameReserve ? Frames::kSoon
+                                   : Frames::kWanted;
 }
 
 // Its segment is free: no reader looks at it any more. Pre: the mutex.
@@ -135,7 +143,8 @@ int Log::oldest_frame(uint64_t* frame) {
   for (uint64_t i = 0; i < frame_count_; ++i) {
     if (!frames_[i].owner) continue;
     const uint64_t number = frames_[i].owner - 1;
-    const bool sealed = state(number) == SegmentState::kSealed || state(number) == SegmentState::kDamaged;
+    const bool sealed =
+        state(number) == SegmentState::kSealed || state(number) == SegmentState::kDamaged;
     if (sealed && life(number) < oldest) oldest = life(number), *frame = i;
   }
   return oldest == UINT64_MAX ? -EAGAIN : 0;
@@ -146,7 +155,8 @@ int Log::make_frame() {
   if (const int status = oldest_frame(&frame); status < 0) return status;
   const uint64_t number = frames_[frame].owner - 1;  // only this thread takes it away
   if (!segments_[number].written.load(std::memory_order_acquire)) {
-    if (const int status = commits() ? commit_segment(number) : write_out(number); status < 0) return status;
+    if (const int status = commits() ? commit_segment(number) : write_out(number); status < 0)
+      return status;
   }
   keep_what_was_read(frame);
   MutexLock guard(mutex_);
@@ -166,11 +176,13 @@ void Log::note_read(const Record* record) {
 
 // Of a segment that is written, so its records do not change any more.
 void Log::keep_what_was_read(uint64_t frame) {
-  const uint64_t number = frames_[frame].owner - 1, begin = number << segment_bits_, in_frames = frame << segment_bits_;
+  const uint64_t number = frames_[frame].owner - 1, begin = number << segment_bits_,
+                 in_frames = frame << segment_bits_;
   const char* memory = frame_memory(frame);
   for (uint64_t at = first_at(number), end = used(number); at < end && live(number) != 0;) {
     const auto* record = reinterpret_cast<const Record*>(memory + at);
-    const bool read = read_mark(in_frames + at).load(std::memory_order_relaxed) >> at / kMarkBytes % 64 & 1;
+    const bool read =
+        read_mark(in_frames + at).load(std::memory_order_relaxed) >> at / kMarkBytes % 64 & 1;
     const Address address{(begin + at) / kUnitBytes};
     const bool pair = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
     if (read && pair && lives_in_index_(index_owner_, record, address))
@@ -213,7 +225,8 @@ int Log::read_what_can_be(uint64_t number, char* memory, uint64_t bytes) {
 
 // Pre: sealed, and in a frame. 0 or -errno: it stays where it is, to be tried again.
 int Log::write_out(uint64_t number) {
-  for (unsigned round = 0; filling(number); ++round) round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
+  for (unsigned round = 0; filling(number); ++round)
+    round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
   const int status = write_part(number, used(number));
   if (status == 0) segments_[number].written.store(true, std::memory_order_relaxed);
   return status;
@@ -222,17 +235,20 @@ int Log::write_out(uint64_t number) {
 // What it has up to `end` and is not written yet. Nothing changes there any more.
 int Log::write_part(uint64_t number, uint64_t end) {
   Segment& segment = segments_[number];
-  const uint64_t from = segment.durable, begin = number << segment_bits_, block = round_down(from, kBlockBytes);
+  const uint64_t from = segment.durable, begin = number << segment_bits_,
+                 block = round_down(from, kBlockBytes);
   if (from == end) return 0;
   prepare(number, from == 0 ? first_at(number) : from, end);
   char* memory = segment.memory.load(std::memory_order_relaxed);
-  const int status = transfer(Op::kWrite, begin + block, memory + block, round_up(end, kBlockBytes) - block);
+  const int status =
+      transfer(Op::kWrite, begin + block, memory + block, round_up(end, kBlockBytes) - block);
   if (status == 0) {
     segment.durable = static_cast<uint32_t>(end);
     return 0;
   }
-  LUNAR_LOG_LIMITED(log_warning, 10, "key/value store on %s: write at %llu: %s; kept in DRAM", device_->name(),
-                    static_cast<unsigned long long>(begin + block), errno_text(status));
+  LUNAR_LOG_LIMITED(log_warning, 10, "key/value store on %s: write at %llu: %s; kept in DRAM",
+                    device_->name(), static_cast<unsigned long long>(begin + block),
+                    errno_text(status));
   return status;
 }
 
@@ -251,11 +267,14 @@ int Log::save_written() {
   return 0;
 }
 
-// What the state being saved refers to and is not written yet, which is in segments that were open at the cut.
+// What the state being saved refers to and is not written yet, which is in segments that were open
+// at the cut.
 int Log::save_cut_written() {
   for (uint64_t i = 0; !commits() && i < count_; ++i) {
     const media::SegmentEntry& entry = segments_[i].at_cut;
-    if (!has_frame(i) || entry.kind != media::SegmentKind::kRecords || segments_[i].durable >= entry.used) continue;
+    if (!has_frame(i) || entry.kind != media::SegmentKind::kRecords ||
+        segments_[i].durable >= entry.used)
+      continue;
     if (segments_[i].written.load(std::memory_order_relaxed)) continue;
     if (const int status = write_part(i, entry.used); status < 0) return status;
   }
@@ -271,8 +290,10 @@ int Log::write_oldest() {
     for (uint64_t i = 0; i < frame_count_; ++i) {
       if (!frames_[i].owner) continue;
       const uint64_t at = frames_[i].owner - 1;
-      const bool records = state(at) == SegmentState::kSealed || state(at) == SegmentState::kDamaged;
-      if (!records || segments_[at].written.load(std::memory_order_relaxed) || life(at) >= oldest) continue;
+      const bool records =
+          state(at) == SegmentState::kSealed || state(at) == SegmentState::kDamaged;
+      if (!records || segments_[at].written.load(std::memory_order_relaxed) || life(at) >= oldest)
+        continue;
       oldest = life(at), number = at;
     }
   }
@@ -358,7 +379,8 @@ void Log::settle(uint64_t life_of_state) {
   }
 }
 
-void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used) {
+void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live,
+                  uint32_t used) {
   Segment& segment = segments_[number];
   segment.life.store(life, std::memory_order_relaxed);
   segment.live.store(live, std::memory_order_relaxed);
@@ -390,13 +412,15 @@ void Log::forget_restored() {
 // How much to read, from the beginning of a block on, of a record at `at`.
 uint64_t Log::guess_bytes(uint64_t at) const {
   const uint64_t room = segment_bytes() - (round_down(at, kBlockBytes) & (segment_bytes() - 1));
-  const uint64_t likely = round_up(at % kBlockBytes + usual_bytes_.load(std::memory_order_relaxed), kBlockBytes);
+  const uint64_t likely =
+      round_up(at % kBlockBytes + usual_bytes_.load(std::memory_order_relaxed), kBlockBytes);
   return likely < room ? likely : room;
 }
 
 // Up fast and down slowly: reading too little costs a second read.
 void Log::note_record(uint64_t bytes) {
-  const uint32_t usual = usual_bytes_.load(std::memory_order_relaxed), now = static_cast<uint32_t>(bytes);
+  const uint32_t usual = usual_bytes_.load(std::memory_order_relaxed),
+                 now = static_cast<uint32_t>(bytes);
   if (now == usual) return;
   usual_bytes_.store(now > usual ? usual + (now - usual + 1) / 2 : usual - (usual - now + 15) / 16,
                      std::memory_order_relaxed);
@@ -407,7 +431,8 @@ char* Log::take_block() {
     uint64_t free = blocks_[i].load(std::memory_order_relaxed);
     while (free) {
       const auto bit = static_cast<unsigned>(__builtin_ctzll(free));
-      if (blocks_[i].compare_exchange_weak(free, free & ~(uint64_t{1} << bit), std::memory_order_acquire))
+      if (blocks_[i].compare_exchange_weak(free, free & ~(uint64_t{1} << bit),
+                                           std::memory_order_acquire))
         return blocks_memory_ + (i * 64 + bit) * kColdBytes;
     }
   }
@@ -457,41 +482,49 @@ int Log::cold_record(Address address, uint64_t life, char* block, uint64_t bytes
   return 0;
 }
 
-// ---- bodies ---------------------------------------------------------------------------------------------------------
+// ---- bodies -------------------------------------------------------------------------------------
 
 char* Log::value_of(Record* record) const {
   if (!record->has_body()) return record->value();
   const auto byte = static_cast<uint64_t>(reinterpret_cast<char*>(record) - frames_memory_);
   if (byte < (frame_count_ + 1) << segment_bits_)
     return frames_memory_ + round_down(byte, segment_bytes()) + body_at(record);
-  return reinterpret_cast<char*>(record) + record->units() * kUnitBytes;  // a copy in the read cache
+  return reinterpret_cast<char*>(record) +
+         record->units() * kUnitBytes;  // a copy in the read cache
 }
 
 void Log::note_body(const Record* record, Address address) {
-  bodies_.note(address, {record->body().checksum, record->body().at,
-                         static_cast<uint32_t>(record->value_bytes / kBlockBytes), record->units()});
+  bodies_.note(address,
+               {record->body().checksum, record->body().at,
+                static_cast<uint32_t>(record->value_bytes / kBlockBytes), record->units()});
 }
 
 // Of what is about to be written.
 void Log::sum_body(Record* record, Address address, const char* memory) {
   auto* body = const_cast<Body*>(&record->body());
   const Bytes key{record->key(), record->key_bytes};
-  body->checksum = body_checksum(key, value_in(record, memory), record->value_bytes, address, life_of(address));
+  body->checksum =
+      body_checksum(key, value_in(record, memory), record->value_bytes, address, life_of(address));
   note_body(record, address);
   if (bodies_.wants_more()) (void)bodies_.grow();
 }
 
-bool Log::body_is_sound(const Record* record, Address address, uint64_t life, const char* memory, uint64_t end) const {
+bool Log::body_is_sound(const Record* record, Address address, uint64_t life, const char* memory,
+                        uint64_t end) const {
   if (!record->has_body()) return true;
   const Bytes key{record->key(), record->key_bytes};
   return body_at(record) + record->value_bytes <= end &&
-         record->body().checksum == body_checksum(key, value_in(record, memory), record->value_bytes, address, life);
+         record->body().checksum ==
+             body_checksum(key, value_in(record, memory), record->value_bytes, address, life);
 }
 
-// Of the sound records in a block that was read for one of them; of those before it only if the block begins with one.
+// Of the sound records in a block that was read for one of them; of those before it only if the
+// block begins with one.
 void Log::learn_bodies(Address address, uint64_t life, const char* buffer, uint64_t bytes) {
-  const uint64_t own = address.value * kUnitBytes % kBlockBytes, begin = address.value - own / kUnitBytes;
-  for (uint64_t at = 0, end = bytes < kBlockBytes ? bytes : kBlockBytes; at + sizeof(Record) <= end;) {
+  const uint64_t own = address.value * kUnitBytes % kBlockBytes,
+                 begin = address.value - own / kUnitBytes;
+  for (uint64_t at = 0, end = bytes < kBlockBytes ? bytes : kBlockBytes;
+       at + sizeof(Record) <= end;) {
     const auto* record = reinterpret_cast<const Record*>(buffer + at);
     const Address here{begin + at / kUnitBytes};
     if (sound(record, here, life, end - at)) {
@@ -511,8 +544,10 @@ uint64_t Log::span_bytes(Address address, uint64_t units) const {
   return round_up(end, kBlockBytes) - round_down(at, kBlockBytes);
 }
 
-const Record* Log::record_in_span(Address address, uint64_t units, uint64_t life, const char* buffer) const {
-  const auto* record = reinterpret_cast<const Record*>(buffer + address.value * kUnitBytes % kBlockBytes);
+const Record* Log::record_in_span(Address address, uint64_t units, uint64_t life,
+                                  const char* buffer) const {
+  const auto* record =
+      reinterpret_cast<const Record*>(buffer + address.value * kUnitBytes % kBlockBytes);
   return sound(record, address, life, units * kUnitBytes) ? record : nullptr;
 }
 
@@ -529,17 +564,22 @@ int Log::read_record(Address address, uint64_t life, char* buffer) {
   const uint64_t room = segment_bytes() - (begin & (segment_bytes() - 1));
   const uint64_t skip = at - begin;
   uint64_t wanted = skip + sizeof(Record) > have ? 2 * kBlockBytes : 0;
-  if (!wanted) wanted = round_up(skip + reinterpret_cast<Record*>(buffer + skip)->units() * kUnitBytes, kBlockBytes);
+  if (!wanted)
+    wanted = round_up(skip + reinterpret_cast<Record*>(buffer + skip)->units() * kUnitBytes,
+                      kBlockBytes);
   while (status == -EAGAIN && wanted > have && wanted <= room && wanted <= buffer_bytes_) {
-    if (status = transfer(Op::kRead, begin + have, buffer + have, wanted - have); status < 0) return status;
+    if (status = transfer(Op::kRead, begin + have, buffer + have, wanted - have); status < 0)
+      return status;
     have = wanted;
     status = cold_record(address, life, buffer, have, &record);
-    wanted = round_up(skip + reinterpret_cast<Record*>(buffer + skip)->units() * kUnitBytes, kBlockBytes);
+    wanted = round_up(skip + reinterpret_cast<Record*>(buffer + skip)->units() * kUnitBytes,
+                      kBlockBytes);
   }
   return status == -EAGAIN ? -EBADMSG : status;
 }
 
-// An index leads to pairs and pieces alone; what else a sound record says, it was led to by a forged or damaged index.
+// An index leads to pairs and pieces alone; what else a sound record says, it was led to by a
+// forged or damaged index.
 int Look::keep_pair() {
   if (record_->type() == RecordType::kPair || record_->type() == RecordType::kLarge) return 0;
   record_ = nullptr;
@@ -571,7 +611,9 @@ int Look::cold(Address address, uint64_t life) {
   life_ = life;
   value_ = nullptr;
   const int status = log_.read_record(address, life, buffer_);
-  record_ = status == 0 ? reinterpret_cast<Record*>(buffer_ + address.value * kUnitBytes % kBlockBytes) : nullptr;
+  record_ = status == 0
+                ? reinterpret_cast<Record*>(buffer_ + address.value * kUnitBytes % kBlockBytes)
+                : nullptr;
   return status == 0 ? keep_pair() : status;
 }
 
@@ -579,7 +621,8 @@ int Look::known_body(const BodyPlace& place, Address address, uint64_t life, Byt
   const uint64_t bytes = place.blocks * kBlockBytes;
   if (!buffer_) buffer_ = log_.take_buffer();
   int status = log_.transfer(Op::kRead, log_.body_offset(address, place.block), buffer_, bytes);
-  if (status == 0 && body_checksum(key, buffer_, bytes, address, life) != place.checksum) status = -EBADMSG;
+  if (status == 0 && body_checksum(key, buffer_, bytes, address, life) != place.checksum)
+    status = -EBADMSG;
   if (status < 0) log_.bodies_.forget(address);
   value_ = buffer_;
   return status;
@@ -592,7 +635,9 @@ int Look::find_value() {
   }
   const Body& body = record_->body();
   const uint64_t bytes = record_->value_bytes;
-  char* to = buffer_ + round_up(address_.value * kUnitBytes % kBlockBytes + record_->units() * kUnitBytes, kBlockBytes);
+  char* to =
+      buffer_ + round_up(address_.value * kUnitBytes % kBlockBytes + record_->units() * kUnitBytes,
+                         kBlockBytes);
   const int status = log_.transfer(Op::kRead, log_.body_offset(address_, body.at), to, bytes);
   if (status < 0) return status;
   value_ = to;
@@ -602,7 +647,8 @@ int Look::find_value() {
 
 int Look::unproven(Address address) {
   if (locked(address) == 0) return 0;
-  const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes), skip = at - begin;
+  const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes),
+                 skip = at - begin;
   const uint64_t room = log_.segment_bytes() - (begin & (log_.segment_bytes() - 1));
   const uint64_t bytes = room < log_.buffer_bytes_ ? room : log_.buffer_bytes_;
   if (!buffer_) buffer_ = log_.take_buffer();
@@ -620,7 +666,8 @@ int Log::segment_contents(uint64_t number, const char** memory) {
   int status = 0;
   for (unsigned tries = 0; tries < 3; ++tries) {
     status = transfer(Op::kRead, begin, own, round_up(end, kBlockBytes));
-    if (status == 0 && !records_are_sound(number, own, first_at(number), end, life(number))) status = -EBADMSG;
+    if (status == 0 && !records_are_sound(number, own, first_at(number), end, life(number)))
+      status = -EBADMSG;
     if (status == 0) break;
   }
   *memory = own;
@@ -654,14 +701,17 @@ bool Log::possible(const Record* record, uint64_t room) const {
   if (record->type() != RecordType::kLarge) return true;
   if (record->value_bytes != sizeof(Pieces)) return false;
   const Pieces& pieces = record->pieces();
-  return pieces.key_bytes <= kPairBytesMax && pieces.value_bytes <= kPairBytesMax && pieces.id != 0 &&
-         pieces.hold_key <= 1 && record->key_bytes == (pieces.hold_key ? 0 : pieces.key_bytes) &&
-         pieces.bytes() <= bytes() && pieces.piece_bytes != 0 && pieces.piece_bytes <= piece_bytes_max() &&
+  return pieces.key_bytes <= kPairBytesMax && pieces.value_bytes <= kPairBytesMax &&
+         pieces.id != 0 && pieces.hold_key <= 1 &&
+         record->key_bytes == (pieces.hold_key ? 0 : pieces.key_bytes) &&
+         pieces.bytes() <= bytes() && pieces.piece_bytes != 0 &&
+         pieces.piece_bytes <= piece_bytes_max() &&
          (pieces.piece_bytes >= piece_bytes_min() || pieces.count() == 1);
 }
 
 bool Log::sound(const Record* record, Address address, uint64_t life, uint64_t room) const {
-  // Readers would wait for the end of a change that an odd version says is under way; no checksum covers it.
+  // Readers would wait for the end of a change that an odd version says is under way; no checksum
+  // covers it.
   return possible_size(record, room) && record->version % 2 == 0 &&
          record->checksum == record_checksum(record, address, life) && possible(record, room);
 }

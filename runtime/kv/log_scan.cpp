@@ -41,7 +41,8 @@ int LogScan::prepare() {
   const uint64_t segment = log_.segment_bytes(), limit = store_->budget_.limit();
   const uint64_t part = store_->device_->capabilities().transfer_bytes_max;
   if (2 * segment > limit / kShareMost || segment > part * kPartsMost) return -EOPNOTSUPP;
-  slot_count_ = static_cast<unsigned>(std::clamp<uint64_t>(limit / kShareOfBudget / segment, 2, kSlotsMost));
+  slot_count_ =
+      static_cast<unsigned>(std::clamp<uint64_t>(limit / kShareOfBudget / segment, 2, kSlotsMost));
   const uint64_t wanted = sizeof(LogScan) + slot_count_ * segment;
   if (!log_.take_memory(wanted)) return -ENOMEM;
   charged_ = wanted;
@@ -80,11 +81,12 @@ void LogScan::clear_marks() {
 
 bool LogScan::on_device_alone(uint64_t number) const {
   const SegmentState state = log_.state(number);
-  return (state == SegmentState::kSealed || state == SegmentState::kDamaged) && log_.live(number) != 0 &&
-         !log_.has_frame(number);
+  return (state == SegmentState::kSealed || state == SegmentState::kDamaged) &&
+         log_.live(number) != 0 && !log_.has_frame(number);
 }
 
-// Reads the next segment that is worth it into a slot; there is none: the slot is not busy any more.
+// Reads the next segment that is worth it into a slot; there is none: the slot is not busy any
+// more.
 void LogScan::begin(Slot* slot) {
   slot->busy = slot->failed = false;
   while (next_segment_ < log_.segments() && !on_device_alone(next_segment_)) ++next_segment_;
@@ -124,7 +126,8 @@ bool LogScan::wait_for(const Slot& slot) {
   return true;
 }
 
-// The next records of a slot. Behind one that is not sound nothing tells where the next begins: the rest is left out.
+// The next records of a slot. Behind one that is not sound nothing tells where the next begins: the
+// rest is left out.
 void LogScan::gather(const Slot& slot) {
   const uint64_t begin = slot.number * log_.segment_bytes();
   batch_at_ = batch_count_ = 0;
@@ -143,7 +146,8 @@ void LogScan::gather(const Slot& slot) {
   }
 }
 
-// An entry that leads to its address leads to this record as long as the segment has not begun another life.
+// An entry that leads to its address leads to this record as long as the segment has not begun
+// another life.
 bool LogScan::take(const Found& found) {
   const Slot& slot = slots_[turn_];
   const auto at = static_cast<uint64_t>(reinterpret_cast<const char*>(found.record) - slot.memory);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the part of the log that is on the device, in its order and in large pieces: the first part of a walk (store.h:
-// Walk).
+// Reads the part of the log that is on the device, in its order and in large pieces: the first part
+// of a walk (store.h: Walk).
 //
-//   segments that are on the device alone ──► slots, read ahead ──► sound records that the index leads to and that
-//                                                                   are not marked ──► marked, returned
+//   segments that are on the device alone ──► slots, read ahead ──► sound records that the index
+//                       leads to and that are not marked ──► marked, returned
 //
-// Marks in the index (index.h) say which keys were returned, so sets and cleaning may move keys meanwhile. What this
-// scan leaves out is returned later, when the walk goes through the index and returns each key without a mark: keys of
-// segments in DRAM, and of segments that could not be read or were reused before the read completed, and keys that are
-// too large for a record.
-// Threading: one thread at a time, any. Takes the lock of one shard at a time. Blocks for the device.
+// Marks in the index (index.h) say which keys were returned, so sets and cleaning may move keys
+// meanwhile. What this scan leaves out is returned later, when the walk goes through the index and
+// returns each key without a mark: keys of segments in DRAM, and of segments that could not be read
+// or were reused before the read completed, and keys that are too large for a record.
+// Threading: one thread at a time, any. Takes the lock of one shard at a time. Blocks for the
+// device.
 // May not: exceed the store's budget, of which it takes a thirty-second (at least two segments).
 #pragma once
 #include <sys/uio.h>
@@ -22,11 +23,12 @@ namespace lunar::kv {
 
 class LogScan {
  public:
-  // 0; -ENOMEM; -EOPNOTSUPP: there is nothing to gain; -errno of Device::attach. Pre: no other walk has the marker.
+  // 0; -ENOMEM; -EOPNOTSUPP: there is nothing to gain; -errno of Device::attach. Pre: no other walk
+  // has the marker.
   [[nodiscard]] static int open(Store* store, unsigned marker, LogScan** out);
   void close();
-  // Returns a pair whose key was not marked, and marks it. The record is valid until the next call. nullptr: there are
-  // no more.
+  // Returns a pair whose key was not marked, and marks it. The record is valid until the next call.
+  // nullptr: there are no more.
   const Record* next();
 
  private:
@@ -42,7 +44,8 @@ class LogScan {
     const Record* record;
     uint64_t hash;
   };
-  explicit LogScan(Store* store, unsigned marker) : store_(store), log_(store->log_), marker_(marker) {}
+  explicit LogScan(Store* store, unsigned marker)
+      : store_(store), log_(store->log_), marker_(marker) {}
   int prepare();
   void clear_marks();
   bool on_device_alone(uint64_t number) const;

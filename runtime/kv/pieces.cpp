@@ -2,13 +2,15 @@
 // Values that are too large for a record: they lie in pieces (record.h).
 //
 //   set   pieces ──► head, in the place of the old one ──► the old value's pieces are deleted
-//   get   head ──► pieces, several at a time; one is gone: the value was replaced meanwhile, so again from the head
+//   get   head ──► pieces, several at a time; if one is gone, the value was replaced meanwhile, so
+//         again from the head
 //
-// Pieces that no head leads to are in hand: of a set that has not come to its head yet, or of a value that is being
-// deleted. A saved state names those of its moment. What a crash leaves of them is deleted by the next open.
+// Pieces that no head leads to are in hand: of a set that has not come to its head yet, or of a
+// value that is being deleted. A saved state names those of its moment. What a crash leaves of them
+// is deleted by the next open.
 //
-// The id of a set is in no other's key, so a piece never changes, and an entry that has its tag is nearly always its
-// own: while it is known to be there no record is read to find it.
+// The id of a set is in no other's key, so a piece never changes, and an entry that has its tag is
+// nearly always its own: while it is known to be there no record is read to find it.
 // Threading: as in store.h. A lock of a shard is held for one piece at a time.
 #include <errno.h>
 
@@ -21,19 +23,23 @@ namespace {
 
 constexpr uint64_t kBlockBytes = media::kBlockBytes;
 
-PieceKey key_of_piece(const Pieces& pieces, uint64_t number) { return {pieces.hash, pieces.id, number}; }
+PieceKey key_of_piece(const Pieces& pieces, uint64_t number) {
+  return {pieces.hash, pieces.id, number};
+}
 uint64_t hash_of_piece(const PieceKey& key) { return hash_of({&key, sizeof key}); }
 
 bool is_piece(const Record* record, const PieceKey& key) {
-  return record->is_piece() && record->type() == RecordType::kPair && record->key_bytes == sizeof key &&
-         memcmp(record->key(), &key, sizeof key) == 0;
+  return record->is_piece() && record->type() == RecordType::kPair &&
+         record->key_bytes == sizeof key && memcmp(record->key(), &key, sizeof key) == 0;
 }
 
 // The bytes [from, from + size) of what the pieces hold.
 void fill(char* to, uint64_t from, uint64_t size, const Pieces& pieces, Bytes key, Bytes value) {
   const auto part = [&](Bytes of, uint64_t begin) {
     const uint64_t first = std::max(from, begin), last = std::min(from + size, begin + of.size);
-    if (first < last) memcpy(to + (first - from), static_cast<const char*>(of.data) + (first - begin), last - first);
+    if (first < last)
+      memcpy(to + (first - from), static_cast<const char*>(of.data) + (first - begin),
+             last - first);
   };
   const uint64_t padding = pieces.value_at() - (pieces.hold_key ? key.size : 0);
   static constexpr char kZeros[8] = {};
@@ -44,7 +50,7 @@ void fill(char* to, uint64_t from, uint64_t size, const Pieces& pieces, Bytes ke
 
 }  // namespace
 
-// ---- in hand --------------------------------------------------------------------------------------------------------
+// ---- in hand ------------------------------------------------------------------------------------
 
 Store::InHand::~InHand() {
   if (place_ == kHandsMost) return;
@@ -59,7 +65,8 @@ bool Store::InHand::take(const Pieces& pieces, bool unsure) {
     while (place < kHandsMost && store_.hands_[place].in.id != 0) ++place;
   if (place == kHandsMost && pieces.id != 0) return false;
   pieces_ = pieces;
-  if (place != kHandsMost) store_.hands_[place] = {{pieces.hash, pieces.id, pieces.count()}, unsure};
+  if (place != kHandsMost)
+    store_.hands_[place] = {{pieces.hash, pieces.id, pieces.count()}, unsure};
   place_ = pieces.id != 0 ? place : kHandsMost;
   return true;
 }
@@ -83,7 +90,8 @@ void Store::cut_in_hand() {
     if (hand.in.id != 0) hands_at_cut_[hands_cut_++] = hand.in;
 }
 
-// A damaged head may say less than there are: then the others are there up to the first that is not.
+// A damaged head may say less than there are: then the others are there up to the first that is
+// not.
 uint64_t Store::count_left(const media::InHand& of) {
   uint64_t count = of.count;
   for (; count < log_.pieces_most(); ++count) {
@@ -96,8 +104,8 @@ uint64_t Store::count_left(const media::InHand& of) {
   return count;
 }
 
-// Of those that are damaged the space is lost. What the device refuses to read may be there later, and no later state
-// would name it: so only an open that saves none goes on.
+// Of those that are damaged the space is lost. What the device refuses to read may be there later,
+// and no later state would name it: so only an open that saves none goes on.
 int Store::drop_in_hand() {
   for (const media::InHand& left : left_in_hand_) {
     for (uint64_t number = count_left(left); number-- > 0;) {
@@ -115,14 +123,15 @@ int Store::drop_in_hand() {
   return 0;
 }
 
-// ---- writing --------------------------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 uint64_t Store::units_of_piece(const Pieces& pieces, uint64_t number) const {
   return record_units(sizeof(PieceKey), pieces.bytes_of(number));
 }
 
-// is_there: the caller knows that. Otherwise, and where several entries have its tag, records are read; then its units
-// are found, too. 0; -ENOENT; -EBADMSG, -errno: one that may be it cannot be read. Pre: the lock.
+// is_there: the caller knows that. Otherwise, and where several entries have its tag, records are
+// read; then its units are found, too. 0; -ENOENT; -EBADMSG, -errno: one that may be it cannot be
+// read. Pre: the lock.
 int Store::find_piece(Shard& shard, const PieceKey& key, bool is_there, Found* out) {
   const uint64_t hash = hash_of_piece(key);
   unsigned entries = 0;
@@ -142,9 +151,11 @@ int Store::find_piece(Shard& shard, const PieceKey& key, bool is_there, Found* o
 }
 
 // 0 or -errno. before: the head that the value takes the place of.
-int Store::set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes value, Address before) {
+int Store::set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes value,
+                     Address before) {
   const PieceKey own = key_of_piece(pieces, number);
-  const uint64_t hash = hash_of_piece(own), units = units_of_piece(pieces, number), bytes = pieces.bytes_of(number);
+  const uint64_t hash = hash_of_piece(own), units = units_of_piece(pieces, number),
+                 bytes = pieces.bytes_of(number);
   Shard& shard = shard_of(hash);
   for (;;) {
     bool index_full = false;
@@ -183,11 +194,13 @@ void Store::delete_piece(const InHand& hand, uint64_t number, bool* says) {
       Found found;
       found.units = units_of_piece(hand.pieces(), number);
       if (find_piece(shard, own, !hand.unsure(), &found) < 0) return;
-      const bool said = *says && log_deleted(hash, {&own, sizeof own}, found, room < 0, RecordNotes::kPiece) == 0;
+      const bool said =
+          *says && log_deleted(hash, {&own, sizeof own}, found, room < 0, RecordNotes::kPiece) == 0;
       *says = *says && (said || room == 0);
       if (said || !*says) {
         shard.pieces.erase(found.place);
-        if (log_.drop_live(found.address, found.units)) give_back_empty(log_.segment_of(found.address));
+        if (log_.drop_live(found.address, found.units))
+          give_back_empty(log_.segment_of(found.address));
         return;
       }
     }
@@ -195,8 +208,9 @@ void Store::delete_piece(const InHand& hand, uint64_t number, bool* says) {
   }
 }
 
-// The first `count` of what is in hand, or more if it is unsure. Number 0 is the last that goes: by its record a replay
-// knows that all are gone. Where there is none, a replay deletes them at its end.
+// The first `count` of what is in hand, or more if it is unsure. Number 0 is the last that goes: by
+// its record a replay knows that all are gone. Where there is none, a replay deletes them at its
+// end.
 void Store::delete_pieces(const InHand& hand, uint64_t count) {
   if (hand.unsure()) count = count_left({hand.pieces().hash, hand.pieces().id, count});
   for (bool says = log_.commits(); count > 0;) {
@@ -205,8 +219,8 @@ void Store::delete_pieces(const InHand& hand, uint64_t count) {
   }
 }
 
-// Whether there is room for it at all, in the index and in the log, so that what certainly has none is not written.
-// *before: the key's present record, if it has one. 0 or -errno.
+// Whether there is room for it at all, in the index and in the log, so that what certainly has none
+// is not written. *before: the key's present record, if it has one. 0 or -errno.
 int Store::prepare_large(Shard& shard, uint64_t hash, Bytes key, uint64_t bytes, Address* before) {
   const uint64_t room = (log_.segments_most() - Log::kReserve) * log_.segment_bytes();
   if (bytes > room || log_.bytes_live() > room - bytes) return refuse_as_full();
@@ -215,7 +229,8 @@ int Store::prepare_large(Shard& shard, uint64_t hash, Bytes key, uint64_t bytes,
     {
       const ShardLock lock(*this, shard);
       Found found;
-      if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
+      if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0)
+        return status;
       *before = found.before();
       if (found.place || make_room(shard.index, hash) == 0) return 0;
     }
@@ -223,7 +238,8 @@ int Store::prepare_large(Shard& shard, uint64_t hash, Bytes key, uint64_t bytes,
   }
 }
 
-// The head, for pieces that are there; then the old value's are in hand instead, if there are any. 0 or -errno.
+// The head, for pieces that are there; then the old value's are in hand instead, if there are any.
+// 0 or -errno.
 int Store::publish_head(Shard& shard, const Pieces& pieces, Bytes key, InHand* hand) {
   const Bytes own = pieces.hold_key ? Bytes{} : key;
   for (;;) {
@@ -233,7 +249,8 @@ int Store::publish_head(Shard& shard, const Pieces& pieces, Bytes key, InHand* h
       const ShardLock lock(*this, shard);
       if (hand->unsure()) return 0;  // cleared: as if that had come after it
       Found found;
-      if (status = find_replaceable(shard, pieces.hash, key, false, &found); status < 0) return status;
+      if (status = find_replaceable(shard, pieces.hash, key, false, &found); status < 0)
+        return status;
       const uint64_t units = record_units(own.size, sizeof pieces) + units_of_notes(found);
       Address address;
       if (log_.allocate(units, false, found.before(), &address) == 0) {
@@ -261,10 +278,12 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   Shard& shard = shard_of(hash);
   Pieces pieces{hash, key.size, value.size, log_.new_life(), 0, 0};
   constexpr uint64_t kNotes = sizeof(ReplacedLarge) / kUnitBytes;
-  pieces.hold_key = record_units(key.size, sizeof pieces) + kNotes > log_.inline_units_max() ? 1 : 0;
+  pieces.hold_key =
+      record_units(key.size, sizeof pieces) + kNotes > log_.inline_units_max() ? 1 : 0;
   // All as long as the last, so that none is much shorter than it could be.
   const uint64_t most = log_.piece_bytes_max(), count = (pieces.bytes() + most - 1) / most;
-  pieces.piece_bytes = static_cast<uint32_t>(round_up((pieces.bytes() + count - 1) / count, kUnitBytes));
+  pieces.piece_bytes =
+      static_cast<uint32_t>(round_up((pieces.bytes() + count - 1) / count, kUnitBytes));
   Address before;
   int status = prepare_large(shard, hash, key, pieces.bytes(), &before);
   if (status < 0) return status;
@@ -283,7 +302,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   return status;
 }
 
-// ---- reading --------------------------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 
 // 0; -EINPROGRESS: it may be one of `cold`; -ESTALE; -EBADMSG.
 int Store::copy_resident(const Pieces& pieces, PieceRead* read, Candidates* cold) {
@@ -322,8 +341,8 @@ bool Store::finish_read(const Pieces& pieces, PieceRead* read) {
   return true;
 }
 
-// One that may move while it is read: then the index leads elsewhere. What it led to before and after, and is not what
-// was written, is damaged.
+// One that may move while it is read: then the index leads elsewhere. What it led to before and
+// after, and is not what was written, is damaged.
 int Store::read_piece(const Pieces& pieces, PieceRead* read) {
   constexpr unsigned kTries = 3;
   const uint64_t units = units_of_piece(pieces, read->number);
@@ -332,8 +351,8 @@ int Store::read_piece(const Pieces& pieces, PieceRead* read) {
     Candidates cold;
     int status = copy_resident(pieces, read, &cold);
     if (status != -EINPROGRESS) return status;
-    // Nine with the same known bits: in a full log of 8 TiB with a chance of 1%, and as ids begin at random, not on
-    // purpose.
+    // Nine with the same known bits: in a full log of 8 TiB with a chance of 1%, and as ids begin
+    // at random, not on purpose.
     status = cold.more ? -EBADMSG : -ESTALE;
     for (unsigned i = 0; i < cold.count; ++i) {
       read->address = cold.list[i].address;
@@ -342,8 +361,8 @@ int Store::read_piece(const Pieces& pieces, PieceRead* read) {
       read->buffer = log_.take_buffer();
       int error = bytes == 0 ? -EBADMSG : 0;
       if (error == 0)
-        error =
-            log_.transfer(Op::kRead, round_down(read->address.value * kUnitBytes, kBlockBytes), read->buffer, bytes);
+        error = log_.transfer(Op::kRead, round_down(read->address.value * kUnitBytes, kBlockBytes),
+                              read->buffer, bytes);
       if (error == 0 && !finish_read(pieces, read)) error = -EBADMSG;
       log_.give_buffer(read->buffer);
       read->buffer = nullptr;
@@ -357,7 +376,8 @@ int Store::read_piece(const Pieces& pieces, PieceRead* read) {
   }
 }
 
-// A ring of its own for the caller, until its bit is cleared; nullptr: all are in use, or there can be none.
+// A ring of its own for the caller, until its bit is cleared; nullptr: all are in use, or there can
+// be none.
 Context* Store::take_ring(unsigned* number) {
   for (unsigned i = 0; i < kRings; ++i) {
     if (rings_busy_.fetch_or(1u << i, std::memory_order_acquire) >> i & 1) continue;
@@ -399,13 +419,15 @@ void Store::read_at_depth(const Pieces& pieces, PieceRead* reads, unsigned count
   for (int left = taken > 0 ? taken : 0; left > 0;) {
     Response responses[kReadsAtDepth];
     const int got = context->wait(responses, kReadsAtDepth, -1);
-    if (got < 0 && got != -EINTR) {                                                // it is of no use any more
-      device_->detach(rings_[ring].exchange(nullptr, std::memory_order_relaxed));  // waits for what is being read
+    if (got < 0 && got != -EINTR) {  // it is of no use any more
+      // waits for what is being read
+      device_->detach(rings_[ring].exchange(nullptr, std::memory_order_relaxed));
       break;
     }
     for (int i = 0; i < got; ++i) {
       PieceRead& read = reads[responses[i].tag];
-      if (responses[i].result == static_cast<int64_t>(read.piece.iov_len)) (void)finish_read(pieces, &read);
+      if (responses[i].result == static_cast<int64_t>(read.piece.iov_len))
+        (void)finish_read(pieces, &read);
     }
     left -= got > 0 ? got : 0;
   }
@@ -429,7 +451,8 @@ int Store::read_pieces(const Pieces& pieces, uint64_t offset, void* to, uint64_t
       const int status = copy_resident(pieces, &read, &cold);
       if (status == 0) continue;
       if (status != -EINPROGRESS) return status;
-      if (cold.count == 1 && !cold.more) read.address = cold.list[0].address, read.life = cold.list[0].life;
+      if (cold.count == 1 && !cold.more)
+        read.address = cold.list[0].address, read.life = cold.list[0].life;
       ++count;
     }
     read_at_depth(pieces, reads, count);

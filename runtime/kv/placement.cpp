@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a record goes, and which segment is emptied next: what decides how much cleaning has to move.
+// Where a record goes, and which segment is emptied next: what decides how much cleaning has to
+// move.
 //
-// The log counts time by what was set, and each segment knows when its records were set, on average. A value that was
-// overwritten soon will be so again: the record of a set goes to the tail of what took the place of records of that
-// age, and so does a record that cleaning moves, by the age that it has reached. So segments hold what dies at about
-// the same time. Of the segments that gain enough, cleaning takes the one with the most dead space for each live byte,
-// times the root of the span of its tail: the time in which a segment of that tail dies, as those show that were
-// cleaned. One with a short span gains more by itself if it is left alone. Where all values are overwritten alike, all
-// spans are, and the segment with the fewest live units is taken. (runtime/DECISIONS.md has figures of other rules.)
-// Threading: as in record_log.h.
+// The log counts time by what was set, and each segment knows when its records were set, on
+// average. A value that was overwritten soon will be so again: the record of a set goes to the tail
+// of what took the place of records of that age, and so does a record that cleaning moves, by the
+// age that it has reached. So segments hold what dies at about the same time. Of the segments that
+// gain enough, cleaning takes the one with the most dead space for each live byte, times the root
+// of the span of its tail: the time in which a segment of that tail dies, as those show that were
+// cleaned. One with a short span gains more by itself if it is left alone. Where all values are
+// overwritten alike, all spans are, and the segment with the fewest live units is taken.
+// (runtime/DECISIONS.md has figures of other rules.) Threading: as in record_log.h.
 #include <errno.h>
 
 #include <algorithm>
@@ -19,8 +21,8 @@
 namespace lunar::kv {
 namespace {
 
-// The first tail is for ages of up to a share of the log, each other one for up to so many times as much, the last for
-// all that is older, and for new keys.
+// The first tail is for ages of up to a share of the log, each other one for up to so many times as
+// much, the last for all that is older, and for new keys.
 struct Ages {
   uint64_t first_share, times;
 };
@@ -46,14 +48,17 @@ unsigned Log::tail_for(Address before) const {
   const uint64_t set_at = segments_[segment_of(before)].set_at.load(std::memory_order_relaxed);
   const uint64_t age = clock_.load(std::memory_order_relaxed) - set_at;
   unsigned tail = 0;
-  for (uint64_t most = bytes() / kUnitBytes / ages.first_share; tail < last && age >= most; most *= ages.times) ++tail;
+  for (uint64_t most = bytes() / kUnitBytes / ages.first_share; tail < last && age >= most;
+       most *= ages.times)
+    ++tail;
   return tail;
 }
 
-// Records of so many units were appended: by a set now, or, moved, what was `before`. Pre: the tails' lock.
+// Records of so many units were appended: by a set now, or, moved, what was `before`. Pre: the
+// tails' lock.
 void Log::note_set(Segment& segment, Address before, uint64_t units) {
-  const uint64_t when =
-      before.value ? of(before).set_at.load(std::memory_order_relaxed) : clock_.load(std::memory_order_relaxed);
+  const uint64_t when = before.value ? of(before).set_at.load(std::memory_order_relaxed)
+                                     : clock_.load(std::memory_order_relaxed);
   const double all = static_cast<double>(segment.used.load(std::memory_order_relaxed)) / kUnitBytes;
   const auto mean = static_cast<double>(segment.set_at.load(std::memory_order_relaxed));
   const double share = static_cast<double>(units) / all;
@@ -61,11 +66,13 @@ void Log::note_set(Segment& segment, Address before, uint64_t units) {
                        std::memory_order_relaxed);
 }
 
-// Segments to be free or held, in a store whose states are saved. A state of S segments, saved each time when R of N
-// are held, costs S / R of what is written; to hold back R costs as much as a store that is fuller by R / N. At 80%
-// full the sum is least at about this. A store that holds little has a small state, so it keeps little back.
+// Segments to be free or held, in a store whose states are saved. A state of S segments, saved each
+// time when R of N are held, costs S / R of what is written; to hold back R costs as much as a
+// store that is fuller by R / N. At 80% full the sum is least at about this. A store that holds
+// little has a small state, so it keeps little back.
 uint64_t Log::reserve_for_states() const {
-  const double state = static_cast<double>(state_bytes_(state_owner_)) / static_cast<double>(segment_bytes());
+  const double state =
+      static_cast<double>(state_bytes_(state_owner_)) / static_cast<double>(segment_bytes());
   const auto wanted = static_cast<uint64_t>(std::sqrt(state * static_cast<double>(count_)) / 2);
   return std::max(std::min(wanted, count_ / kStatesShare), kReserve);
 }
@@ -77,16 +84,19 @@ double Log::worth(uint64_t number) const {
   return dead * std::sqrt(spans_[segments_[number].tail]);
 }
 
-// What a segment that is about to be emptied shows of its tail: a sixteenth of what is known. Pre: the mutex.
+// What a segment that is about to be emptied shows of its tail: a sixteenth of what is known. Pre:
+// the mutex.
 void Log::note_span(uint64_t number) {
-  const double whole = static_cast<double>(segment_bytes() / kUnitBytes), dead = whole - live(number);
-  const auto age = static_cast<double>(clock_.load(std::memory_order_relaxed) - segments_[number].opened_at);
+  const double whole = static_cast<double>(segment_bytes() / kUnitBytes),
+               dead = whole - live(number);
+  const auto age =
+      static_cast<double>(clock_.load(std::memory_order_relaxed) - segments_[number].opened_at);
   double& span = spans_[segments_[number].tail];
   span += ((age + 1) * whole / std::max(dead, whole / 8) - span) / 16;
 }
 
-// In a log of very many segments hardly better than the best of the next kSeenMost is the best of all. Those behind
-// them have their turn next.
+// In a log of very many segments hardly better than the best of the next kSeenMost is the best of
+// all. Those behind them have their turn next.
 int Log::victim(uint64_t* number) {
   MutexLock guard(mutex_);
   const uint64_t most = segment_bytes() / kUnitBytes / 8 * 7;
@@ -97,7 +107,8 @@ int Log::victim(uint64_t* number) {
       next_victim_ = i;
       break;
     }
-    const bool may_go = state(i) == SegmentState::kSealed || (state(i) == SegmentState::kDamaged && live(i) == 0);
+    const bool may_go =
+        state(i) == SegmentState::kSealed || (state(i) == SegmentState::kDamaged && live(i) == 0);
     if (!may_go || live(i) > most) continue;
     if (filling(i)) {
       soon = true;

@@ -49,7 +49,11 @@ uint64_t turned_entry(uint64_t hash, Address address) {
 class Rebuilder {
  public:
   Rebuilder(Store& store, const media::Root& root, Rebuilt* out)
-      : store_(store), log_(store.log_), root_(root), out_(out), segment_bytes_(log_.segment_bytes()) {}
+      : store_(store),
+        log_(store.log_),
+        root_(root),
+        out_(out),
+        segment_bytes_(log_.segment_bytes()) {}
   int run();
 
  private:
@@ -61,19 +65,25 @@ class Rebuilder {
   };
   struct Known {  // of a segment
     uint64_t life;
-    uint32_t used;            // bytes
-    uint32_t current;         // records that were taken
-    uint32_t named;           // sound records that a word names
-    bool sound;               // the state says so, in a sound block
-    bool may_be_a_strangers;  // only its own words say its life: another store may have left it here
+    uint32_t used;     // bytes
+    uint32_t current;  // records that were taken
+    uint32_t named;    // sound records that a word names
+    bool sound;        // the state says so, in a sound block
+    // only its own words say its life: another store may have left it here
+    bool may_be_a_strangers;
   };
 
-  uint64_t bytes_of_part(uint64_t part) const { return part + 1 < parts_.count() ? room_ : root_.bytes - part * room_; }
-  void read(uint64_t segment, uint64_t bytes) { (void)log_.read_what_can_be(segment, memory_, bytes); }
+  uint64_t bytes_of_part(uint64_t part) const {
+    return part + 1 < parts_.count() ? room_ : root_.bytes - part * room_;
+  }
+  void read(uint64_t segment, uint64_t bytes) {
+    (void)log_.read_what_can_be(segment, memory_, bytes);
+  }
   bool prove_blocks(uint64_t part);
   // Whether a byte of the state was read as it was written.
   bool is_proven(uint64_t at) const {
-    return proven_[at / room_ * blocks_ + (sizeof(media::StateLink) + at % room_) / kBlockBytes] != 0;
+    return proven_[at / room_ * blocks_ + (sizeof(media::StateLink) + at % room_) / kBlockBytes] !=
+           0;
   }
   void follow(uint64_t part, uint64_t segment);
   int gather_parts();
@@ -83,13 +93,17 @@ class Rebuilder {
     return std::binary_search(words.begin(), words.end(), word);
   }
   Proof proof_of(uint64_t entry) const;
-  const Record* record_at(uint64_t at) const { return reinterpret_cast<const Record*>(memory_ + at); }
+  const Record* record_at(uint64_t at) const {
+    return reinterpret_cast<const Record*>(memory_ + at);
+  }
   bool sound_at(uint64_t segment, uint64_t at, uint64_t life) const {
     return segment_bytes_ - at >= sizeof(Record) &&
            log_.sound(record_at(at), address(segment, at), life, segment_bytes_ - at) &&
            log_.body_is_sound(record_at(at), address(segment, at), life, memory_, segment_bytes_);
   }
-  Address address(uint64_t segment, uint64_t at) const { return Address{(segment * segment_bytes_ + at) / kUnitBytes}; }
+  Address address(uint64_t segment, uint64_t at) const {
+    return Address{(segment * segment_bytes_ + at) / kUnitBytes};
+  }
   void know_segments();
   void prove_life(uint64_t segment);
   int scan();
@@ -97,12 +111,16 @@ class Rebuilder {
   int note(const Record* record, Address address);
   int note_damaged(uint64_t segment, uint64_t from, uint64_t to);
   bool is_behind_the_state(uint64_t segment) const;
-  bool begins_in(uint64_t segment, uint64_t life) const { return sound_at(segment, log_.first_at(segment), life); }
+  bool begins_in(uint64_t segment, uint64_t life) const {
+    return sound_at(segment, log_.first_at(segment), life);
+  }
   uint64_t units_of(uint64_t segment, uint64_t life) const;
   uint64_t guess_life(uint64_t segment) const;
   bool is_newer(const Seen& one, const Seen& other) const;
   bool has_order(const Seen& one, const Seen& other) const;  // is_newer() knows, and does not guess
-  bool same_open(uint64_t one, uint64_t other) const { return one - other + (1u << 31) < uint64_t{1} << 32; }
+  bool same_open(uint64_t one, uint64_t other) const {
+    return one - other + (1u << 31) < uint64_t{1} << 32;
+  }
   uint64_t life_of(const Seen& seen) const { return known_[log_.segment_of(seen.address())].life; }
   template <class Visit>
   int each_key(Visit visit);
@@ -137,11 +155,12 @@ class Rebuilder {
   uint64_t keys_ = 0;  // that are accounted for
 };
 
-// ---- the parts of the state -----------------------------------------------------------------------------------------
+// ---- the parts of the state ---------------------------------------------------------------------
 
 // Which blocks of the segment that was read are that part's. False: none.
 bool Rebuilder::prove_blocks(uint64_t part) {
-  const LinkBlocks blocks{memory_, sizeof(media::StateLink) + bytes_of_part(part), part, root_.life};
+  const LinkBlocks blocks{memory_, sizeof(media::StateLink) + bytes_of_part(part), part,
+                          root_.life};
   char* proven = &proven_[part * blocks_];
   const bool whole = blocks.is_whole(), has_sums = room_ == media::link_room(segment_bytes_);
   memset(proven, whole, blocks.count());
@@ -149,10 +168,11 @@ bool Rebuilder::prove_blocks(uint64_t part) {
   return whole || (has_sums && blocks.repair(proven) != 0);
 }
 
-// From `part` on, which lies in `segment` (+ 1), as far as links lead to the next. Where a block is damaged its bytes
-// are hints, and its link, too.
+// From `part` on, which lies in `segment` (+ 1), as far as links lead to the next. Where a block is
+// damaged its bytes are hints, and its link, too.
 void Rebuilder::follow(uint64_t part, uint64_t segment) {
-  for (bool was_sound = true; part < parts_.count() && segment != 0 && segment <= log_.segments(); ++part) {
+  for (bool was_sound = true; part < parts_.count() && segment != 0 && segment <= log_.segments();
+       ++part) {
     if (parts_[part].sound) return;
     read(segment - 1, segment_bytes_);
     const bool any = prove_blocks(part), sound = proven_[part * blocks_] != 0;
@@ -191,7 +211,8 @@ int Rebuilder::gather_parts() {
   const uint64_t most = log_.bytes(), first = root_.first;
   const uint64_t bytes = root_.bytes % kUnitBytes == 0 && root_.bytes <= most ? root_.bytes : 0;
   media::StateLink link = {};
-  if (first != 0 && first <= log_.segments()) read(first - 1, kBlockBytes), memcpy(&link, memory_, sizeof link);
+  if (first != 0 && first <= log_.segments())
+    read(first - 1, kBlockBytes), memcpy(&link, memory_, sizeof link);
   const uint64_t without_sums = segment_bytes_ - sizeof link;
   if (link.bytes > room_ && link.bytes == std::min(bytes, without_sums)) room_ = without_sums;
   const uint64_t parts = (bytes + room_ - 1) / room_;
@@ -204,7 +225,8 @@ int Rebuilder::gather_parts() {
 }
 
 int Rebuilder::gather_words() {
-  for (uint64_t at = log_.segments() * sizeof(media::SegmentEntry); at < state_.count(); at += kUnitBytes) {
+  for (uint64_t at = log_.segments() * sizeof(media::SegmentEntry); at < state_.count();
+       at += kUnitBytes) {
     uint64_t word;
     memcpy(&word, state_.begin() + at, sizeof word);
     if (word != 0 && !(is_proven(at) ? words_ : hints_).push(turned(word))) return -ENOMEM;
@@ -219,7 +241,7 @@ Proof Rebuilder::proof_of(uint64_t entry) const {
   return has(hints_, entry) ? Proof::kHint : Proof::kNone;
 }
 
-// ---- records --------------------------------------------------------------------------------------------------------
+// ---- records ------------------------------------------------------------------------------------
 
 // What the state says of each segment.
 void Rebuilder::know_segments() {
@@ -242,7 +264,8 @@ bool Rebuilder::is_behind_the_state(uint64_t segment) const {
   const uint64_t life = known_[segment].life;
   if (same_open(life, root_.life) && life - root_.life < uint64_t{1} << 31) return true;
   if (root_.log == 0) return false;
-  const media::BatchHeader* batch = log_.batch_at(root_.log, segment, memory_, log_.first_at(segment));
+  const media::BatchHeader* batch =
+      log_.batch_at(root_.log, segment, memory_, log_.first_at(segment));
   return batch && batch->number >= root_.log_batch;
 }
 
@@ -257,12 +280,13 @@ uint64_t Rebuilder::units_of(uint64_t segment, uint64_t life) const {
   return units;
 }
 
-// Of the segment that was read, whose life is only a hint, if that. Of two lives that something there proves, one is
-// what damage has left.
+// Of the segment that was read, whose life is only a hint, if that. Of two lives that something
+// there proves, one is what damage has left.
 void Rebuilder::prove_life(uint64_t segment) {
   Known& known = known_[segment];
   if (begins_in(segment, known.life)) return;
-  const auto* header = reinterpret_cast<const media::BatchHeader*>(record_at(log_.first_at(segment)) + 1);
+  const auto* header =
+      reinterpret_cast<const media::BatchHeader*>(record_at(log_.first_at(segment)) + 1);
   const uint64_t guess = guess_life(segment), life = guess ? guess : header->life;
   if (!begins_in(segment, life) || units_of(segment, life) <= units_of(segment, known.life)) return;
   known.life = life;
@@ -285,10 +309,13 @@ uint64_t Rebuilder::guess_life(uint64_t segment) const {
 
 int Rebuilder::note(const Record* record, Address address) {
   if (record->type() == RecordType::kMark) return 0;
-  const bool gone = record->type() == RecordType::kDeleted, large = record->type() == RecordType::kLarge;
-  const uint64_t hash = gone ? reinterpret_cast<const DeletedKey*>(record + 1)->hash : store_.hash_of_record(record);
+  const bool gone = record->type() == RecordType::kDeleted,
+             large = record->type() == RecordType::kLarge;
+  const uint64_t hash =
+      gone ? reinterpret_cast<const DeletedKey*>(record + 1)->hash : store_.hash_of_record(record);
   const Proof proof = gone ? Proof::kGone : proof_of(turned_entry(hash, address));
-  const Seen seen{hash, address.value | record->live_units() << kAddressBits | static_cast<uint64_t>(proof) << 56 |
+  const Seen seen{hash, address.value | record->live_units() << kAddressBits |
+                            static_cast<uint64_t>(proof) << 56 |
                             uint64_t{record->is_piece()} << 63};
   Known& known = known_[log_.segment_of(address)];
   known.named += proof == Proof::kWord || proof == Proof::kHint ? 1 : 0;
@@ -296,21 +323,24 @@ int Rebuilder::note(const Record* record, Address address) {
   return large && !large_.push({address.value, record->pieces()}) ? -ENOMEM : 0;
 }
 
-// Bytes in which no record is sound: a word that leads there is the entry of a record that is damaged. (Words with tag
-// 0 may be counts: such a one only where the key that stands there confirms it.)
+// Bytes in which no record is sound: a word that leads there is the entry of a record that is
+// damaged. (Words with tag 0 may be counts: such a one only where the key that stands there
+// confirms it.)
 int Rebuilder::note_damaged(uint64_t segment, uint64_t from, uint64_t to) {
-  const uint64_t* word = std::lower_bound(words_.begin(), words_.end(), turned_entry(0, address(segment, from)));
+  const uint64_t* word =
+      std::lower_bound(words_.begin(), words_.end(), turned_entry(0, address(segment, from)));
   for (; word != words_.end() && *word < turned_entry(0, address(segment, to)); ++word) {
     const uint64_t at = (*word >> Index::kTagBits) * kUnitBytes - segment * segment_bytes_;
     const Record* record = record_at(at);
-    const bool readable = record->type() == RecordType::kPair && segment_bytes_ - at >= sizeof(Record) &&
+    const bool readable = record->type() == RecordType::kPair &&
+                          segment_bytes_ - at >= sizeof(Record) &&
                           record->key_bytes <= segment_bytes_ - at - sizeof(Record);
     uint64_t hash = readable ? hash_of({record->key(), record->key_bytes}) : 0;
     const bool confirmed = readable && turned_entry(hash, address(segment, at)) == *word;
     const bool may_be_count = turned_entry(*word, Address{0}) == 0;
     if (!confirmed && may_be_count) continue;
     if (confirmed && record->is_piece()) continue;  // its head shows that it is not there
-    if (!confirmed) hash = *word;                   // of no key: a group of its own, and the entry is as it was
+    if (!confirmed) hash = *word;  // of no key: a group of its own, and the entry is as it was
     const uint64_t packed = address(segment, at).value | static_cast<uint64_t>(Proof::kLost) << 56;
     if (!seen_.push({hash, packed})) return -ENOMEM;
   }
@@ -357,7 +387,7 @@ int Rebuilder::scan() {
   return 0;
 }
 
-// ---- which of them are current --------------------------------------------------------------------------------------
+// ---- which of them are current ------------------------------------------------------------------
 
 // Lives of one open are counted, of different opens not in order; the state's own is of the last.
 bool Rebuilder::is_newer(const Seen& one, const Seen& other) const {
@@ -392,10 +422,11 @@ int Rebuilder::take(const Seen& seen, bool doubtful) {
   return current_.push(seen) ? 0 : -ENOMEM;
 }
 
-// A key that a word of the state names. A piece that none names is what it says, too, whenever it was written: heads
-// tell whether it counts.
+// A key that a word of the state names. A piece that none names is what it says, too, whenever it
+// was written: heads tell whether it counts.
 int Rebuilder::decide(const Seen* first, const Seen* last) {
-  const Seen* current = std::find_if(first, last, [](const Seen& one) { return is_certain(one.proof()); });
+  const Seen* current =
+      std::find_if(first, last, [](const Seen& one) { return is_certain(one.proof()); });
   if (current == last)
     current = std::find_if(first, last, [&](const Seen& one) {
       return one.piece() && one.proof() != Proof::kGone && !may_be_a_strangers(one);
@@ -405,7 +436,8 @@ int Rebuilder::decide(const Seen* first, const Seen* last) {
 
 // Of two whose order is a guess, that which a damaged block names.
 bool Rebuilder::is_better(const Seen& one, const Seen& other) const {
-  return has_order(one, other) || one.proof() == other.proof() ? is_newer(one, other) : one.proof() > other.proof();
+  return has_order(one, other) || one.proof() == other.proof() ? is_newer(one, other)
+                                                               : one.proof() > other.proof();
 }
 
 // A key that no word names: its newest record whose pair can be read.
@@ -465,8 +497,10 @@ int Rebuilder::run() {
   if (status < 0) return status;
   know_segments();
   if (status = scan(); status < 0) return status;
-  std::sort(seen_.begin(), seen_.end(), [](const Seen& a, const Seen& b) { return a.hash < b.hash; });
-  std::sort(large_.begin(), large_.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
+  std::sort(seen_.begin(), seen_.end(),
+            [](const Seen& a, const Seen& b) { return a.hash < b.hash; });
+  std::sort(large_.begin(), large_.end(),
+            [](const auto& a, const auto& b) { return a.address < b.address; });
   status = each_key([&](const Seen* first, const Seen* last) { return decide(first, last); });
   if (status == 0 && keys_ < root_.keys)
     status = each_key([&](const Seen* first, const Seen* last) { return doubt(first, last); });

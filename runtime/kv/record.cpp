@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading and changing a value in its place: see record.h.
-// Threading: as there. May not: allocate, block (a reader yields while a writer that lost its CPU is within the
-// record).
+// Threading: as there. May not: allocate, block (a reader yields while a writer that lost its CPU
+// is within the record).
 #include "kv/record.h"
 
 #include <stddef.h>
@@ -16,10 +16,11 @@
 namespace lunar::kv {
 namespace {
 
-// A value is copied while another thread may change it: word by word with acquire loads and release stores, which is no
-// data race by the letter of C++. That is half as fast as the processor's own copy, so long runs of words go by that
-// one, but where a sanitizer is to see each access. REP MOVS moves whole words here (the addresses in the record are
-// aligned), other loads and stores do not pass it, and the compiler may not move memory accesses over the asm.
+// A value is copied while another thread may change it: word by word with acquire loads and release
+// stores, which is no data race by the letter of C++. That is half as fast as the processor's own
+// copy, so long runs of words go by that one, but where a sanitizer is to see each access. REP MOVS
+// moves whole words here (the addresses in the record are aligned), other loads and stores do not
+// pass it, and the compiler may not move memory accesses over the asm.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kLongWords = 64;
 void move_words(void* to, const void* from, uint64_t words) {
@@ -31,16 +32,19 @@ void move_words(void*, const void*, uint64_t) {}
 #endif
 
 uint64_t load_word(const char* at) {
-  return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(const_cast<char*>(at))).load(std::memory_order_acquire);
+  return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(const_cast<char*>(at)))
+      .load(std::memory_order_acquire);
 }
 
 void store_word(char* at, uint64_t word) {
-  std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(at)).store(word, std::memory_order_release);
+  std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(at))
+      .store(word, std::memory_order_release);
 }
 
 }  // namespace
 
-void fill_head(Record* record, uint32_t notes, RecordType type, uint64_t units, Bytes key, uint64_t value_bytes) {
+void fill_head(Record* record, uint32_t notes, RecordType type, uint64_t units, Bytes key,
+               uint64_t value_bytes) {
   new (record) Record{0, 0, notes | static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(type)),
                       static_cast<uint32_t>(key.size), static_cast<uint32_t>(value_bytes)};
   if (key.size) memcpy(record + 1, key.data, key.size);
@@ -79,14 +83,17 @@ uint64_t part_checksum(const void* data, uint64_t bytes, uint64_t number, uint64
 
 uint64_t record_checksum(const Record* record, Address address, uint64_t life) {
   constexpr uint64_t kFrom = offsetof(Record, size_type);
-  return part_checksum(&record->size_type, record->units() * kUnitBytes - kFrom, address.value, life);
+  return part_checksum(&record->size_type, record->units() * kUnitBytes - kFrom, address.value,
+                       life);
 }
 
-uint64_t body_checksum(Bytes key, const char* value, uint64_t bytes, Address address, uint64_t life) {
+uint64_t body_checksum(Bytes key, const char* value, uint64_t bytes, Address address,
+                       uint64_t life) {
   return XXH3_64bits_withSeed(key.data, key.size, part_checksum(value, bytes, address.value, life));
 }
 
-uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset, void* to, uint64_t bytes) {
+uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset, void* to,
+                        uint64_t bytes) {
   for (unsigned tries = 0;; ++tries) {
     const uint32_t version = word32(record->version, std::memory_order_acquire);
     if ((version & 1) == 0) {
@@ -103,7 +110,8 @@ void value_overwrite(Record* record, char* to, Bytes value) {
   std::atomic_ref<uint32_t> version(record->version), length(record->value_bytes);
   const uint32_t before = version.load(std::memory_order_relaxed);
   version.store(before + 1, std::memory_order_relaxed);
-  length.store(static_cast<uint32_t>(value.size), std::memory_order_release);  // release: not before the odd version
+  // release: not before the odd version
+  length.store(static_cast<uint32_t>(value.size), std::memory_order_release);
   auto* from = static_cast<const char*>(value.data);
   uint64_t left = value.size;
   if (const uint64_t words = left / 8; words >= kLongWords) {

@@ -1,37 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// A record of the log: one key with its value, and the words by which everything in the store is addressed.
+// A record of the log: one key with its value, and the words by which everything in the store is
+// addressed.
 //
-//   0          8         12           16           20            24                  24 + key, rounded up to 8
-//   │ checksum │ version │ size, type │ key_bytes  │ value_bytes │ key ...           │ value ...          │ pad to 8
+//   0          8         12           16          20            24        24 + key, rounded up to 8
+//   │ checksum │ version │ size, type │ key_bytes │ value_bytes │ key ... │ value ... │ pad to 8
 //
-// It may have more units than its content needs: of a value that has become shorter, or because it then ends with a
-// block of the device (record_log.h: block_padding).
+// It may have more units than its content needs: of a value that has become shorter, or because it
+// then ends with a block of the device (record_log.h: block_padding).
 //
-// On a device a value of whole blocks has RecordNotes::kBody: its record, small, holds a Body where the value would be,
-// and the value itself, the body, lies on blocks of the same segment behind it (record_log.h). So a get reads no more
-// blocks than the value has. value_bytes is of the value then, too.
+// On a device a value of whole blocks has RecordNotes::kBody: its record, small, holds a Body where
+// the value would be, and the value itself, the body, lies on blocks of the same segment behind it
+// (record_log.h). So a get reads no more blocks than the value has. value_bytes is of the value
+// then, too.
 //
-// A record is written once and then published by the index. Afterwards only the value may change, if the new one fits,
-// by the thread that holds the lock of its shard. `version` is odd meanwhile, and a reader that saw it odd or changed
-// reads again (each record is a sequence lock). Key and size never change.
+// A record is written once and then published by the index. Afterwards only the value may change,
+// if the new one fits, by the thread that holds the lock of its shard. `version` is odd meanwhile,
+// and a reader that saw it odd or changed reads again (each record is a sequence lock). Key and
+// size never change.
 //
-// The checksum (XXH3 of what follows `version`, seeded by the record's address and its segment's life) is computed when
-// the record leaves DRAM for a device. A read from there either returns this record, or detects that it is not.
+// The checksum (XXH3 of what follows `version`, seeded by the record's address and its segment's
+// life) is computed when the record leaves DRAM for a device. A read from there either returns this
+// record, or detects that it is not.
 //
-// A pair that is too large for a record has type kLarge: the *head*. Its key is the pair's, and its value is a Pieces:
-// what says where the value is. The value lies in *pieces*, records of type kPair with RecordNotes::kPiece, whose keys
-// are PieceKeys. (A key that is too large for a head lies in the pieces too, before the value; the head's is empty.)
-// Pieces are cleaned, saved, replayed and cached as other records are. They have an index of their own in each shard,
-// so nothing that goes over keys meets one.
+// A pair that is too large for a record has type kLarge: the *head*. Its key is the pair's, and its
+// value is a Pieces: what says where the value is. The value lies in *pieces*, records of type
+// kPair with RecordNotes::kPiece, whose keys are PieceKeys. (A key that is too large for a head
+// lies in the pieces too, before the value; the head's is empty.) Pieces are cleaned, saved,
+// replayed and cached as other records are. They have an index of their own in each shard, so
+// nothing that goes over keys meets one.
 //
-// If the log is to be replayed (commit.cpp), a record says what it replaces, so that replay reads no other record. The
-// record of a set or delete ends with a Replaced (or ReplacedLarge); one that cleaning moved has lost that.
-// kDeleted: the key was deleted; the record holds a DeletedKey. kMark: a record without a key: the header of a batch,
-// padding, or a record whose set failed. The index leads to neither. value_bytes of a mark are bytes of bodies that lie
-// between it and the next record.
+// If the log is to be replayed (commit.cpp), a record says what it replaces, so that replay reads
+// no other record. The record of a set or delete ends with a Replaced (or ReplacedLarge); one that
+// cleaning moved has lost that. kDeleted: the key was deleted; the record holds a DeletedKey.
+// kMark: a record without a key: the header of a batch, padding, or a record whose set failed. The
+// index leads to neither. value_bytes of a mark are bytes of bodies that lie between it and the
+// next record.
 //
-// Threading: see above; any number of threads may call value_copy_out during one value_overwrite. May not: allocate,
-// block.
+// Threading: see above; any number of threads may call value_copy_out during one value_overwrite.
+// May not: allocate, block.
 #pragma once
 #include <string.h>
 
@@ -59,24 +65,29 @@ enum class RecordType : uint32_t { kMark = 0, kPair = 1, kLarge = 2, kDeleted = 
 
 struct Replaced;
 
-// What a record says in addition to its pair, in the bits of Record::size_type above type and units (14 bits).
+// What a record says in addition to its pair, in the bits of Record::size_type above type and units
+// (14 bits).
 struct RecordNotes {
   // The record ends with that structure; if it was moved, it has lost it.
   static constexpr uint32_t kReplacesPair = 1u << 16, kReplacesLarge = 1u << 17;
   // Cleaning moved it from a segment whose number has the 11 bits at kFromAt.
   static constexpr uint32_t kMoved = 1u << 18;
-  static constexpr uint32_t kPiece = 1u << 19;  // of a large pair; with kDeleted: what was deleted is one
-  static constexpr uint32_t kBody = 1u << 20;   // kPair: its value lies on blocks
+  // of a large pair; with kDeleted: what was deleted is one
+  static constexpr uint32_t kPiece = 1u << 19;
+  static constexpr uint32_t kBody = 1u << 20;  // kPair: its value lies on blocks
   static constexpr unsigned kFromAt = 21;
 };
 
-// The value of a head. A value is cut into pieces of piece_bytes each, of which only the last may be shorter.
+// The value of a head. A value is cut into pieces of piece_bytes each, of which only the last may
+// be shorter.
 struct Pieces {
   uint64_t hash;  // of the pair's key
   uint64_t key_bytes, value_bytes;
-  uint64_t id;  // of this set of the pair: no other of the store has the same, in any run of a program. 0: no pieces
+  uint64_t id;  // of this set of the pair: no other of the store has the same, in any run of a
+                // program. 0: no pieces
   uint32_t piece_bytes;
-  uint32_t hold_key;  // 1: the key lies in them, and the value behind it, from a multiple of 8 on; 0: in the head
+  uint32_t hold_key;  // 1: the key lies in them, and the value behind it, from a multiple of 8 on;
+                      // 0: in the head
 
   uint64_t value_at() const { return hold_key ? round_up(key_bytes, 8) : 0; }
   uint64_t bytes() const { return value_at() + value_bytes; }
@@ -115,23 +126,30 @@ struct Record {
   // Pre: no body.
   char* value() { return reinterpret_cast<char*>(this + 1) + round_up(key_bytes, 8); }
   bool is_piece() const { return (size_type & RecordNotes::kPiece) != 0; }
-  bool has_body() const { return (size_type & RecordNotes::kBody) != 0 && type() == RecordType::kPair; }
+  bool has_body() const {
+    return (size_type & RecordNotes::kBody) != 0 && type() == RecordType::kPair;
+  }
   uint64_t body_bytes() const { return has_body() ? value_bytes : 0; }
-  const Body& body() const {
+  const Body& body() const {  // pre: it has one
     return *reinterpret_cast<const Body*>(key() + round_up(key_bytes, 8));
-  }  // pre: it has one
+  }
   // Of what follows the key in the record itself.
   uint64_t stored_bytes() const {
     return has_body() ? sizeof(Body) : type() == RecordType::kMark ? 0 : uint64_t{value_bytes};
   }
   // Bytes from here to the next record of the segment.
-  uint64_t span() const { return units() * kUnitBytes + (type() == RecordType::kMark ? value_bytes : 0); }
+  uint64_t span() const {
+    return units() * kUnitBytes + (type() == RecordType::kMark ? value_bytes : 0);
+  }
   // What it takes of its segment: its body, too.
   uint64_t live_units() const { return units() + body_bytes() / kUnitBytes; }
   // Pre: kLarge.
-  const Pieces& pieces() const { return *reinterpret_cast<const Pieces*>(key() + round_up(key_bytes, 8)); }
+  const Pieces& pieces() const {
+    return *reinterpret_cast<const Pieces*>(key() + round_up(key_bytes, 8));
+  }
   uint64_t value_room() const {
-    return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8) - replaced_units(size_type) * kUnitBytes;
+    return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8) -
+           replaced_units(size_type) * kUnitBytes;
   }
   // units of the structure at the end of the record
   static constexpr unsigned replaced_units(uint32_t notes) {
@@ -140,12 +158,15 @@ struct Record {
   Replaced* replaced();  // pre: it replaces something
   // lost: the notes of what it lost in the move.
   void note_moved(uint64_t from_segment, uint32_t lost) {
-    size_type |= RecordNotes::kMoved | lost | static_cast<uint32_t>(from_segment & 0x7ff) << RecordNotes::kFromAt;
+    size_type |= RecordNotes::kMoved | lost |
+                 static_cast<uint32_t>(from_segment & 0x7ff) << RecordNotes::kFromAt;
   }
   bool moved() const { return (size_type & RecordNotes::kMoved) != 0; }
   uint32_t stripped_units() const { return moved() ? noted_units(size_type) : 0; }
   // Whether it may have been moved from that segment.
-  bool may_be_from(uint64_t segment) const { return size_type >> RecordNotes::kFromAt == (segment & 0x7ff); }
+  bool may_be_from(uint64_t segment) const {
+    return size_type >> RecordNotes::kFromAt == (segment & 0x7ff);
+  }
 
  private:
   static constexpr unsigned noted_units(uint32_t notes) {
@@ -169,7 +190,8 @@ struct ReplacedLarge {              // the head of a large pair
 };
 static_assert(sizeof(ReplacedLarge) == 40 && offsetof(ReplacedLarge, record) == 24);
 inline Replaced* Record::replaced() {
-  return reinterpret_cast<Replaced*>(reinterpret_cast<char*>(this) + units() * kUnitBytes - sizeof(Replaced));
+  return reinterpret_cast<Replaced*>(reinterpret_cast<char*>(this) + units() * kUnitBytes -
+                                     sizeof(Replaced));
 }
 
 constexpr uint64_t record_units(uint64_t key_bytes, uint64_t value_bytes) {
@@ -177,14 +199,15 @@ constexpr uint64_t record_units(uint64_t key_bytes, uint64_t value_bytes) {
 }
 
 // Writes a record of so many units but for its value.
-void fill_head(Record* record, uint32_t notes, RecordType type, uint64_t units, Bytes key, uint64_t value_bytes);
+void fill_head(Record* record, uint32_t notes, RecordType type, uint64_t units, Bytes key,
+               uint64_t value_bytes);
 void fill_record(Record* record, RecordType type, uint64_t units, Bytes key, Bytes value);
 
 inline uint32_t word32(const uint32_t& word, std::memory_order order) {
   return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word)).load(order);
 }
-// Copies n bytes of a value, from `offset` on. The copy may be a mix of two versions; `version`, read afterwards,
-// tells. Pre: offset + n is within the record.
+// Copies n bytes of a value, from `offset` on. The copy may be a mix of two versions; `version`,
+// read afterwards, tells. Pre: offset + n is within the record.
 void value_copy_words(const char* value, uint64_t offset, void* to, uint64_t n);
 
 // The checksum of a record at `address`. Pre: no thread changes it.
@@ -193,11 +216,13 @@ uint64_t record_checksum(const Record* record, Address address, uint64_t life);
 uint64_t part_checksum(const void* data, uint64_t bytes, uint64_t number, uint64_t life);
 
 // Of a pair whose value lies on blocks; it proves both. `address` is the record's.
-uint64_t body_checksum(Bytes key, const char* value, uint64_t bytes, Address address, uint64_t life);
+uint64_t body_checksum(Bytes key, const char* value, uint64_t bytes, Address address,
+                       uint64_t life);
 
-// `value`: where the value is. Copies up to `bytes` bytes of one version of it, from `offset` on. Returns the length of
-// the whole value.
-uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset, void* to, uint64_t bytes);
+// `value`: where the value is. Copies up to `bytes` bytes of one version of it, from `offset` on.
+// Returns the length of the whole value.
+uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset, void* to,
+                        uint64_t bytes);
 // Replaces the value. Pre: the lock of the record's shard; there is room.
 void value_overwrite(Record* record, char* to, Bytes value);
 

@@ -16,8 +16,8 @@ namespace {
 
 constexpr unsigned kIndexBits = 6;
 constexpr uint64_t kShareOfIndex = 64;  // of the budget, left for indexes to grow
-constexpr uint64_t kBytesAGhost =
-    8192;  // of the budget. As many as a quarter of the 4 KiB records hit best (DECISIONS.md)
+// of the budget. As many as a quarter of the 4 KiB records hit best (DECISIONS.md)
+constexpr uint64_t kBytesAGhost = 8192;
 
 uint64_t mix(uint64_t x) {
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -27,12 +27,15 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
-uint64_t RecordCache::hash_of(Address address, uint64_t life) { return mix(mix(life) + address.value); }
+uint64_t RecordCache::hash_of(Address address, uint64_t life) {
+  return mix(mix(life) + address.value);
+}
 
 void RecordCache::open(Budget* budget, Epochs* epochs) {
   const uint64_t limit = budget->limit() - budget->used();
   chunk_bytes_ = kChunkBytesMin;
-  while (chunk_bytes_ < kChunkBytesMax && limit / (2 * chunk_bytes_) >= kChunksWanted) chunk_bytes_ *= 2;
+  while (chunk_bytes_ < kChunkBytesMax && limit / (2 * chunk_bytes_) >= kChunksWanted)
+    chunk_bytes_ *= 2;
   if (limit / chunk_bytes_ < 2 * kSpareChunks || limit / chunk_bytes_ >= UINT32_MAX) return;
   count_ = static_cast<uint32_t>(limit / chunk_bytes_);
   ghost_count_ = 1;
@@ -42,7 +45,8 @@ void RecordCache::open(Budget* budget, Epochs* epochs) {
   mapping_bytes_ = (count_ + uint64_t{1}) * chunk_bytes_;
   if (!budget->take(tables_bytes_)) return;
   auto* tables = static_cast<char*>(map_private(tables_bytes_, ForkPolicy::kInherit));
-  auto* mapping = tables ? static_cast<char*>(map_private(mapping_bytes_, ForkPolicy::kInherit)) : nullptr;
+  auto* mapping =
+      tables ? static_cast<char*>(map_private(mapping_bytes_, ForkPolicy::kInherit)) : nullptr;
   if (!mapping || index_.open(kIndexBits, budget) < 0) {
     index_.close();
     if (mapping) unmap_private(mapping, mapping_bytes_);
@@ -55,7 +59,8 @@ void RecordCache::open(Budget* budget, Epochs* epochs) {
   mapping_ = mapping;
   base_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uint64_t>(mapping), chunk_bytes_));
   // A chunk is what is charged, so a huge page may be no larger.
-  if (chunk_bytes_ == kChunkBytesMax) (void)sys::advise(base_, count_ * chunk_bytes_, MADV_HUGEPAGE);
+  if (chunk_bytes_ == kChunkBytesMax)
+    (void)sys::advise(base_, count_ * chunk_bytes_, MADV_HUGEPAGE);
   budget_ = budget;
   epochs_ = epochs;
   for (uint32_t i = 1; i <= count_; ++i) {
@@ -77,7 +82,8 @@ Record* RecordCache::find(Address address, uint64_t life) const {
   Record* found = nullptr;
   index_.find(hash_of(address, life), [&](Address at) {
     Copy* copy = copy_at(at);
-    if (copy->life != life || copy->address_hits.load(std::memory_order_relaxed) >> kHitBits != address.value)
+    if (copy->life != life ||
+        copy->address_hits.load(std::memory_order_relaxed) >> kHitBits != address.value)
       return false;
     found = &copy->record;
     return true;
@@ -89,7 +95,8 @@ Record* RecordCache::find(Address address, uint64_t life) const {
 void RecordCache::note_read(const Record* record) const {
   auto* at = reinterpret_cast<const char*>(record);
   if (!base_ || at < base_ || at >= base_ + count_ * chunk_bytes_) return;
-  auto& word = reinterpret_cast<Copy*>(const_cast<char*>(at) - (sizeof(Copy) - sizeof(Record)))->address_hits;
+  auto& word = reinterpret_cast<Copy*>(const_cast<char*>(at) - (sizeof(Copy) - sizeof(Record)))
+                   ->address_hits;
   uint64_t hits = word.load(std::memory_order_relaxed);
   if ((hits & ((1u << kHitBits) - 1)) < kHitsMost)
     word.compare_exchange_strong(hits, hits + 1, std::memory_order_relaxed);
@@ -113,10 +120,13 @@ uint32_t RecordCache::pop(Queue* queue, const Chunk* chunks) {
 
 // Something is left for the store's index, and this one.
 bool RecordCache::may_grow() const {
-  return blank_.count != 0 && budget_->limit() - budget_->used() >= chunk_bytes_ + budget_->limit() / kShareOfIndex;
+  return blank_.count != 0 &&
+         budget_->limit() - budget_->used() >= chunk_bytes_ + budget_->limit() / kShareOfIndex;
 }
 
-bool RecordCache::spare_is_safe() const { return retired_.first && epochs_->safe(chunks_[retired_.first - 1].retired); }
+bool RecordCache::spare_is_safe() const {
+  return retired_.first && epochs_->safe(chunks_[retired_.first - 1].retired);
+}
 
 uint32_t RecordCache::take_chunk() {
   uint32_t chunk = 0;
@@ -144,8 +154,8 @@ void RecordCache::discard(uint32_t chunk) {
   budget_->give_back(chunk_bytes_);
 }
 
-RecordCache::Copy* RecordCache::put(Queue* queue, const Record* record, const char* body, Address address,
-                                    uint64_t life) {
+RecordCache::Copy* RecordCache::put(Queue* queue, const Record* record, const char* body,
+                                    Address address, uint64_t life) {
   const uint64_t bytes = copy_bytes(record);
   if (!queue->last || chunks_[queue->last - 1].used + bytes > chunk_bytes_) {
     const uint32_t chunk = take_chunk();
@@ -157,7 +167,8 @@ RecordCache::Copy* RecordCache::put(Queue* queue, const Record* record, const ch
   chunk.used += static_cast<uint32_t>(bytes);
   new (copy) Copy{life, {address.value << kHitBits}, {}};
   memcpy(static_cast<void*>(&copy->record), record, record->units() * kUnitBytes);
-  if (record->has_body()) memcpy(const_cast<char*>(behind(&copy->record)), body, record->body_bytes());
+  if (record->has_body())
+    memcpy(const_cast<char*>(behind(&copy->record)), body, record->body_bytes());
   return copy;
 }
 
@@ -168,7 +179,9 @@ bool RecordCache::remembered(uint64_t hash) {
   return found;
 }
 
-void RecordCache::remember(uint64_t hash) { ghosts_[hash & (ghost_count_ - 1)] = static_cast<uint32_t>(hash >> 32); }
+void RecordCache::remember(uint64_t hash) {
+  ghosts_[hash & (ghost_count_ - 1)] = static_cast<uint32_t>(hash >> 32);
+}
 
 // The oldest of its queue: it moves to the front of the main queue, or goes.
 void RecordCache::look_at_again(const Copy* copy, bool small, bool keep) {
@@ -178,9 +191,12 @@ void RecordCache::look_at_again(const Copy* copy, bool small, bool keep) {
   const uint64_t hash = hash_of(address, copy->life);
   std::atomic<uint64_t>* entry = index_.find_entry(hash, [&](Address at) { return at == here; });
   if (!entry) return;
-  Copy* fresh = keep && hits ? put(&main_, &copy->record, behind(&copy->record), address, copy->life) : nullptr;
+  Copy* fresh = keep && hits
+                    ? put(&main_, &copy->record, behind(&copy->record), address, copy->life)
+                    : nullptr;
   if (fresh) {
-    fresh->address_hits.store(address.value << kHitBits | (small ? 0 : hits - 1), std::memory_order_relaxed);
+    fresh->address_hits.store(address.value << kHitBits | (small ? 0 : hits - 1),
+                              std::memory_order_relaxed);
     Index::replace(entry, place_of(fresh));
     return;
   }
@@ -188,8 +204,8 @@ void RecordCache::look_at_again(const Copy* copy, bool small, bool keep) {
   if (small && !hits) remember(hash);
 }
 
-// Looks at so many bytes of the oldest records, or until there are chunks to spare: one for what is admitted, one for
-// what of the next chunk moves to the main queue.
+// Looks at so many bytes of the oldest records, or until there are chunks to spare: one for what is
+// admitted, one for what of the next chunk moves to the main queue.
 void RecordCache::sweep(uint64_t bytes) {
   while (retired_.count < kSpareChunks && !may_grow()) {
     const bool small = main_.count < 2 || small_.count > 1 + main_.count / 9;
@@ -209,15 +225,19 @@ void RecordCache::sweep(uint64_t bytes) {
   }
 }
 
-void RecordCache::admit(const Record* record, Address address, uint64_t life, bool again, const char* body) {
+void RecordCache::admit(const Record* record, Address address, uint64_t life, bool again,
+                        const char* body) {
   const uint64_t bytes = copy_bytes(record);
   if (!base_ || bytes > chunk_bytes_ / 4 || !lock_.try_lock()) return;
   if (!find(address, life)) {
     sweep(kSweepFactor * bytes);
     const uint64_t hash = hash_of(address, life);
-    const Copy* copy = put(remembered(hash) || again ? &main_ : &small_, record, body, address, life);
-    // Without an entry the copy is never found, and goes with its chunk. The index may have the next chunk to spare.
-    if (copy && index_.insert(hash, place_of(copy)) < 0 && spare_is_safe()) discard(pop(&retired_, chunks_));
+    const Copy* copy =
+        put(remembered(hash) || again ? &main_ : &small_, record, body, address, life);
+    // Without an entry the copy is never found, and goes with its chunk. The index may have the
+    // next chunk to spare.
+    if (copy && index_.insert(hash, place_of(copy)) < 0 && spare_is_safe())
+      discard(pop(&retired_, chunks_));
   }
   lock_.unlock();
 }

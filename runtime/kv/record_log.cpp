@@ -16,8 +16,8 @@
 
 namespace lunar::kv {
 
-// Huge pages: a record found by chance costs a walk of the page tables else, as much as the copy of 4 KiB. All of it is
-// charged, so a huge page takes nothing that the budget does not know of.
+// Huge pages: a record found by chance costs a walk of the page tables else, as much as the copy of
+// 4 KiB. All of it is charged, so a huge page takes nothing that the budget does not know of.
 char* Log::map_records(uint64_t bytes) {
   void* memory = map_private(bytes, ForkPolicy::kInherit);
   if (memory) (void)sys::advise(memory, bytes, MADV_HUGEPAGE);
@@ -26,9 +26,9 @@ char* Log::map_records(uint64_t bytes) {
 
 constexpr unsigned kSmallBits = 17;  // of a segment of 128 KiB
 
-// On a device a frame is a segment, and several are wanted; and of about 1,024 segments those that are kept free for
-// cleaning are few (runtime/DECISIONS.md). But a value of 4 KiB is whole, and one of more than a 16th of a segment in
-// pieces.
+// On a device a frame is a segment, and several are wanted; and of about 1,024 segments those that
+// are kept free for cleaning are few (runtime/DECISIONS.md). But a value of 4 KiB is whole, and one
+// of more than a 16th of a segment in pieces.
 unsigned Log::segment_bits_for(const LogPlace& place, uint64_t limit) {
   if (place.segment_bits) return place.segment_bits;
   const uint64_t bytes = std::max(place.bytes, place.bytes_most / 16);
@@ -45,7 +45,8 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   const uint64_t bytes = place.bytes;
   Device* device = place.device;
   if (bytes > kLogBytesMax) return -EINVAL;
-  // Never twice in a store that is kept; and as ids of large pairs, such that nobody can choose keys by them.
+  // Never twice in a store that is kept; and as ids of large pairs, such that nobody can choose
+  // keys by them.
   uint64_t lives = 0;
   if (const int status = sys::random_bytes(&lives, sizeof lives); status < 0) return status;
   lives_.store(lives >> 2, std::memory_order_relaxed);
@@ -55,19 +56,22 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   device_offset_ = place.offset;
   segment_bits_ = segment_bits_for(place, budget->limit());
   count_ = device ? bytes >> segment_bits_ : (bytes + segment_bytes() - 1) >> segment_bits_;
-  const uint64_t most = std::min(place.bytes_most >> segment_bits_, budget->limit() / kTablesShare / sizeof(Segment));
+  const uint64_t most =
+      std::min(place.bytes_most >> segment_bits_, budget->limit() / kTablesShare / sizeof(Segment));
   if (count_ < kSegmentsMin) {
     if (device && most < kSegmentsMin) return -ENOSPC;
     count_ = kSegmentsMin;
   }
   count_most_ = std::max<uint64_t>(count_, most);
   if (!budget->take(count_most_ * sizeof(Segment))) return -ENOMEM;
-  segments_ = static_cast<Segment*>(map_private(count_most_ * sizeof(Segment), ForkPolicy::kInherit));
+  segments_ =
+      static_cast<Segment*>(map_private(count_most_ * sizeof(Segment), ForkPolicy::kInherit));
   if (!segments_) return -ENOMEM;
   for (uint64_t i = 0; i < count_; ++i) new (&segments_[i]) Segment;
   free_.store(count_, std::memory_order_relaxed);
   for (Tail& tail : tails_) tail.used = segment_bytes();
-  clock_.store(2 * bytes / kUnitBytes, std::memory_order_relaxed);  // what is restored was set long ago
+  // what is restored was set long ago
+  clock_.store(2 * bytes / kUnitBytes, std::memory_order_relaxed);
   for (double& span : spans_) span = static_cast<double>(bytes) / kUnitBytes;
   if (device) return open_frames(budget->limit(), place.read_only);
   if (!budget->take(count_ << segment_bits_)) return -ENOMEM;
@@ -88,8 +92,9 @@ void Log::close() {
   segments_ = nullptr;
 }
 
-// On a device only the tail's newest batch may be changed: all else may be on its way there. Seen by write_out() and
-// write_uncommitted(), before which its batch was sealed or closed, and which then wait.
+// On a device only the tail's newest batch may be changed: all else may be on its way there. Seen
+// by write_out() and write_uncommitted(), before which its batch was sealed or closed, and which
+// then wait.
 bool Log::begin_change(Address address) {
   Segment& segment = of(address);
   const uint32_t batch = segment.batch.load(std::memory_order_relaxed);
@@ -109,14 +114,16 @@ uint64_t Log::block_padding(uint64_t end, uint64_t bytes) const {
   return worth_it && bytes + padding <= inline_units_max() * kUnitBytes ? padding : 0;
 }
 
-// For a record, and its body behind the others. An open group in which it finds none ends. Pre, as of the next: the
-// tails' lock.
+// For a record, and its body behind the others. An open group in which it finds none ends. Pre, as
+// of the next: the tails' lock.
 bool Log::find_room(Tail& tail, uint64_t bytes, uint64_t body_bytes) {
   const bool group = tail.heads_end != 0;
-  if (group && tail.used + bytes + sizeof(Record) <= tail.heads_end && tail.bodies_end + body_bytes <= segment_bytes())
+  if (group && tail.used + bytes + sizeof(Record) <= tail.heads_end &&
+      tail.bodies_end + body_bytes <= segment_bytes())
     return true;
   const uint64_t from = group ? tail.bodies_end : tail.used;
-  const uint64_t heads_end = body_bytes ? round_up(from + bytes + sizeof(Record), media::kBlockBytes) : from + bytes;
+  const uint64_t heads_end =
+      body_bytes ? round_up(from + bytes + sizeof(Record), media::kBlockBytes) : from + bytes;
   if (heads_end + body_bytes > segment_bytes()) return false;
   end_group(tail);
   if (body_bytes) tail.heads_end = tail.bodies_end = heads_end;
@@ -127,7 +134,8 @@ bool Log::find_room(Tail& tail, uint64_t bytes, uint64_t body_bytes) {
 void Log::end_group(Tail& tail) {
   if (tail.heads_end == 0) return;
   Segment& segment = segments_[tail.segment];
-  auto* mark = reinterpret_cast<Record*>(segment.memory.load(std::memory_order_relaxed) + tail.used);
+  auto* mark =
+      reinterpret_cast<Record*>(segment.memory.load(std::memory_order_relaxed) + tail.used);
   const uint64_t bytes = tail.heads_end - tail.used;
   fill_head(mark, 0, RecordType::kMark, bytes / kUnitBytes, {}, tail.bodies_end - tail.heads_end);
   memset(static_cast<void*>(mark + 1), 0, bytes - sizeof(Record));
@@ -136,8 +144,8 @@ void Log::end_group(Tail& tail) {
   segment.used.store(static_cast<uint32_t>(tail.used), std::memory_order_relaxed);
 }
 
-bool Log::append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding,
-                 BodyRoom* body) {
+bool Log::append(Tail& tail, uint64_t units, bool cleaning, Address before, Address* out,
+                 uint64_t* padding, BodyRoom* body) {
   const uint64_t bytes = units * kUnitBytes, body_bytes = body ? body->bytes : 0;
   sys::Locked lock(tail_lock_);
   if ((tail.reserved && !cleaning) || !find_room(tail, bytes, body_bytes)) return false;
@@ -150,17 +158,21 @@ bool Log::append(Tail& tail, uint64_t units, bool cleaning, Address before, Addr
   if (body_bytes) body->block = static_cast<uint32_t>(tail.bodies_end / media::kBlockBytes);
   tail.bodies_end += body_bytes;
   const uint64_t live = units + (more + body_bytes) / kUnitBytes;
-  segment.used.store(static_cast<uint32_t>(group ? tail.bodies_end : tail.used), std::memory_order_relaxed);
+  segment.used.store(static_cast<uint32_t>(group ? tail.bodies_end : tail.used),
+                     std::memory_order_relaxed);
   if (!cleaning)
-    clock_.store(clock_.load(std::memory_order_relaxed) + units + body_bytes / kUnitBytes, std::memory_order_relaxed);
+    clock_.store(clock_.load(std::memory_order_relaxed) + units + body_bytes / kUnitBytes,
+                 std::memory_order_relaxed);
   note_set(segment, cleaning ? before : Address{}, live);
   add_live(*out, live);
-  segment.filling[segment.batch.load(std::memory_order_relaxed) & 1].fetch_add(1, std::memory_order_relaxed);
+  segment.filling[segment.batch.load(std::memory_order_relaxed) & 1].fetch_add(
+      1, std::memory_order_relaxed);
   return true;
 }
 
 // Where no segment is free, what the other tails have left is better than none.
-int Log::allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding, BodyRoom* body) {
+int Log::allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding,
+                  BodyRoom* body) {
   Tail& wanted = tails_[tail_for(before)];
   for (int status = 0; status == 0; status = roll(wanted, cleaning))
     if (append(wanted, units, cleaning, before, out, padding, body)) return 0;
@@ -176,7 +188,8 @@ int Log::roll(Tail& tail, bool cleaning) {
     sys::Locked lock(tail_lock_);
     if (tail.reserved && !cleaning) return -EAGAIN;
     // The most that any record takes, with the block that ends before its body.
-    const uint64_t most = std::max(inline_units_max() * kUnitBytes, body_bytes_max() + 2 * media::kBlockBytes);
+    const uint64_t most =
+        std::max(inline_units_max() * kUnitBytes, body_bytes_max() + 2 * media::kBlockBytes);
     if (std::max(tail.used, tail.bodies_end) + most <= segment_bytes()) return 0;
   }
   uint64_t number;
@@ -192,7 +205,10 @@ int Log::roll(Tail& tail, bool cleaning) {
   segments_[number].opened_at = clock_.load(std::memory_order_relaxed);
   segments_[number].tail = static_cast<unsigned>(&tail - tails_);
   segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
-  tail = {.segment = number, .used = first_at(number), .open = true, .reserved = cleaning && !room_for_writers(0)};
+  tail = {.segment = number,
+          .used = first_at(number),
+          .open = true,
+          .reserved = cleaning && !room_for_writers(0)};
   if (commits()) open_log_segment(number);
   return 0;
 }
@@ -202,7 +218,8 @@ void Log::seal_locked(Tail& tail) {
   const uint64_t number = tail.segment;
   if (!tail.open) return;
   end_group(tail);
-  if (commits() && !finish_batch()) segments_[number].used.store(used_durable(number), std::memory_order_relaxed);
+  if (commits() && !finish_batch())
+    segments_[number].used.store(used_durable(number), std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
   tail = {.used = segment_bytes()};
   if (!state_bytes_ && is_empty(number)) retire_locked(number, epochs_->retire());
@@ -212,7 +229,9 @@ void Log::seal_tails() {
   MutexLock guard(mutex_);
   sys::Locked lock(tail_lock_);
   // A segment of the log without a batch would end it.
-  if (commits() && tail_.open && used_durable(tail_.segment) == first_at(tail_.segment) && !any_in_batch()) return;
+  if (commits() && tail_.open && used_durable(tail_.segment) == first_at(tail_.segment) &&
+      !any_in_batch())
+    return;
   for (Tail& tail : tails_) seal_locked(tail);
 }
 
@@ -220,7 +239,8 @@ void Log::seal_tails() {
 bool Log::take_one(bool cleaning, uint64_t* number) {
   note_next_state();
   if (ahead() != Ahead::kNothing) cleaning_wanted_.store(true, std::memory_order_relaxed);
-  if (cleaning ? free_.load(std::memory_order_relaxed) <= state_reserve() : !room_for_writers(1)) return false;
+  if (cleaning ? free_.load(std::memory_order_relaxed) <= state_reserve() : !room_for_writers(1))
+    return false;
   if (!cleaning && log_is_long()) return false;
   for (uint64_t i = 0; i < count_; ++i) {
     const uint64_t at = (next_free_ + i) % count_;
@@ -249,15 +269,16 @@ Log::Ahead Log::ahead() const {
   return held() > held_wanted() && free <= free_reserve() + early ? Ahead::kSave : Ahead::kNothing;
 }
 
-// The less room is left the more: so that writers are no faster than what cleans, and none waits for a whole segment.
+// The less room is left the more: so that writers are no faster than what cleans, and none waits
+// for a whole segment.
 uint64_t Log::delay_ns() const {
   const uint64_t early = segments_ahead(), room = free_.load(std::memory_order_relaxed) + held();
   const uint64_t left = room > reserve() ? room - reserve() : 0;
   return left < early ? (early - left) * kDelayMostNs / early : 0;
 }
 
-// What is reserved for states: it grows and shrinks with the index, so it is asked for with each taking of segments.
-// Pre: the mutex.
+// What is reserved for states: it grows and shrinks with the index, so it is asked for with each
+// taking of segments. Pre: the mutex.
 void Log::note_next_state() {
   if (!state_bytes_) return;
   // For the next one, and when that is larger than the last one, for the one after it too.
@@ -270,7 +291,8 @@ void Log::note_next_state() {
 // Pre: the mutex.
 void Log::note_whether_state_is_wanted() {
   const uint64_t gain = held() + retired_.load(std::memory_order_relaxed);
-  const bool room_ends = gain >= count_ / 16 && free_.load(std::memory_order_relaxed) <= reserve() + count_ / 32;
+  const bool room_ends =
+      gain >= count_ / 16 && free_.load(std::memory_order_relaxed) <= reserve() + count_ / 32;
   bool log_grows = false;
   if (commits()) {
     const uint64_t most = log_segments_most();
@@ -283,7 +305,8 @@ void Log::note_whether_state_is_wanted() {
 void Log::retire_locked(uint64_t number, uint64_t epoch) {
   Segment& segment = segments_[number];
   segment.state.store(SegmentState::kRetired, std::memory_order_release);
-  live_units_.fetch_sub(segment.live.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+  live_units_.fetch_sub(segment.live.exchange(0, std::memory_order_relaxed),
+                        std::memory_order_relaxed);
   segment.retired = epoch;
   segment.next_retired = 0;
   if (last_retired_)
@@ -349,7 +372,9 @@ int Log::poor_victim(uint64_t* number) {
     dead += own;
     if (own > best) best = own, *number = i;
   }
-  return best >= segment_bytes() / kUnitBytes / 64 && dead * kUnitBytes > 2 * segment_bytes() ? 0 : -ENOSPC;
+  return best >= segment_bytes() / kUnitBytes / 64 && dead * kUnitBytes > 2 * segment_bytes()
+             ? 0
+             : -ENOSPC;
 }
 
 void Log::set_damaged(uint64_t number) {

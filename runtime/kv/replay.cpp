@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening a store whose sets were durable: what the log has behind the saved state is applied to it. The form, and how
-// the end differs from damage: store_format.h.
+// Opening a store whose sets were durable: what the log has behind the saved state is applied to
+// it. The form, and how the end differs from damage: store_format.h.
 //
-// Every record says what it takes the place of, and the index, replayed, leads where it led when the record was made.
-// So replay reads the log once, in order, and nothing else; a record whose predecessor is not there is damage.
-// Threading: one thread, at open.
+// Every record says what it takes the place of, and the index, replayed, leads where it led when
+// the record was made. So replay reads the log once, in order, and nothing else; a record whose
+// predecessor is not there is damage. Threading: one thread, at open.
 #include <errno.h>
 
 #include <algorithm>
@@ -16,7 +16,8 @@ namespace lunar::kv {
 namespace {
 
 constexpr uint64_t kBlockBytes = media::kBlockBytes;
-constexpr uint64_t kUnlinkedMost = 256;  // segments that no header names: they bound the time of an open
+// segments that no header names: they bound the time of an open
+constexpr uint64_t kUnlinkedMost = 256;
 
 unsigned long long number_of(uint64_t value) { return value; }
 
@@ -26,8 +27,8 @@ Store::Before Store::before_of(Record* record) {
   const Replaced& old = *record->replaced();
   Before out{nullptr, Address{old.address}, old.units, old.value_bytes, 0, 0};
   if (record->size_type & RecordNotes::kReplacesLarge) {
-    const auto& large =
-        *reinterpret_cast<const ReplacedLarge*>(reinterpret_cast<const char*>(&old) - offsetof(ReplacedLarge, record));
+    const auto& large = *reinterpret_cast<const ReplacedLarge*>(
+        reinterpret_cast<const char*>(&old) - offsetof(ReplacedLarge, record));
     out.value_bytes = large.value_bytes;
     out.id = large.id;
     out.count = large.count;
@@ -35,10 +36,14 @@ Store::Before Store::before_of(Record* record) {
   return out;
 }
 
-// The entry of the record that cleaning moved here. Its tag and its segment are enough to know it, nearly always.
-std::atomic<uint64_t>* Store::find_moved(Index& index, uint64_t hash, const Record* record, Address* from) {
+// The entry of the record that cleaning moved here. Its tag and its segment are enough to know it,
+// nearly always.
+std::atomic<uint64_t>* Store::find_moved(Index& index, uint64_t hash, const Record* record,
+                                         Address* from) {
   unsigned found = 0;
-  const auto may_be = [&](Address address) { return record->may_be_from(log_.segment_of(address)); };
+  const auto may_be = [&](Address address) {
+    return record->may_be_from(log_.segment_of(address));
+  };
   index.find_entry(hash, [&](Address address) {
     if (may_be(address)) *from = address, ++found;
     return false;
@@ -49,15 +54,18 @@ std::atomic<uint64_t>* Store::find_moved(Index& index, uint64_t hash, const Reco
     *from = address;
     Look look(log_);
     // Of a value on blocks the rest of the record says where that is.
-    const uint64_t same = record->has_body() ? record->key_bytes : record->units() * kUnitBytes - sizeof(Record);
-    return look.locked(address) == 0 && look->units() == record->units() + record->stripped_units() &&
+    const uint64_t same =
+        record->has_body() ? record->key_bytes : record->units() * kUnitBytes - sizeof(Record);
+    return look.locked(address) == 0 &&
+           look->units() == record->units() + record->stripped_units() &&
            look->type() == record->type() && look->has_body() == record->has_body() &&
            look->key_bytes == record->key_bytes && look->value_bytes == record->value_bytes &&
            memcmp(look->key(), record->key(), same) == 0;
   });
 }
 
-// What salvage of a damaged state has taken for the pair of that hash (rebuild.h): the log knows better.
+// What salvage of a damaged state has taken for the pair of that hash (rebuild.h): the log knows
+// better.
 void Store::find_rebuilt(Index& index, uint64_t hash, Before* out) {
   out->place = index.find_entry(hash, [&](Address address) {
     Look look(log_);
@@ -73,8 +81,9 @@ void Store::find_rebuilt(Index& index, uint64_t hash, Before* out) {
   });
 }
 
-// What of the log is in hand: pieces from the first one to their head, and from the head's end to that of number 0.
-// There are no more at a time than a store has places for, and as many as had no room for the record of their delete.
+// What of the log is in hand: pieces from the first one to their head, and from the head's end to
+// that of number 0. There are no more at a time than a store has places for, and as many as had no
+// room for the record of their delete.
 int Store::note_in_hand(const Record* record, uint64_t hash, const Before& before) {
   if (before.id != 0 && before.count > log_.pieces_most()) return -EBADMSG;
   if (before.id != 0 && !left_in_hand_.push({hash, before.id, before.count})) return -ENOMEM;
@@ -111,10 +120,13 @@ void Store::end_in_hand(uint64_t owner, uint64_t id) {
 // 0; -EBADMSG: it does not fit what was before it, nothing was changed; -ENOMEM: the index.
 int Store::apply(Record* record, Address address) {
   if (record->type() == RecordType::kMark) return 0;
-  const bool deleted = record->type() == RecordType::kDeleted, large = record->type() == RecordType::kLarge;
+  const bool deleted = record->type() == RecordType::kDeleted,
+             large = record->type() == RecordType::kLarge;
   const auto& gone = *reinterpret_cast<const DeletedKey*>(record + 1);
   const uint64_t hash = deleted ? gone.hash : hash_of_record(record);
-  const uint64_t key_bytes = deleted ? gone.key_bytes : large ? record->pieces().key_bytes : record->key_bytes;
+  const uint64_t key_bytes = deleted ? gone.key_bytes
+                             : large ? record->pieces().key_bytes
+                                     : record->key_bytes;
   const uint64_t value_bytes = large ? record->pieces().value_bytes : record->value_bytes;
   Shard& shard = shard_of(hash);
   Index& index = shard.index_of(record);
@@ -147,7 +159,8 @@ int Store::apply(Record* record, Address address) {
   if (!deleted) log_.add_live(address, record->live_units());
   if (before.place) log_.drop_live(before.address, before.units);
   if (!record->is_piece())
-    shard.count_bytes(deleted ? 0 : key_bytes + value_bytes, before.place ? key_bytes + before.value_bytes : 0);
+    shard.count_bytes(deleted ? 0 : key_bytes + value_bytes,
+                      before.place ? key_bytes + before.value_bytes : 0);
   return 0;
 }
 
@@ -162,7 +175,8 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
     log_.replayed(end->segment, *life, static_cast<uint32_t>(to));
     for (uint64_t at = end->at; at < to;) {
       auto* record = reinterpret_cast<Record*>(memory + at);
-      if (const int status = apply(record, Address{(begin + at) / kUnitBytes}); status < 0) return status;
+      if (const int status = apply(record, Address{(begin + at) / kUnitBytes}); status < 0)
+        return status;
       at += record->span();
     }
     ++end->number;
@@ -173,11 +187,11 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
   return 0;
 }
 
-// The batches from `number` on in a segment, of which `memory` holds the bytes up to `to`. visit(batch, at) as in
-// visit_later(). False: no more.
+// The batches from `number` on in a segment, of which `memory` holds the bytes up to `to`.
+// visit(batch, at) as in visit_later(). False: no more.
 template <class Visit>
-bool Store::visit_batches(uint64_t log, uint64_t number, uint64_t segment, const char* memory, uint64_t from,
-                          uint64_t to, Visit visit) {
+bool Store::visit_batches(uint64_t log, uint64_t number, uint64_t segment, const char* memory,
+                          uint64_t from, uint64_t to, Visit visit) {
   for (uint64_t block = from; block < to; block = round_down(block, kBlockBytes) + kBlockBytes) {
     const uint64_t at = block == 0 ? log_.first_at(segment) : block;
     const media::BatchHeader* batch = log_.batch_at(log, segment, memory, at);
@@ -186,19 +200,22 @@ bool Store::visit_batches(uint64_t log, uint64_t number, uint64_t segment, const
   return true;
 }
 
-// Batches from the number of `end` on: looks where the first would be, in the rest of that segment, and in those that
-// come after it. visit(batch, segment, memory, at): false: no more. 0 or -errno of the device; salvage goes on behind
-// what cannot be read.
+// Batches from the number of `end` on: looks where the first would be, in the rest of that segment,
+// and in those that come after it. visit(batch, segment, memory, at): false: no more. 0 or -errno
+// of the device; salvage goes on behind what cannot be read.
 //
-// A header names two segments. If all that name the next one are damaged, the log may still continue, in one of the
-// free segments from there on: it takes them in ascending order. So the first block of each is looked at, of
-// kUnlinkedMost by an open that is not for salvage. Where damage is certain, salvage reads them whole.
+// A header names two segments. If all that name the next one are damaged, the log may still
+// continue, in one of the free segments from there on: it takes them in ascending order. So the
+// first block of each is looked at, of kUnlinkedMost by an open that is not for salvage. Where
+// damage is certain, salvage reads them whole.
 template <class Visit>
 int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
   int unread = 0;
   char* memory;
-  uint64_t segment = end.segment + 1, next[2] = {end.next[0], end.next[1]}, number = end.number, last = 0;
-  for (uint64_t visited = 0; segment != 0 && segment <= log_.segments() && visited < log_.segments(); ++visited) {
+  uint64_t segment = end.segment + 1, next[2] = {end.next[0], end.next[1]}, number = end.number,
+           last = 0;
+  for (uint64_t visited = 0;
+       segment != 0 && segment <= log_.segments() && visited < log_.segments(); ++visited) {
     last = segment - 1;
     const int status = log_.read_to_replay(last, log_.segment_bytes(), &memory);
     if (status < 0) unread = status;
@@ -209,7 +226,8 @@ int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
       number = std::max(number, batch->number + 1);
       return visit(batch, last, memory, at);
     };
-    if (!visit_batches(log, end.number, last, memory, visited == 0 ? end.at : 0, log_.segment_bytes(), linked))
+    if (!visit_batches(log, end.number, last, memory, visited == 0 ? end.at : 0,
+                       log_.segment_bytes(), linked))
       return 0;
     segment = next[0];
     next[0] = next[1];
@@ -223,7 +241,9 @@ int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
     ++seen;
     // What cannot be read counts as zeros: nothing says that the log has been there.
     (void)log_.read_to_replay(unlinked, bytes, &memory);
-    const auto found = [&](const media::BatchHeader* batch, uint64_t at) { return visit(batch, unlinked, memory, at); };
+    const auto found = [&](const media::BatchHeader* batch, uint64_t at) {
+      return visit(batch, unlinked, memory, at);
+    };
     if (!visit_batches(log, number, unlinked, memory, 0, bytes, found)) return 0;
   }
   return unread;
@@ -232,28 +252,33 @@ int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
 // Whether a batch says that the one at the end of the log was durable: -EBADMSG.
 int Store::find_later(uint64_t log, const LogEnd& end, ErrorText* why) {
   uint64_t later = 0;
-  const int status = visit_later(log, end, [&](const media::BatchHeader* batch, uint64_t, const char*, uint64_t) {
-    if (batch->durable >= end.number) later = batch->number;
-    return later == 0;
-  });
+  const int status =
+      visit_later(log, end, [&](const media::BatchHeader* batch, uint64_t, const char*, uint64_t) {
+        if (batch->durable >= end.number) later = batch->number;
+        return later == 0;
+      });
   if (status < 0 && salvage_) return -EBADMSG;  // it may go on there
   if (status < 0)
     return why->set(status,
-                    "key/value store on %s: its log cannot be read to its end: %s; `lunar kv dump --salvage` gives "
+                    "key/value store on %s: its log cannot be read to its end: %s; `lunar kv dump "
+                    "--salvage` gives "
                     "what is sound",
                     device_->name(), errno_text(status));
   if (later == 0) return 0;
   return why->set(-EBADMSG,
-                  "key/value store on %s: its log is damaged: batch %llu, of byte %llu on, is not what was written, "
+                  "key/value store on %s: its log is damaged: batch %llu, of byte %llu on, is not "
+                  "what was written, "
                   "and batch %llu came after it; `lunar kv dump --salvage` gives what is sound",
                   device_->name(), number_of(end.number),
-                  number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at), number_of(later));
+                  number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at),
+                  number_of(later));
 }
 
 int Store::visit_lost(void* context, OnLost on_lost) {
   if (lost_log_ == 0) return 0;
   on_lost(context, nullptr, lost_.segment, lost_.at);
-  const auto visit = [&](const media::BatchHeader* batch, uint64_t segment, const char* memory, uint64_t from) {
+  const auto visit = [&](const media::BatchHeader* batch, uint64_t segment, const char* memory,
+                         uint64_t from) {
     const uint64_t to = from + batch->bytes;
     if (!log_.records_are_sound(segment, memory, from, to, batch->life)) {
       if (batch->number != lost_.number) on_lost(context, nullptr, segment, from);
@@ -273,14 +298,17 @@ int Store::visit_lost(void* context, OnLost on_lost) {
 }
 
 int Store::replay(const media::Root& root, ErrorText* why) {
-  LogEnd end{
-      root.log_batch, root.log_segments[0] - uint64_t{1}, root.log_at, {root.log_segments[1], root.log_segments[2]}};
+  LogEnd end{root.log_batch,
+             root.log_segments[0] - uint64_t{1},
+             root.log_at,
+             {root.log_segments[1], root.log_segments[2]}};
   LogEnd last = end;
   int status = 0, unread = 0;  // of the last segments
   while (status == 0) {
-    const bool possible = end.segment < log_.segments() && end.at < log_.segment_bytes() &&
-                          (log_.state(end.segment) == SegmentState::kFree ||
-                           (end.number == root.log_batch && log_.state(end.segment) == SegmentState::kSealed));
+    const bool possible =
+        end.segment < log_.segments() && end.at < log_.segment_bytes() &&
+        (log_.state(end.segment) == SegmentState::kFree ||
+         (end.number == root.log_batch && log_.state(end.segment) == SegmentState::kSealed));
     if (!possible) {
       status = -EBADMSG;
       break;
@@ -292,12 +320,17 @@ int Store::replay(const media::Root& root, ErrorText* why) {
     status = read < 0 && !salvage_ ? read : replay_segment(root.log, memory, &end, &life);
     if (number != end.number || read < 0) unread = read;
     if (number == end.number && status == 0) {
-      // Nothing durable in it: the first segment of the log, or one that the last had only announced.
-      if (number != root.log_batch || end.next[0] == 0 || end.at == log_.first_at(end.segment)) break;
+      // Nothing durable in it: the first segment of the log, or one that the last had only
+      // announced.
+      if (number != root.log_batch || end.next[0] == 0 || end.at == log_.first_at(end.segment))
+        break;
     } else {
       last = end;
     }
-    end = {end.number, end.next[0] - uint64_t{1}, log_.first_at(end.next[0] - uint64_t{1}), {end.next[1], 0}};
+    end = {end.number,
+           end.next[0] - uint64_t{1},
+           log_.first_at(end.next[0] - uint64_t{1}),
+           {end.next[1], 0}};
   }
   last.number = end.number;
   const bool was_replayed = status == 0;
@@ -310,13 +343,15 @@ int Store::replay(const media::Root& root, ErrorText* why) {
   }
   if (was_replayed) return status;
   if (status == -ENOMEM)
-    return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more", device_->name(),
-                    format_size(budget_.limit()).text);
+    return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more",
+                    device_->name(), format_size(budget_.limit()).text);
   return why->set(status,
-                  "key/value store on %s: its log cannot be replayed from batch %llu on, at byte %llu (%s); `lunar kv "
+                  "key/value store on %s: its log cannot be replayed from batch %llu on, at byte "
+                  "%llu (%s); `lunar kv "
                   "dump --salvage` gives what is sound",
                   device_->name(), number_of(end.number),
-                  number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at), errno_text(status));
+                  number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at),
+                  errno_text(status));
 }
 
 }  // namespace lunar::kv

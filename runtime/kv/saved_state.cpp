@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The saved state: see saved_state.h and store_format.h; Store::flush.
 //
-// Order of a save: all records, the links, flush; the root, durable. Until then the root before is what counts, and
-// nothing that it refers to has been written over.
+// Order of a save: all records, the links, flush; the root, durable. Until then the root before is
+// what counts, and nothing that it refers to has been written over.
 // Threading: as in store.h.
 #include "kv/saved_state.h"
 
@@ -25,7 +25,8 @@ namespace {
 
 constexpr uint64_t kShareForOpen = 32;  // of the budget
 
-// Before what it held is gone, both superblocks are: no crash leaves one over another store's roots.
+// Before what it held is gone, both superblocks are: no crash leaves one over another store's
+// roots.
 int format(Device* device, const media::Superblock& super, AtomicImage* root) {
   int status = raw_zero(device, 0, media::kBlockBytes);
   if (status == 0) status = raw_zero(device, media::kSecondSuperAt, media::kBlockBytes);
@@ -37,7 +38,7 @@ int format(Device* device, const media::Superblock& super, AtomicImage* root) {
 
 }  // namespace
 
-// ---- links ----------------------------------------------------------------------------------------------------------
+// ---- links --------------------------------------------------------------------------------------
 
 uint64_t LinkBlocks::checksum() const {
   constexpr uint64_t kFrom = sizeof(media::StateLink::checksum);
@@ -154,7 +155,8 @@ int StateReader::repair() {
 
 int StateReader::read_link() {
   ++number_;
-  if (next_ == 0 || next_ > log_.segments() || log_.state(next_ - 1) != SegmentState::kFree) return -EBADMSG;
+  if (next_ == 0 || next_ > log_.segments() || log_.state(next_ - 1) != SegmentState::kFree)
+    return -EBADMSG;
   const uint64_t segment = segment_ = next_ - 1;
   const int read = log_.read_what_can_be(segment, frame_, log_.segment_bytes());
   if (!is_whole()) {
@@ -182,7 +184,7 @@ int StateReader::take(void* data, uint64_t bytes) {
   return 0;
 }
 
-// ---- the store ------------------------------------------------------------------------------------------------------
+// ---- the store ----------------------------------------------------------------------------------
 
 int Store::open_root(const StoreOptions& options, ErrorText* why) {
   const Contents contents = options.contents;
@@ -199,15 +201,19 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
     if (status == 0) status = device_->reserve(DeviceOffset{0}, super_.device_bytes);
   }
   if (status == 0)
-    status = root_.prepare(device_, root_spec(super_), {2, {media::kFrontRootsAt, super_.back_offset}}, nullptr);
-  if (status < 0) return why->set(status, "key/value store on %s: %s", device_->name(), errno_text(status));
+    status = root_.prepare(device_, root_spec(super_),
+                           {2, {media::kFrontRootsAt, super_.back_offset}}, nullptr);
+  if (status < 0)
+    return why->set(status, "key/value store on %s: %s", device_->name(), errno_text(status));
   kept_ = true;
-  log_.keep([](const void* store) { return static_cast<const Store*>(store)->state_bytes(); }, this);
+  log_.keep([](const void* store) { return static_cast<const Store*>(store)->state_bytes(); },
+            this);
   media::Root root = {};
   if (contents == Contents::kKept)
     status = load(&root, why);
   else if (status = format(device_, super_, &root_); status < 0)
-    return why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status));
+    return why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(),
+                    errno_text(status));
   if (status == 0 && root.log != 0) {
     budget_.keep_for_chains(budget_.limit() / kShareForOpen);
     status = replay(root, why);
@@ -215,23 +221,28 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
   }
   if (status == 0 && (status = drop_in_hand()) < 0)
     return why->set(status,
-                    "key/value store on %s: what an interrupted set or delete left of a large value cannot be read: "
+                    "key/value store on %s: what an interrupted set or delete left of a large "
+                    "value cannot be read: "
                     "%s; try again, or read the store with `lunar kv dump`",
                     device_->name(), errno_text(status));
-  if (status < 0 || read_only_ || (root.log == 0 && options.durability == Durability::kFlush)) return status;
+  if (status < 0 || read_only_ || (root.log == 0 && options.durability == Durability::kFlush))
+    return status;
   return begin_commits(options, why);
 }
 
-// What was replayed is saved, so there is never more than one log. An index to which a log is replayed may split other
-// buckets than the one that the log was written with: it needs some room for that.
+// What was replayed is saved, so there is never more than one log. An index to which a log is
+// replayed may split other buckets than the one that the log was written with: it needs some room
+// for that.
 int Store::begin_commits(const StoreOptions& options, ErrorText* why) {
   int status = 0;
   if (options.durability != Durability::kFlush)
-    status = log_.begin_commits(options.durability == Durability::kGroup, options.replay_bytes_most);
+    status =
+        log_.begin_commits(options.durability == Durability::kGroup, options.replay_bytes_most);
   if (status == 0) status = flush();
-  if (options.durability != Durability::kFlush) budget_.keep_for_open(budget_.limit() / kShareForOpen);
-  return status < 0 ? why->set(status, "key/value store on %s: its log cannot be begun: %s", device_->name(),
-                               errno_text(status))
+  if (options.durability != Durability::kFlush)
+    budget_.keep_for_open(budget_.limit() / kShareForOpen);
+  return status < 0 ? why->set(status, "key/value store on %s: its log cannot be begun: %s",
+                               device_->name(), errno_text(status))
                     : 0;
 }
 
@@ -240,9 +251,12 @@ int Store::load(media::Root* out, ErrorText* why) {
   const Repair repair = salvage_ ? Repair::kSalvage : read_only_ ? Repair::kNo : Repair::kOne;
   int status = root_.load(repair, &report);
   if (status == -EPROTONOSUPPORT || status == -EROFS)
-    return why->set(status, "key/value store on %s: made by a later Lunar, which uses what this one does not know",
-                    device_->name());
-  // One that is older is what a save leaves that was interrupted: the next open for writing ends it.
+    return why->set(
+        status,
+        "key/value store on %s: made by a later Lunar, which uses what this one does not know",
+        device_->name());
+  // One that is older is what a save leaves that was interrupted: the next open for writing ends
+  // it.
   root_bad_ = report.bad == report.older ? 0 : report.bad;
   root_may_be_old_ = status == 0 && !report.proven;
   media::Root& root = *out;
@@ -250,9 +264,11 @@ int Store::load(media::Root* out, ErrorText* why) {
   if (root_may_be_old_ && root.keys == 0) status = -EBADMSG;  // "empty" is no answer
   if (status == 0 && root.first == 0) return 0;
   if (status < 0)
-    return why->set(status, "key/value store on %s: the roots of its saved state are damaged (%s: %s)%s",
-                    device_->name(), report.what, errno_text(status),
-                    !salvage_ && root_.newest_intact() ? "; `lunar kv dump --salvage` goes by one that is sound" : "");
+    return why->set(
+        status, "key/value store on %s: the roots of its saved state are damaged (%s: %s)%s",
+        device_->name(), report.what, errno_text(status),
+        !salvage_ && root_.newest_intact() ? "; `lunar kv dump --salvage` goes by one that is sound"
+                                           : "");
   StateReader state(log_, root, &rebuilt_.parts);
   status = load_segments(state);
   if (status == 0) status = load_in_hand(state);
@@ -260,20 +276,21 @@ int Store::load(media::Root* out, ErrorText* why) {
   if (status == 0 && (!state.at_end() || count() != root.keys)) status = -EBADMSG;
   if (status == 0 && rebuilt_.parts.count() != 0)
     log_warning(
-        "key/value store on %s: %llu of its saved state's parts had a damaged block, which was computed from the "
+        "key/value store on %s: %llu of its saved state's parts had a damaged block, which was "
+        "computed from the "
         "others; the next save writes them anew",
         device_->name(), static_cast<unsigned long long>(rebuilt_.parts.count()));
   if (status < 0 && status != -ENOMEM && salvage_) status = load_rebuilt(root);
   if (status == -ENOMEM)
-    return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more", device_->name(),
-                    format_size(budget_.limit()).text);
-  return status < 0
-             ? why->set(status,
-                        "key/value store on %s: its saved state is damaged in part %llu, segment %llu (%s); `lunar kv "
-                        "dump --salvage` reads the records themselves",
-                        device_->name(), static_cast<unsigned long long>(state.part()),
-                        static_cast<unsigned long long>(state.segment()), errno_text(status))
-             : 0;
+    return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more",
+                    device_->name(), format_size(budget_.limit()).text);
+  return status < 0 ? why->set(status,
+                               "key/value store on %s: its saved state is damaged in part %llu, "
+                               "segment %llu (%s); `lunar kv "
+                               "dump --salvage` reads the records themselves",
+                               device_->name(), static_cast<unsigned long long>(state.part()),
+                               static_cast<unsigned long long>(state.segment()), errno_text(status))
+                    : 0;
 }
 
 // The state is damaged: what of it was loaded is dropped.
@@ -292,14 +309,17 @@ int Store::load_rebuilt(const media::Root& root) {
   return rebuild(*this, root, &rebuilt_);
 }
 
-// What a checksum cannot tell is checked by itself: no number of the state leads out of the log or of an array.
+// What a checksum cannot tell is checked by itself: no number of the state leads out of the log or
+// of an array.
 int Store::load_segments(StateReader& state) {
   for (uint64_t i = 0; i < log_.segments(); ++i) {
     media::SegmentEntry entry;
     if (const int status = state.take(&entry, sizeof entry); status < 0) return status;
     if (entry.kind == media::SegmentKind::kFree) continue;
-    if (entry.kind != media::SegmentKind::kRecords || log_.state(i) != SegmentState::kFree) return -EBADMSG;
-    if (entry.used > log_.segment_bytes() || entry.used % kUnitBytes != 0 || entry.live > entry.used / kUnitBytes)
+    if (entry.kind != media::SegmentKind::kRecords || log_.state(i) != SegmentState::kFree)
+      return -EBADMSG;
+    if (entry.used > log_.segment_bytes() || entry.used % kUnitBytes != 0 ||
+        entry.live > entry.used / kUnitBytes)
       return -EBADMSG;
     log_.restore(i, SegmentState::kSealed, entry.life, entry.live, entry.used);
   }
@@ -308,10 +328,12 @@ int Store::load_segments(StateReader& state) {
 
 int Store::load_shards(StateReader& state) {
   const uint64_t bytes = log_.segments() * sizeof(uint32_t);
-  auto* entries = static_cast<uint32_t*>(map_private(bytes, ForkPolicy::kInherit));  // that lead to each segment
+  // that lead to each segment
+  auto* entries = static_cast<uint32_t*>(map_private(bytes, ForkPolicy::kInherit));
   if (!entries) return -ENOMEM;
   int status = 0;
-  for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) status = load_shard(state, i, entries);
+  for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i)
+    status = load_shard(state, i, entries);
   for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i) {
     log_.restore_records(i, entries[i]);
     if (uint64_t{entries[i]} * record_units(0, 0) > log_.live(i)) status = -EBADMSG;
@@ -333,8 +355,10 @@ int Store::load_in_hand(StateReader& state) {
   return 0;
 }
 
-int Store::load_index(StateReader& state, Index& index, uint64_t buckets, uint64_t count, uint32_t* entries) {
-  const uint64_t words = state.left() / sizeof(uint64_t);  // a count for each bucket, and the entries
+int Store::load_index(StateReader& state, Index& index, uint64_t buckets, uint64_t count,
+                      uint32_t* entries) {
+  // a count for each bucket, and the entries
+  const uint64_t words = state.left() / sizeof(uint64_t);
   if (buckets > words || count > words - buckets) return -EBADMSG;
   if (const int status = index.resume(buckets, count); status < 0) return status;
   for (uint64_t bucket = 0; bucket < buckets; ++bucket) {
@@ -344,8 +368,10 @@ int Store::load_index(StateReader& state, Index& index, uint64_t buckets, uint64
       if (const int status = state.take(&entry, sizeof entry); status < 0) return status;
       const Address address = Index::address_in(entry);
       const uint64_t segment = log_.segment_of(address);
-      if (address.value == 0 || segment >= log_.segments() || log_.state(segment) != SegmentState::kSealed ||
-          address.value * kUnitBytes - segment * log_.segment_bytes() + sizeof(Record) > log_.used(segment))
+      if (address.value == 0 || segment >= log_.segments() ||
+          log_.state(segment) != SegmentState::kSealed ||
+          address.value * kUnitBytes - segment * log_.segment_bytes() + sizeof(Record) >
+              log_.used(segment))
         return -EBADMSG;
       ++entries[segment];
       if (const int status = index.restore(bucket, entry); status < 0) return status;
@@ -359,7 +385,8 @@ int Store::load_shard(StateReader& state, unsigned number, uint32_t* entries) {
   media::ShardHeader header;
   if (const int status = state.take(&header, sizeof header); status < 0) return status;
   shard.pair_bytes.store(header.pair_bytes, std::memory_order_relaxed);
-  if (const int status = load_index(state, shard.index, header.buckets, header.keys, entries); status < 0)
+  if (const int status = load_index(state, shard.index, header.buckets, header.keys, entries);
+      status < 0)
     return status;
   return load_index(state, shard.pieces, header.piece_buckets, header.pieces, entries);
 }
@@ -368,15 +395,18 @@ namespace {
 
 uint64_t shard_bytes(const Shard& shard) {
   uint64_t words = 0;
-  for (const Index* index : {&shard.index, &shard.pieces}) words += index->entries() + index->buckets();
+  for (const Index* index : {&shard.index, &shard.pieces})
+    words += index->entries() + index->buckets();
   return sizeof(media::ShardHeader) + sizeof(uint64_t) * words;
 }
 
-// What the state has of a shard: header, then the entries of each bucket. put(data, bytes): 0 or -errno, which ends it.
+// What the state has of a shard: header, then the entries of each bucket. put(data, bytes): 0 or
+// -errno, which ends it.
 template <class Put>
 int put_shard(const Shard& shard, Put put) {
-  const media::ShardHeader header{shard.index.entries(), shard.pair_bytes.load(std::memory_order_relaxed),
-                                  shard.index.buckets(), shard.pieces.entries(), shard.pieces.buckets()};
+  const media::ShardHeader header{
+      shard.index.entries(), shard.pair_bytes.load(std::memory_order_relaxed),
+      shard.index.buckets(), shard.pieces.entries(), shard.pieces.buckets()};
   int status = put(&header, sizeof header);
   for (const Index* index : {&shard.index, &shard.pieces}) {
     for (uint64_t bucket = 0; status == 0 && bucket < index->buckets(); ++bucket) {
@@ -394,7 +424,8 @@ int put_shard(const Shard& shard, Put put) {
 }  // namespace
 
 uint64_t Store::state_bytes() const {
-  uint64_t bytes = log_.segments() * sizeof(media::SegmentEntry) + sizeof(uint64_t) + sizeof hands_at_cut_;
+  uint64_t bytes =
+      log_.segments() * sizeof(media::SegmentEntry) + sizeof(uint64_t) + sizeof hands_at_cut_;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) bytes += shard_bytes(shards_[i]);
   return bytes;
 }
@@ -430,8 +461,9 @@ void Store::free_image(Shard& shard) {
   images_.fetch_sub(1, std::memory_order_release);
 }
 
-// For an index that could not grow: of the log's caches, or, as images are there for a save alone, when one is written.
-// freed: images_freed_ as it was before. False: there is none. Pre: no lock, no epoch.
+// For an index that could not grow: of the log's caches, or, as images are there for a save alone,
+// when one is written. freed: images_freed_ as it was before. False: there is none. Pre: no lock,
+// no epoch.
 bool Store::gain_memory(uint64_t freed) {
   if (log_.shrink()) return true;
   const bool waits = images_.load(std::memory_order_acquire) != 0;
@@ -505,11 +537,12 @@ void Store::cut(media::Root* root) {
   }
 }
 
-// Pre: the cleaning mutex. Writers wait for the cut, which is short as all but the newest has been written before, and
-// then for a copy of a shard's index.
+// Pre: the cleaning mutex. Writers wait for the cut, which is short as all but the newest has been
+// written before, and then for a copy of a shard's index.
 int Store::save() {
   log_.save_begins();
-  // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
+  // Linux reports what a flush could not write once, and forgets it: a later one that succeeds
+  // would prove nothing.
   int status = log_.failed() ? -EIO : settle();
   if (status == 0) status = log_.save_written();
   if (status < 0) return status;
@@ -525,22 +558,24 @@ int Store::save() {
   }
   if (status == 0) status = log_.commit_before(root);
   if (status == 0 && (status = log_.flush_device()) < 0) {
-    log_error("key/value store on %s: flush: %s; nothing more is kept until it is opened again", device_->name(),
-              errno_text(status));
+    log_error("key/value store on %s: flush: %s; nothing more is kept until it is opened again",
+              device_->name(), errno_text(status));
   }
   Log::Saved saved = Log::Saved::kNo;
   if (status == 0) {
     memcpy(root_.body(), &root, sizeof root);
     if (log_.commits()) root_.header().features_incompatible |= media::kFeatureLog;
     status = root_.commit();
-    saved = status == 0 ? Log::Saved::kYes : root_.loaded() ? Log::Saved::kNo : Log::Saved::kUnknown;
+    saved = status == 0      ? Log::Saved::kYes
+            : root_.loaded() ? Log::Saved::kNo
+                             : Log::Saved::kUnknown;
   }
   log_.save_end(saved);
   return status;
 }
 
-// By the writer that sees first that one is wanted soon, after its own operation: the others go on. A failure is
-// returned to writers that cannot go on without it.
+// By the writer that sees first that one is wanted soon, after its own operation: the others go on.
+// A failure is returned to writers that cannot go on without it.
 void Store::save_early() {
   if (!log_.state_wanted() || !cleaning_.try_lock()) return;
   if (log_.state_wanted()) {

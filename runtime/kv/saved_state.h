@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The saved state of a persistent store: reading and writing its parts. store_format.h describes the format.
-// Threading: one thread. Blocks for the device.
+// The saved state of a persistent store: reading and writing its parts. store_format.h describes
+// the format. Threading: one thread. Blocks for the device.
 #pragma once
 #include "base/error.h"
 #include "kv/growing_array.h"
@@ -9,8 +9,8 @@
 
 namespace lunar::kv {
 
-// A link in memory, and what the format puts behind its bytes. seal: zeros in StateLink::checksum, and from the end of
-// the bytes to the end of their last block; repair sees to that.
+// A link in memory, and what the format puts behind its bytes. seal: zeros in StateLink::checksum,
+// and from the end of the bytes to the end of their last block; repair sees to that.
 struct LinkBlocks {
   char* link;
   uint64_t used, number, life;
@@ -19,7 +19,8 @@ struct LinkBlocks {
   char* sum(uint64_t i) const { return block(count() + 1) + i * sizeof(uint64_t); }
   void seal() const;                    // also StateLink::checksum
   [[nodiscard]] bool is_whole() const;  // StateLink says these bytes, and its checksum is right
-  // Sets sound[i] to 1 or 0; a single one that is not sound is computed from the others. Returns how many are.
+  // Sets sound[i] to 1 or 0; a single one that is not sound is computed from the others. Returns
+  // how many are.
   [[nodiscard]] uint64_t repair(char* sound) const;
 
  private:
@@ -30,7 +31,8 @@ struct LinkBlocks {
   bool repair_only(uint64_t i) const;
 };
 
-// Appends to a chain of links, for which it takes segments of the log. Pre: the caller has the cleaner's frame.
+// Appends to a chain of links, for which it takes segments of the log. Pre: the caller has the
+// cleaner's frame.
 class StateWriter {
  public:
   StateWriter(Log& log, uint64_t life) : log_(log), life_(life), frame_(log.cleaners_frame()) {}

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing: set and del, see store.h.
 //
-// An entry is switched under the lock of its shard, after the record is complete. What it led to before is dead from
-// then on; a reader may still be in it, and cleaning waits for that one. Where sets are durable the record says
-// what that was, a delete appends a record too, and the call returns after the log's commit: for that no lock is held.
-// Threading: as in store.h.
+// An entry is switched under the lock of its shard, after the record is complete. What it led to
+// before is dead from then on; a reader may still be in it, and cleaning waits for that one. Where
+// sets are durable the record says what that was, a delete appends a record too, and the call
+// returns after the log's commit: for that no lock is held. Threading: as in store.h.
 #include <errno.h>
 
 #include <initializer_list>
@@ -16,8 +16,8 @@
 namespace lunar::kv {
 namespace {
 
-// A value that shrank by more than half gets a record of its own, unless the store is full: the room would never come
-// back.
+// A value that shrank by more than half gets a record of its own, unless the store is full: the
+// room would never come back.
 bool fits_in_place(const Record* record, uint64_t value_bytes, bool full) {
   if (record->has_body()) return value_bytes == record->value_bytes;
   const uint64_t room = record->value_room();
@@ -26,13 +26,15 @@ bool fits_in_place(const Record* record, uint64_t value_bytes, bool full) {
 }
 
 bool is_of_pair(const Record* record) {
-  return !record->is_piece() && (record->type() == RecordType::kPair || record->type() == RecordType::kLarge);
+  return !record->is_piece() &&
+         (record->type() == RecordType::kPair || record->type() == RecordType::kLarge);
 }
 
 }  // namespace
 
-// Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno. whole: of a key that lies in pieces
-// not only hash and length are compared, with the lock: for no longer than the caller took to bring such a key.
+// Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno. whole: of a key
+// that lies in pieces not only hash and length are compared, with the lock: for no longer than the
+// caller took to bring such a key.
 int Store::examine(Address address, uint64_t hash, Bytes key, bool whole, Found* out) {
   {
     Look look(log_);
@@ -41,15 +43,17 @@ int Store::examine(Address address, uint64_t hash, Bytes key, bool whole, Found*
     const bool large = look->type() == RecordType::kLarge;
     out->units = look->live_units();
     out->pieces = large ? look->pieces() : Pieces{};
-    out->value_bytes = large ? look->pieces().value_bytes : word32(look->value_bytes, std::memory_order_relaxed);
+    out->value_bytes =
+        large ? look->pieces().value_bytes : word32(look->value_bytes, std::memory_order_relaxed);
   }
   out->pair_bytes = key.size + out->value_bytes;
   const int same = whole ? is_key_of_pieces(out->pieces, key) : 1;
   return same == -ESTALE ? -EBADMSG : same;
 }
 
-// Pre: the lock. 0 (also when there is none), or -errno: one that may be the key's cannot be read. -EBADMSG: all such
-// are damaged. What is found may be another's if its key lies in pieces and `read` is not full.
+// Pre: the lock. 0 (also when there is none), or -errno: one that may be the key's cannot be read.
+// -EBADMSG: all such are damaged. What is found may be another's if its key lies in pieces and
+// `read` is not full.
 int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, const HeadsRead& read, Found* out) {
   int error = 0;
   out->place = shard.index.find_entry(hash, [&](Address address) {
@@ -62,8 +66,8 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, const HeadsRead& 
   return out->place ? 0 : error;
 }
 
-// Of a record that is damaged, by what of it can be read: the key, or the hash of one that lies in pieces. A key that
-// the index leads here is another's. 0, or -errno: that cannot be read now.
+// Of a record that is damaged, by what of it can be read: the key, or the hash of one that lies in
+// pieces. A key that the index leads here is another's. 0, or -errno: that cannot be read now.
 int Store::whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address, Whose* out) {
   const auto led_here = [&](uint64_t its_hash) {
     return &shard_of(its_hash) == &shard &&
@@ -82,9 +86,10 @@ int Store::whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address
   return 0;
 }
 
-// As find_locked, but a damaged record that is the key's is found, too: a set or delete ends the damage then, which
-// gets have reported until now. A set also takes the place of one that may be the key's, as the index led to it by the
-// key's bucket and 24 bits more, and what of it can be read names no other key; a delete would lose it unseen.
+// As find_locked, but a damaged record that is the key's is found, too: a set or delete ends the
+// damage then, which gets have reported until now. A set also takes the place of one that may be
+// the key's, as the index led to it by the key's bucket and 24 bits more, and what of it can be
+// read names no other key; a delete would lose it unseen.
 int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes, Found* out) {
   int error = 0;
   Address keys, unknown;  // 0: none
@@ -93,7 +98,8 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
     if (same < 0) error = graver(error, same);
     if (same == -EBADMSG) {
       Whose whose;
-      if (const int status = whose_damaged(shard, hash, key, address, &whose); status < 0) error = status;
+      if (const int status = whose_damaged(shard, hash, key, address, &whose); status < 0)
+        error = status;
       if (whose == Whose::kKeys) keys = address;
       if (whose == Whose::kUnknown) unknown = address;
     }
@@ -104,7 +110,8 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
     out->address = keys.value || deletes ? keys : unknown;
     if (out->address.value) {
       if (const int status = guess_damaged(hash, key, out); status < 0) return status;
-      out->place = shard.index.find_entry(hash, [&](Address address) { return address == out->address; });
+      out->place =
+          shard.index.find_entry(hash, [&](Address address) { return address == out->address; });
       out->damaged = true;
     } else if (!deletes) {
       error = 0;  // all are others'
@@ -113,31 +120,36 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
   return out->place ? 0 : error;
 }
 
-// What a damaged record held and took. Its lengths are believed by the key's. What it took counts when it ends where
-// its lengths say and another sound one begins; else nothing is given back, and its segment counts as fuller than it is
-// until nothing lives in it. Too much would be worse: a state that says that less lives than the index leads to is
-// refused. 0, or -errno: it cannot be read now.
+// What a damaged record held and took. Its lengths are believed by the key's. What it took counts
+// when it ends where its lengths say and another sound one begins; else nothing is given back, and
+// its segment counts as fuller than it is until nothing lives in it. Too much would be worse: a
+// state that says that less lives than the index leads to is refused. 0, or -errno: it cannot be
+// read now.
 int Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
   out->units = out->value_bytes = 0;
   out->pair_bytes = key.size;
   out->pieces = {};
   Look look(log_);
-  if (const int status = look.unproven(out->address); status < 0) return status == -EBADMSG ? 0 : status;
+  if (const int status = look.unproven(out->address); status < 0)
+    return status == -EBADMSG ? 0 : status;
   const Record* record = look.record();
   const bool large = record->type() == RecordType::kLarge;
-  if (!is_of_pair(record) || (large ? record->pieces().key_bytes : record->key_bytes) != key.size) return 0;
+  if (!is_of_pair(record) || (large ? record->pieces().key_bytes : record->key_bytes) != key.size)
+    return 0;
   if (large && record->pieces().hash == hash) out->pieces = record->pieces();
   const uint64_t units = record->units();
-  const uint64_t wanted =
-      record_units(record->key_bytes, record->stored_bytes()) + Record::replaced_units(record->size_type);
+  const uint64_t wanted = record_units(record->key_bytes, record->stored_bytes()) +
+                          Record::replaced_units(record->size_type);
   out->value_bytes = large ? record->pieces().value_bytes : record->value_bytes;
   out->pair_bytes += out->value_bytes;
   const Address behind{out->address.value + units};
   const uint64_t segment = log_.segment_of(out->address);
-  const bool last = behind.value * kUnitBytes == segment * log_.segment_bytes() + log_.used(segment);
+  const bool last =
+      behind.value * kUnitBytes == segment * log_.segment_bytes() + log_.used(segment);
   const bool padded = units > wanted && behind.value * kUnitBytes % media::kBlockBytes == 0 &&
                       (units - wanted) * Log::kPaddingShare <= wanted;
-  if ((units == wanted || padded) && (last || (log_.segment_of(behind) == segment && look.locked(behind) == 0)))
+  if ((units == wanted || padded) &&
+      (last || (log_.segment_of(behind) == segment && look.locked(behind) == 0)))
     out->units = units;  // without its body, of whose length nothing is certain
   return 0;
 }
@@ -148,7 +160,8 @@ void Store::note_damage_replaced(const Found& found) {
   damaged_replaced_.fetch_add(1, std::memory_order_relaxed);
   const uint64_t at = found.address.value * kUnitBytes;
   LUNAR_LOG_LIMITED(log_warning, 100,
-                    "key/value store on %s: the record at byte %llu of its log was damaged; a set or delete has taken "
+                    "key/value store on %s: the record at byte %llu of its log was damaged; a set "
+                    "or delete has taken "
                     "its place",
                     device_->name(), static_cast<unsigned long long>(at));
 }
@@ -157,15 +170,16 @@ int Store::set(Bytes key, Bytes value) {
   if (read_only_) return -EROFS;
   if (key.size > kPairBytesMax || value.size > kPairBytesMax) return -EINVAL;
   if (log_.failed()) return -EIO;
-  const uint64_t hash = hash_of(key), notes = log_.commits() ? sizeof(ReplacedLarge) / kUnitBytes : 0;
+  const uint64_t hash = hash_of(key),
+                 notes = log_.commits() ? sizeof(ReplacedLarge) / kUnitBytes : 0;
   const bool large = !log_.lies_on_blocks(key.size, value.size) &&
                      record_units(key.size, value.size) + notes > log_.inline_units_max();
   const int status = large ? set_large(hash, key, value) : set_inline(hash, key, value, true);
   return status < 0 ? status : end_change(status != kInPlace);
 }
 
-// Makes durable what was published. A call that took room of the log then makes some, before others have to wait for
-// it; one that took none is not held up by that.
+// Makes durable what was published. A call that took room of the log then makes some, before others
+// have to wait for it; one that took none is not held up by that.
 int Store::end_change(bool took_room) {
   const int status = log_.commits() ? log_.commit() : 0;
   give_back_dead();
@@ -198,15 +212,16 @@ void Store::note_replaced(Record* record, const Found& found) {
   *record->replaced() = {found.address.value, static_cast<uint32_t>(found.units),
                          static_cast<uint32_t>(large ? 0 : found.value_bytes)};
   if (!large) return;
-  auto* of =
-      reinterpret_cast<ReplacedLarge*>(reinterpret_cast<char*>(record->replaced()) - offsetof(ReplacedLarge, record));
+  auto* of = reinterpret_cast<ReplacedLarge*>(reinterpret_cast<char*>(record->replaced()) -
+                                              offsetof(ReplacedLarge, record));
   of->value_bytes = found.value_bytes;
   of->id = found.pieces.id;
   of->count = found.pieces.count();
 }
 
 // A pair whose value lies on blocks; their checksum comes when they are written.
-void Store::fill_with_body(Record* record, uint64_t units, Bytes key, Bytes value, const BodyRoom& room) {
+void Store::fill_with_body(Record* record, uint64_t units, Bytes key, Bytes value,
+                           const BodyRoom& room) {
   fill_head(record, RecordNotes::kBody, RecordType::kPair, units, key, value.size);
   const_cast<Body&>(record->body()) = {0, room.block, 0};
   memcpy(log_.value_of(record), value.data, value.size);
@@ -224,9 +239,10 @@ void Store::drop(const Found& found) {
   if (log_.drop_live(found.address, found.units)) give_back_empty(log_.segment_of(found.address));
 }
 
-// The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for an entry, nothing
-// changed.
-int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes) {
+// The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for
+// an entry, nothing changed.
+int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& found,
+                   uint64_t bytes) {
   if (found.place) {
     Index::replace(found.place, address);
     drop(found);
@@ -250,8 +266,9 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
   return fits;
 }
 
-// For an entry of a new key. A replay splits other buckets than the run that wrote the log did: with durable sets, no
-// chains may be longer than they are in any index of that many entries and bytes. -ENOMEM: there is none.
+// For an entry of a new key. A replay splits other buckets than the run that wrote the log did:
+// with durable sets, no chains may be longer than they are in any index of that many entries and
+// bytes. -ENOMEM: there is none.
 int Store::make_room(Index& index, uint64_t hash) {
   const int status = log_.commits() ? index.keep_load() : 0;
   return status < 0 ? status : index.make_room(hash);
@@ -269,18 +286,23 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       const ShardLock lock(*this, shard);
       shard.writes.fetch_add(1, std::memory_order_relaxed);
       Found found;
-      if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0) return status;
+      if (const int status = find_replaceable(shard, hash, key, false, &found); status < 0)
+        return status;
       if (found.place && set_in_place(shard, found, value, full)) return kInPlace;
       replaces = found.place != nullptr;
       no_hand = found.pieces.id != 0 && (!may_wait || !hand.take(found.pieces, found.damaged));
       index_full = !replaces && make_room(shard.index, hash) < 0;
       BodyRoom body{log_.lies_on_blocks(key.size, value.size) ? value.size : 0};
-      uint64_t units = record_units(key.size, body.bytes ? sizeof(Body) : value.size) + units_of_notes(found);
+      uint64_t units =
+          record_units(key.size, body.bytes ? sizeof(Body) : value.size) + units_of_notes(found);
       uint64_t padding = 0;
       Address address;
       if (!no_hand && !index_full &&
-          log_.allocate(units, false, found.before(), &address, body.bytes ? nullptr : &padding, &body) == 0) {
-        if (padding) memset(reinterpret_cast<char*>(log_.at(address)) + units * kUnitBytes, 0, padding * kUnitBytes);
+          log_.allocate(units, false, found.before(), &address, body.bytes ? nullptr : &padding,
+                        &body) == 0) {
+        if (padding)
+          memset(reinterpret_cast<char*>(log_.at(address)) + units * kUnitBytes, 0,
+                 padding * kUnitBytes);
         units += padding;
         if (body.bytes)
           fill_with_body(log_.at(address), units, key, value, body);
@@ -315,10 +337,12 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
 }
 
 // A record that says so. Pre: the lock. -EAGAIN: there is no room for it.
-int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve, uint32_t notes) {
+int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve,
+                       uint32_t notes) {
   const uint64_t units = record_units(sizeof(DeletedKey), 0) + units_of_notes(found);
   Address address;
-  if (const int status = log_.allocate(units, from_reserve, found.address, &address); status < 0) return status;
+  if (const int status = log_.allocate(units, from_reserve, found.address, &address); status < 0)
+    return status;
   Record* record = log_.at(address);
   const DeletedKey gone{hash, key.size};
   fill_head(record, notes, RecordType::kDeleted, units, {&gone, sizeof gone}, 0);
@@ -328,11 +352,12 @@ int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_r
   return 0;
 }
 
-// Pre: the lock. Length of the value that was there; -ENOENT; -EAGAIN: no room for the record of it; -EBUSY: no place
-// in hand for its pieces.
+// Pre: the lock. Length of the value that was there; -ENOENT; -EAGAIN: no room for the record of
+// it; -EBUSY: no place in hand for its pieces.
 int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve, InHand* hand) {
   Found found;
-  if (const int status = find_replaceable(shard, hash, key, true, &found); status < 0) return status;
+  if (const int status = find_replaceable(shard, hash, key, true, &found); status < 0)
+    return status;
   int status = found.place ? 0 : -ENOENT;
   if (status == 0 && !hand->take(found.pieces, found.damaged)) return -EBUSY;
   if (status == 0 && log_.commits()) status = log_deleted(hash, key, found, from_reserve, 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The store: opening, counters, the check of the whole; see store.h. Reading is get.cpp, writing set.cpp, cleaning
-// clean.cpp, walks walk.cpp.
+// The store: opening, counters, the check of the whole; see store.h. Reading is get.cpp, writing
+// set.cpp, cleaning clean.cpp, walks walk.cpp.
 // Threading: as there.
 #include "kv/store.h"
 
@@ -19,16 +19,19 @@ namespace {
 // least: what would do.
 int too_little(int status, uint64_t limit, uint64_t bytes, uint64_t least, ErrorText* why) {
   char give[32] = "more";
-  if (least > limit) format_to(give, sizeof give, "%llum", static_cast<unsigned long long>((least + kMiB - 1) / kMiB));
-  return why->set(status, "%s of DRAM is too little for a store of %s; give %s", format_size(limit).text,
-                  format_size(bytes).text, give);
+  if (least > limit)
+    format_to(give, sizeof give, "%llum",
+              static_cast<unsigned long long>((least + kMiB - 1) / kMiB));
+  return why->set(status, "%s of DRAM is too little for a store of %s; give %s",
+                  format_size(limit).text, format_size(bytes).text, give);
 }
 
 // With an index that begins so large; a small one is in Log::dram_least. 0: not known.
 uint64_t dram_least(const LogPlace& place, uint64_t index_bytes) {
   if (!place.device) return 0;
   const uint64_t least = Log::dram_least(place) + (index_bytes > kMiB ? index_bytes : 0);
-  return place.bytes <= least / 4 * 3 ? least + place.bytes : least;  // then there are frames for the whole log
+  // then there are frames for the whole log
+  return place.bytes <= least / 4 * 3 ? least + place.bytes : least;
 }
 
 }  // namespace
@@ -44,13 +47,18 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   else if (options.contents == Contents::kScratch && options.durability != Durability::kFlush)
     status = why->set(-EINVAL, "key/value store: only what is kept can be durable");
   else if (options.read_only && options.contents != Contents::kKept)
-    status = why->set(-EINVAL, "key/value store: only one that is there can be opened for reading alone");
+    status = why->set(-EINVAL,
+                      "key/value store: only one that is there can be opened for reading alone");
   else if (const uint64_t bytes = options.segment_bytes;
-           bytes != 0 && ((bytes & (bytes - 1)) != 0 || bytes < Log::kSegmentBytesMin || bytes > Log::kSegmentBytesMax))
-    status = why->set(-EINVAL, "key/value store: segments of %s; 64k, 128k, 256k, 512k or 1m", format_size(bytes).text);
+           bytes != 0 && ((bytes & (bytes - 1)) != 0 || bytes < Log::kSegmentBytesMin ||
+                          bytes > Log::kSegmentBytesMax))
+    status = why->set(-EINVAL, "key/value store: segments of %s; 64k, 128k, 256k, 512k or 1m",
+                      format_size(bytes).text);
   else if (options.contents == Contents::kKept)
     status = superblock_read(
-        options.device, options.read_only && options.salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse, &super, why);
+        options.device,
+        options.read_only && options.salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse, &super,
+        why);
   if (status < 0) {
     device_close(options.device);
     return status;
@@ -81,9 +89,12 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
 
 int Store::start(const StoreOptions& options, ErrorText* why) {
   const bool kept = options.contents == Contents::kKept;
-  // A program may close all that it does not know; files that it opens then must not get these numbers, and the writes.
-  for (unsigned i = 0; device_ && i < device_->fd_count(); ++i) device_->reopen(i, sys::move_high(device_->fd(i)));
-  const uint64_t around = options.contents == Contents::kScratch ? 0 : media::kHeadBytes + media::kTailBytes;
+  // A program may close all that it does not know; files that it opens then must not get these
+  // numbers, and the writes.
+  for (unsigned i = 0; device_ && i < device_->fd_count(); ++i)
+    device_->reopen(i, sys::move_high(device_->fd(i)));
+  const uint64_t around =
+      options.contents == Contents::kScratch ? 0 : media::kHeadBytes + media::kTailBytes;
   uint64_t bytes = options.log_bytes, most = 0;
   if (device_) {
     const uint64_t size = device_->size_bytes(), room = size > around ? size - around : 0;
@@ -107,11 +118,13 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
     ++bits;
   const uint64_t index_bytes = sizeof(Bucket) << (bits + shard_bits_);
   const int status = log_.open(place, &budget_, &epochs_);
-  if (const uint64_t least = status == -ENOMEM ? dram_least(place, index_bytes) : 0; least > budget_.limit())
+  if (const uint64_t least = status == -ENOMEM ? dram_least(place, index_bytes) : 0;
+      least > budget_.limit())
     return too_little(status, budget_.limit(), bytes, least, why);
   if (status == -ENOMEM)
     return why->set(status,
-                    "key/value store: a log of %s does not go into %s of DRAM; give it more DRAM or a smaller size",
+                    "key/value store: a log of %s does not go into %s of DRAM; give it more DRAM "
+                    "or a smaller size",
                     format_size(bytes).text, format_size(budget_.limit()).text);
   if (status < 0)
     return why->set(status, "key/value store: a log of %s on %s: %s", format_size(bytes).text,
@@ -124,7 +137,8 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     int status = shards_[i].index.open(bits, &budget_);
     if (status == 0) status = shards_[i].pieces.open(media::kPieceBits, &budget_);
-    if (status < 0) return too_little(status, budget_.limit(), bytes, dram_least(place, index_bytes), why);
+    if (status < 0)
+      return too_little(status, budget_.limit(), bytes, dram_least(place, index_bytes), why);
   }
   return around ? open_root(options, why) : 0;
 }
@@ -134,9 +148,11 @@ void Store::close() {
   root_.release();
   rebuilt_.close();
   left_in_hand_.close();
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].index.close(), shards_[i].pieces.close();
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i)
+    shards_[i].index.close(), shards_[i].pieces.close();
   for (std::atomic<Context*>& ring : rings_)
-    if (Context* context = ring.exchange(nullptr, std::memory_order_relaxed)) device_->detach(context);
+    if (Context* context = ring.exchange(nullptr, std::memory_order_relaxed))
+      device_->detach(context);
   log_.close();
   device_close(device_);
   unmap_private(this, mapping_bytes_);
@@ -144,13 +160,17 @@ void Store::close() {
 
 void Store::abandon_in_child() {
   for (std::atomic<Context*>& scan : scans_)
-    if (Context* context = scan.exchange(nullptr, std::memory_order_relaxed)) device_->detach(context);
+    if (Context* context = scan.exchange(nullptr, std::memory_order_relaxed))
+      device_->detach(context);
   for (std::atomic<Context*>& ring : rings_)
-    if (Context* context = ring.exchange(nullptr, std::memory_order_relaxed)) device_->detach(context);
+    if (Context* context = ring.exchange(nullptr, std::memory_order_relaxed))
+      device_->detach(context);
   for (unsigned i = 0; device_ && i < device_->fd_count(); ++i) sys::close_file(device_->fd(i));
 }
 
-Shard& Store::shard_of(uint64_t hash) const { return shards_[shard_bits_ ? hash >> (64 - shard_bits_) : 0]; }
+Shard& Store::shard_of(uint64_t hash) const {
+  return shards_[shard_bits_ ? hash >> (64 - shard_bits_) : 0];
+}
 
 bool Store::lives(const Record* record, Address address) {
   const uint64_t hash = hash_of_record(record);
@@ -172,27 +192,31 @@ uint64_t Store::pieces() const {
 
 uint64_t Store::bytes_actual() const {
   uint64_t sum = 0;
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i) sum += shards_[i].pair_bytes.load(std::memory_order_relaxed);
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i)
+    sum += shards_[i].pair_bytes.load(std::memory_order_relaxed);
   return sum;
 }
 
 uint64_t Store::operations() const {
   uint64_t sum = epochs_.operations();
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i) sum += shards_[i].writes.load(std::memory_order_relaxed);
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i)
+    sum += shards_[i].writes.load(std::memory_order_relaxed);
   return sum;
 }
 
 uint64_t Store::index_bytes() const {
   uint64_t sum = 0;
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i) sum += shards_[i].index.bytes() + shards_[i].pieces.bytes();
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i)
+    sum += shards_[i].index.bytes() + shards_[i].pieces.bytes();
   return sum;
 }
 
 // *pieces: of pieces how many there are, of heads how many they lead to.
-int Store::validate_entry(unsigned shard, bool of_pieces, Address address, uint64_t* units, uint64_t* pieces,
-                          ErrorText* why) {
+int Store::validate_entry(unsigned shard, bool of_pieces, Address address, uint64_t* units,
+                          uint64_t* pieces, ErrorText* why) {
   const SegmentState state = log_.state(log_.segment_of(address));
-  if (state != SegmentState::kOpen && state != SegmentState::kSealed && state != SegmentState::kDamaged)
+  if (state != SegmentState::kOpen && state != SegmentState::kSealed &&
+      state != SegmentState::kDamaged)
     return why->set(-EBADMSG, "shard %u: an entry leads to a segment that holds no records", shard);
   Look look(log_);
   if (const int status = look.locked(address); status < 0)
@@ -204,16 +228,20 @@ int Store::validate_entry(unsigned shard, bool of_pieces, Address address, uint6
   return 0;
 }
 
-int Store::validate_index(unsigned shard, bool of_pieces, uint64_t* units, uint64_t* pieces, ErrorText* why) {
+int Store::validate_index(unsigned shard, bool of_pieces, uint64_t* units, uint64_t* pieces,
+                          ErrorText* why) {
   const Index& index = of_pieces ? shards_[shard].pieces : shards_[shard].index;
   if (!index.validate())
-    return why->set(-EBADMSG, "shard %u: an index entry does not lie where it is looked for", shard);
+    return why->set(-EBADMSG, "shard %u: an index entry does not lie where it is looked for",
+                    shard);
   const Index::Shape shape = index.shape();
   for (uint64_t at = 0; at < shape.buckets(); ++at) {
     Address found[256];
     const uint64_t count = index.collect(shape, at, found, 256);
     for (uint64_t j = 0; j < count && j < 256; ++j) {
-      if (const int status = validate_entry(shard, of_pieces, found[j], units, pieces, why); status < 0) return status;
+      if (const int status = validate_entry(shard, of_pieces, found[j], units, pieces, why);
+          status < 0)
+        return status;
     }
   }
   return 0;
@@ -230,18 +258,22 @@ int Store::validate(ErrorText* why) {
   }
   for (uint64_t i = 0; i < log_.segments(); ++i) {
     const SegmentState state = log_.state(i);
-    if (state == SegmentState::kOpen || state == SegmentState::kSealed || state == SegmentState::kDamaged)
+    if (state == SegmentState::kOpen || state == SegmentState::kSealed ||
+        state == SegmentState::kDamaged)
       live_log += log_.live(i), records += log_.records(i);
   }
   if (records != count() + pieces)
     return why->set(-EBADMSG, "%llu records live by the index and %llu by the log",
-                    static_cast<unsigned long long>(count() + pieces), static_cast<unsigned long long>(records));
+                    static_cast<unsigned long long>(count() + pieces),
+                    static_cast<unsigned long long>(records));
   if (live_index != live_log || live_log * kUnitBytes != log_.bytes_live())
-    return why->set(-EBADMSG, "%llu units live by the index, %llu by the segments and %llu by the log",
-                    static_cast<unsigned long long>(live_index), static_cast<unsigned long long>(live_log),
-                    static_cast<unsigned long long>(log_.bytes_live() / kUnitBytes));
+    return why->set(
+        -EBADMSG, "%llu units live by the index, %llu by the segments and %llu by the log",
+        static_cast<unsigned long long>(live_index), static_cast<unsigned long long>(live_log),
+        static_cast<unsigned long long>(log_.bytes_live() / kUnitBytes));
   if (pieces != led_to)
-    return why->set(-EBADMSG, "%llu pieces of large pairs, and heads for %llu", static_cast<unsigned long long>(pieces),
+    return why->set(-EBADMSG, "%llu pieces of large pairs, and heads for %llu",
+                    static_cast<unsigned long long>(pieces),
                     static_cast<unsigned long long>(led_to));
   return 0;
 }

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The store: keys and values are arbitrary bytes, up to 100 GiB each; keys are found by hash. runtime/kv/README.md has
-// the design.
+// The store: keys and values are arbitrary bytes, up to 100 GiB each; keys are found by hash.
+// runtime/kv/README.md has the design.
 //
 //   hash of the key ──► shard ──► index (index.h) ──► address ──► record in the log (record_log.h)
 //
 //   get, exists    no lock: an epoch (epoch.h), the index, the record
-//   set, del       the lock of the key's shard. A value that fits into the old one's record replaces it there;
-//                  otherwise a new record goes to the tail of the log, and the index entry is switched to it. A writer
-//                  that finds no free segment cleans one first
+//   set, del       the lock of the key's shard. A value that fits into the old one's record
+//                  replaces it there; otherwise a new record goes to the tail of the log, and the
+//                  index entry is switched to it. A writer that finds no free segment cleans one
+//                  first
 //
 // Operations on one key take effect one after the other. Lengths may be 0.
-// Threading: any thread may make all calls, except close(), which must be the last. set and del may map memory (for
-// growth of the index) and may wait for another writer's cleaning; get and exists block only for the device, if the
-// record is not in DRAM.
+// Threading: any thread may make all calls, except close(), which must be the last. set and del may
+// map memory (for growth of the index) and may wait for another writer's cleaning; get and exists
+// block only for the device, if the record is not in DRAM.
 #pragma once
 #include <cstdint>
 
@@ -32,48 +33,54 @@ enum class Contents : uint8_t {
   kKept,     // the same, and it starts with what the last flush() of the store on the device wrote
 };
 
-// When a set or del of a persistent store is durable. One that has not returned may be durable, too.
+// When a set or del of a persistent store is durable. One that has not returned may be durable,
+// too.
 enum class Durability : uint8_t {
   kFlush,  // with the next flush()
   kGroup,  // when it returns; waits a little for others, to share one write and one flush with them
-  kEach,   // when it returns, without waiting: shares only with calls that came during the previous write
+  kEach,   // when it returns, without waiting: shares only with calls that came during the previous
+           // write
 };
 
 struct StoreOptions {
-  // The device of the log while the store is open. The store takes it over in any case: it is closed with the store, or
-  // at once on failure. nullptr: in DRAM.
+  // The device of the log while the store is open. The store takes it over in any case: it is
+  // closed with the store, or at once on failure. nullptr: in DRAM.
   Device* device = nullptr;
   // kNew, kKept: only on a device; the caller ensures that nothing else uses it
   Contents contents = Contents::kScratch;
   // kGroup, kEach: not with kScratch. May differ with each open
   Durability durability = Durability::kFlush;
   bool says_when_full = false;  // a line, once, that says what makes room
-  // kGroup, kEach: a state is saved (as by flush()) when the log after the last one has grown to this size, so that an
-  // open need not read more. 0: 1 GiB, or 8 times the state if that is more
+  // kGroup, kEach: a state is saved (as by flush()) when the log after the last one has grown to
+  // this size, so that an open need not read more. 0: 1 GiB, or 8 times the state if that is more
   uint64_t replay_bytes_most = 0;
-  // bytes for records, rounded to segments (at least 16). 0: the whole device. kKept: as when the store was created
-  uint64_t log_bytes = kGiB;
-  // kScratch, on a device that reserve() enlarges: the log grows to this as it fills with live pairs. 0: it does not.
-  // kKept: only for a store that is opened for grow_place()
-  uint64_t log_bytes_most = 0;
-  // of the log, a power of two from 64 KiB to 1 MiB; 0: chosen by the size of the log and the DRAM. kKept: as when the
+  // bytes for records, rounded to segments (at least 16). 0: the whole device. kKept: as when the
   // store was created
+  uint64_t log_bytes = kGiB;
+  // kScratch, on a device that reserve() enlarges: the log grows to this as it fills with live
+  // pairs. 0: it does not. kKept: only for a store that is opened for grow_place()
+  uint64_t log_bytes_most = 0;
+  // of the log, a power of two from 64 KiB to 1 MiB; 0: chosen by the size of the log and the DRAM.
+  // kKept: as when the store was created
   uint64_t segment_bytes = 0;
-  // all DRAM that the store may use, a hard limit. In DRAM: the log, and the rest for the index (0: a third more than
-  // log_bytes). On a device: a sixteenth for the tail of the log, what the index needs, the rest for the read cache;
-  // never 0
+  // all DRAM that the store may use, a hard limit. In DRAM: the log, and the rest for the index (0:
+  // a third more than log_bytes). On a device: a sixteenth for the tail of the log, what the index
+  // needs, the rest for the read cache; never 0
   uint64_t dram_bytes = 0;
-  uint64_t expected_keys = 1 << 20;  // a hint: the index starts with room for a quarter of them, and grows
-  // rounded up to a power of two, 1..256: how many writers can be busy at a time. kKept: as when the store was created
+  // a hint: the index starts with room for a quarter of them, and grows
+  uint64_t expected_keys = 1 << 20;
+  // rounded up to a power of two, 1..256: how many writers can be busy at a time. kKept: as when
+  // the store was created
   unsigned shards = 16;
-  // kKept: nothing is written, not even to repair what a crash left; set and del return -EROFS, flush does nothing. The
-  // store may be open read-only several times at once
+  // kKept: nothing is written, not even to repair what a crash left; set and del return -EROFS,
+  // flush does nothing. The store may be open read-only several times at once
   bool read_only = false;
-  // With read_only: open the store in spite of damage that would otherwise make the open fail. Superblocks are found by
-  // the roots (store_head.h). The newest valid root counts; if a newer one may be gone, all pairs are doubtful. A
-  // damaged saved state is reconstructed from its sound parts and the records (rebuild.h, also for the memory that this
-  // takes). If a log of durable sets is damaged in the middle, the store is as it was before the first damaged batch.
-  // sweep() reports all damage.
+  // With read_only: open the store in spite of damage that would otherwise make the open fail.
+  // Superblocks are found by the roots (store_head.h). The newest valid root counts; if a newer one
+  // may be gone, all pairs are doubtful. A damaged saved state is reconstructed from its sound
+  // parts and the records (rebuild.h, also for the memory that this takes). If a log of durable
+  // sets is damaged in the middle, the store is as it was before the first damaged batch. sweep()
+  // reports all damage.
   bool salvage = false;
 };
 
@@ -83,7 +90,8 @@ struct CheckReport;
 
 struct Shard;
 
-// A get whose record is being read from the device: Store::cold_begin. The caller must not move it meanwhile.
+// A get whose record is being read from the device: Store::cold_begin. The caller must not move it
+// meanwhile.
 struct ColdGet {
   Command command;  // for a context of Store::device() to carry out
   iovec piece = {};
@@ -96,82 +104,95 @@ struct ColdGet {
 
 class Store {
  public:
-  // 0, -EINVAL, -ENOMEM (also if dram_bytes is too small), -ENOSPC (the device is too small, or has no room), with
-  // *why; kKept also -ENOENT (there is no store on the device), -EPROTONOSUPPORT, -EROFS (of a later version), -EBADMSG
-  // (damaged).
+  // 0, -EINVAL, -ENOMEM (also if dram_bytes is too small), -ENOSPC (the device is too small, or has
+  // no room), with *why; kKept also -ENOENT (there is no store on the device), -EPROTONOSUPPORT,
+  // -EROFS (of a later version), -EBADMSG (damaged).
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();  // pre: not nullptr, no longer in use
-  // In a forked child that will not use the store: closes the descriptors of the device and the rings of walks, because
-  // they would keep others from using the device, and a deleted file from freeing its space. No other call may follow.
+  // In a forked child that will not use the store: closes the descriptors of the device and the
+  // rings of walks, because they would keep others from using the device, and a deleted file from
+  // freeing its space. No other call may follow.
   void abandon_in_child();
 
-  // kGroup, kEach: a get may return a value that is not durable yet. If set, del or flush returns -EIO, the device
-  // failed to make something durable. It is not known whether that is on the device, and each further call of these
-  // returns -EIO until the store is opened again.
+  // kGroup, kEach: a get may return a value that is not durable yet. If set, del or flush returns
+  // -EIO, the device failed to make something durable. It is not known whether that is on the
+  // device, and each further call of these returns -EIO until the store is opened again.
   //
-  // On a device, all of these calls except count and other counters may block for it, and return its errors (-EIO, ...)
-  // or -EBADMSG: the stored bytes are not those that were written. No call ever returns a damaged byte, and damage of
-  // one key does not affect the others.
+  // On a device, all of these calls except count and other counters may block for it, and return
+  // its errors (-EIO, ...) or -EBADMSG: the stored bytes are not those that were written. No call
+  // ever returns a damaged byte, and damage of one key does not affect the others.
   //
-  // set: 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure
-  // nothing has changed.
-  // Deleted pairs free their space. Not for pairs are the segments reserved for cleaning (3; kKept and kNew: up to a
-  // 24th of all, by the size of a saved state), with kKept and kNew those of two saved states (each: the segments that
-  // it fills and one more), and with kGroup and kEach two future tails. A pair that replaces another has its place
-  // beside that one until it is complete.
+  // set: 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has
+  // no room. On failure nothing has changed.
+  // Deleted pairs free their space. Not for pairs are the segments reserved for cleaning (3; kKept
+  // and kNew: up to a 24th of all, by the size of a saved state), with kKept and kNew those of two
+  // saved states (each: the segments that it fills and one more), and with kGroup and kEach two
+  // future tails. A pair that replaces another has its place beside that one until it is complete.
   [[nodiscard]] int set(Bytes key, Bytes value);
-  // Copies up to `bytes` bytes of the value, from `offset` on. Returns the length of the whole value. -ENOENT.
+  // Copies up to `bytes` bytes of the value, from `offset` on. Returns the length of the whole
+  // value. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int64_t exists(Bytes key) { return get(key, nullptr, 0, 0); }
-  // Returns the length of the deleted value. -ENOENT. -ENOSPC: only with kGroup and kEach, if the store is completely
-  // full. -EBADMSG: a record that may be the key's is damaged, and its readable part does not name the key. Nothing has
-  // changed, because it may be another key's; a set replaces it.
+  // Returns the length of the deleted value. -ENOENT. -ENOSPC: only with kGroup and kEach, if the
+  // store is completely full. -EBADMSG: a record that may be the key's is damaged, and its readable
+  // part does not name the key. Nothing has changed, because it may be another key's; a set
+  // replaces it.
   [[nodiscard]] int64_t del(Bytes key);
-  // The same if that needs neither the device, nor cleaning, nor a large pair; otherwise -EAGAIN, and nothing was done.
+  // The same if that needs neither the device, nor cleaning, nor a large pair; otherwise -EAGAIN,
+  // and nothing was done.
   [[nodiscard]] int64_t get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int set_now(Bytes key, Bytes value);
   bool on_device() const { return log_.on_device(); }
-  // get() in two steps, for a thread that has many in progress. cold_begin returns -EINPROGRESS if get->command is to
-  // be carried out; then cold_finish() must be called exactly once, with the bytes moved or -errno. Both return the
-  // result; or -EAGAIN: only get() can tell (a large pair, several candidates, a record that moved or is damaged).
-  // -ENOBUFS: no buffer is free.
-  [[nodiscard]] int64_t cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
+  // get() in two steps, for a thread that has many in progress. cold_begin returns -EINPROGRESS if
+  // get->command is to be carried out; then cold_finish() must be called exactly once, with the
+  // bytes moved or -errno. Both return the result; or -EAGAIN: only get() can tell (a large pair,
+  // several candidates, a record that moved or is damaged). -ENOBUFS: no buffer is free.
+  [[nodiscard]] int64_t cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes,
+                                   uint64_t offset);
   [[nodiscard]] int64_t cold_finish(ColdGet* get, int64_t moved);
   bool reads_in_steps() const { return log_.on_device() && log_.fit_blocks(); }  // usually
   // The device of these commands, and the memory they read into; nullptr in DRAM.
   Device* device() const { return device_; }
   iovec read_window() const { return {log_.blocks(), log_.blocks_bytes()}; }
-  // Makes the content of the store durable: after any crash, a later open with kKept finds it, until another flush is
-  // complete. Writers are paused only for a moment. A flush takes one write of all that is not on the device yet, one
-  // of the index (some 10 bytes per key) and two flushes of the device. After a device flush has failed there is no
-  // other: -EIO from then on. A writer that needs space to which the durable state still refers flushes by itself. 0
-  // (also if contents is kScratch); -ENOSPC, -EIO and others: the durable state is the previous one, or this one.
+  // Makes the content of the store durable: after any crash, a later open with kKept finds it,
+  // until another flush is complete. Writers are paused only for a moment. A flush takes one write
+  // of all that is not on the device yet, one of the index (some 10 bytes per key) and two flushes
+  // of the device. After a device flush has failed there is no other: -EIO from then on. A writer
+  // that needs space to which the durable state still refers flushes by itself. 0 (also if contents
+  // is kScratch); -ENOSPC, -EIO and others: the durable state is the previous one, or this one.
   [[nodiscard]] int flush();
-  // Deletes all pairs at once, as one change: no call sees a part of them. -EOPNOTSUPP: a store that is kept.
+  // Deletes all pairs at once, as one change: no call sees a part of them. -EOPNOTSUPP: a store
+  // that is kept.
   [[nodiscard]] int clear();
   bool is_kept() const { return kept_; }
-  // Makes a store that is kept take all of its place, which has become larger; it may only be closed then. After a
-  // crash it is what it was, or larger. 0; -ENODATA: the place is no larger; -ENOMEM: that needs more DRAM; -EINVAL;
-  // -errno: it is as it was, or larger. Pre: opened with log_bytes_most, and durability kFlush.
+  // Makes a store that is kept take all of its place, which has become larger; it may only be
+  // closed then. After a crash it is what it was, or larger. 0; -ENODATA: the place is no larger;
+  // -ENOMEM: that needs more DRAM; -EINVAL; -errno: it is as it was, or larger. Pre: opened with
+  // log_bytes_most, and durability kFlush.
   [[nodiscard]] int grow_place();
-  // Cleans as long as that frees segments, and flushes. For a persistent store. 0; -errno of the device, -EROFS.
+  // Cleans as long as that frees segments, and flushes. For a persistent store. 0; -errno of the
+  // device, -EROFS.
   [[nodiscard]] int compact();
-  // A key: returns its length and copies up to `bytes` of it. Calls go through all keys, in the order of their hashes,
-  // as one walk does, and then begin again; a key that is gone by then does not come. -ENOENT: there is none. -ENOMEM;
-  // -EIO, -EBADMSG: a key could not be read and was skipped.
+  // A key: returns its length and copies up to `bytes` of it. Calls go through all keys, in the
+  // order of their hashes, as one walk does, and then begin again; a key that is gone by then does
+  // not come. -ENOENT: there is none. -ENOMEM; -EIO, -EBADMSG: a key could not be read and was
+  // skipped.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
-  uint64_t count() const;                                        // keys
-  uint64_t pieces() const;                                       // of large pairs
-  uint64_t bytes_allocated() const { return log_.bytes(); }      // what the log can hold
-  uint64_t bytes_in_use() const { return log_.bytes_in_use(); }  //   of these, in segments in which something lives
-  uint64_t bytes_live() const { return log_.bytes_live(); }      //   of records that live
-  uint64_t bytes_actual() const;                                 // of keys and values
+  uint64_t count() const;                                    // keys
+  uint64_t pieces() const;                                   // of large pairs
+  uint64_t bytes_allocated() const { return log_.bytes(); }  // what the log can hold
+  uint64_t bytes_in_use() const {  //   of these, in segments in which something lives
+    return log_.bytes_in_use();
+  }
+  uint64_t bytes_live() const { return log_.bytes_live(); }  //   of records that live
+  uint64_t bytes_actual() const;                             // of keys and values
   // number of get, exists, set, del, random and steps of walks so far
   uint64_t operations() const;
   uint64_t commits() const { return log_.commits_done(); }  // with kGroup and kEach, so far
   uint64_t device_ios() const { return log_.ios(); }        // reads and writes of the device so far
-  // How often a set or delete found no segment free, so that it had to clean or save, or wait for that.
+  // How often a set or delete found no segment free, so that it had to clean or save, or wait for
+  // that.
   uint64_t waits_for_room() const { return waits_for_room_.load(std::memory_order_relaxed); }
   // live bytes that cleaning has moved so far
   uint64_t cleaned_bytes() const { return cleaned_.load(std::memory_order_relaxed); }
@@ -181,14 +202,14 @@ class Store {
   void info(StoreInfo* out);  // inspect.h
   // Damaged records that a set or delete has replaced since the open.
   uint64_t damaged_replaced() const { return damaged_replaced_.load(std::memory_order_relaxed); }
-  // Reads all that the saved state refers to, in the order of the device, and reports each thing that differs from what
-  // was written, and each pair. Pre: read_only. In addition to dram_bytes it takes 8 bytes of memory per key and 1 per
-  // segment, and memory for one large pair. 0, even if there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED
-  // (on_pair ended it).
+  // Reads all that the saved state refers to, in the order of the device, and reports each thing
+  // that differs from what was written, and each pair. Pre: read_only. In addition to dram_bytes it
+  // takes 8 bytes of memory per key and 1 per segment, and memory for one large pair. 0, even if
+  // there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED (on_pair ended it).
   [[nodiscard]] int sweep(const Sweep& sweep, CheckReport* out);
 
-  // Checks the whole structure: every index entry leads to a record of that hash, and live counts are right. No thread
-  // may write meanwhile. 0 or -EBADMSG with *why.
+  // Checks the whole structure: every index entry leads to a record of that hash, and live counts
+  // are right. No thread may write meanwhile. 0 or -EBADMSG with *why.
   [[nodiscard]] int validate(ErrorText* why);
 
  private:
@@ -205,8 +226,8 @@ class Store {
     bool damaged = false;  // it cannot be read, and is assumed to be the key's
     Address before() const { return place ? address : Address{}; }
   };
-  // An entry whose record is to be read from the device, as found under an epoch. pieces.id != 0: not the record, which
-  // was in DRAM, but its pieces.
+  // An entry whose record is to be read from the device, as found under an epoch. pieces.id != 0:
+  // not the record, which was in DRAM, but its pieces.
   struct Candidate {
     Address address;
     uint64_t life = 0;
@@ -228,7 +249,8 @@ class Store {
   int load_segments(class StateReader& state);
   int load_in_hand(class StateReader& state);
   int load_shard(class StateReader& state, unsigned number, uint32_t* entries);
-  int load_index(class StateReader& state, Index& index, uint64_t buckets, uint64_t count, uint32_t* entries);
+  int load_index(class StateReader& state, Index& index, uint64_t buckets, uint64_t count,
+                 uint32_t* entries);
   int load_shards(class StateReader& state);
   int begin_commits(const StoreOptions& options, ErrorText* why);
   // replay.cpp
@@ -240,16 +262,18 @@ class Store {
   int replay(const media::Root& root, ErrorText* why);
   int replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* life);
   template <class Visit>
-  bool visit_batches(uint64_t log, uint64_t number, uint64_t segment, const char* memory, uint64_t from, uint64_t to,
-                     Visit visit);
+  bool visit_batches(uint64_t log, uint64_t number, uint64_t segment, const char* memory,
+                     uint64_t from, uint64_t to, Visit visit);
   template <class Visit>
   int visit_later(uint64_t log, const LogEnd& end, Visit visit);
   int find_later(uint64_t log, const LogEnd& end, ErrorText* why);
-  // Called for what salvage has left out. record: a sound record of a set or delete; nullptr: a batch that is damaged.
+  // Called for what salvage has left out. record: a sound record of a set or delete; nullptr: a
+  // batch that is damaged.
   using OnLost = void (*)(void* context, const Record* record, uint64_t segment, uint64_t at);
   int visit_lost(void* context, OnLost on_lost);
   int apply(Record* record, Address address);
-  std::atomic<uint64_t>* find_moved(Index& index, uint64_t hash, const Record* record, Address* from);
+  std::atomic<uint64_t>* find_moved(Index& index, uint64_t hash, const Record* record,
+                                    Address* from);
   struct Before {  // what a record takes the place of, as it says itself
     std::atomic<uint64_t>* place = nullptr;
     Address address;
@@ -280,7 +304,8 @@ class Store {
    private:
     Shard& shard_;
   };
-  struct TriesForSpace {  // since a writer last took a segment: one that others have filled was a gain
+  struct TriesForSpace {  // since a writer last took a segment: one that others have filled was a
+                          // gain
     uint64_t taken = 0;
     unsigned poor = 0;  // segments with little dead space that were cleaned
     uint64_t best = 0;  // the most segments that were free after one
@@ -292,15 +317,20 @@ class Store {
   int write_state(media::Root* root);
   uint64_t state_bytes() const;
   Shard& shard_of(uint64_t hash) const;
-  // is_key: of a key that lies in pieces only the hash and the length; is_key_of_pieces looks at the rest.
+  // is_key: of a key that lies in pieces only the hash and the length; is_key_of_pieces looks at
+  // the rest.
   Bytes key_of(const Record* record) const;
   bool is_key(const Record* record, uint64_t hash, Bytes key) const;
   int is_key_of_pieces(const Pieces& pieces, Bytes key);
   uint64_t hash_of_record(const Record* record) const;
-  bool lives(const Record* record, Address address);  // whether an index leads to it. Pre: in no epoch
-  int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
-  void admit_body(const BodyPlace& body, Bytes key, const char* value, Address address, uint64_t life);
-  int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
+  // whether an index leads to it. Pre: in no epoch
+  bool lives(const Record* record, Address address);
+  int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset,
+                       Candidates* cold);
+  void admit_body(const BodyPlace& body, Bytes key, const char* value, Address address,
+                  uint64_t life);
+  int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes,
+                   uint64_t offset);
   // Of heads that were found with the lock, and their pieces read without it: what came of that.
   struct HeadsRead {
     static constexpr unsigned kMost = 5;
@@ -317,11 +347,12 @@ class Store {
     }
   };
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
-  // The record if it is in DRAM; else nullptr and *cold. Pre: in the epoch in which the index returned the address.
+  // The record if it is in DRAM; else nullptr and *cold. Pre: in the epoch in which the index
+  // returned the address.
   Record* resident(Address address, Candidate* cold) const;
 
-  // pieces.cpp. A large set or delete under way: its pieces that no head leads to. A saved state names them, and an
-  // open deletes them. Takes one of kHandsMost places.
+  // pieces.cpp. A large set or delete under way: its pieces that no head leads to. A saved state
+  // names them, and an open deletes them. Takes one of kHandsMost places.
   static constexpr unsigned kHandsMost = 64;
   class InHand {
    public:
@@ -329,12 +360,13 @@ class Store {
     ~InHand();
     InHand(const InHand&) = delete;
     InHand& operator=(const InHand&) = delete;
-    // From now on these are in hand, instead of what was. False: all places are in use; wait(), with no lock, and try
-    // again.
+    // From now on these are in hand, instead of what was. False: all places are in use; wait(),
+    // with no lock, and try again.
     // unsure: it is not known which of them are there, nor whether there are more.
     bool take(const Pieces& pieces, bool unsure = false);
     void wait() const;
-    bool unsure() const;  // or clear() has deleted what was there, or does so now unless the caller locks a shard
+    bool unsure() const;  // or clear() has deleted what was there, or does so now unless the caller
+                          // locks a shard
     const Pieces& pieces() const { return pieces_; }
 
    private:
@@ -355,8 +387,8 @@ class Store {
   int set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes value, Address before);
   void delete_piece(const InHand& hand, uint64_t number, bool* says);
   void delete_pieces(const InHand& hand, uint64_t count);
-  // Copies bytes of what the pieces hold, key included. 0; -ESTALE: one is not there, so the pair was set or deleted
-  // meanwhile; -EBADMSG, -errno. Pre: in no epoch, no Look.
+  // Copies bytes of what the pieces hold, key included. 0; -ESTALE: one is not there, so the pair
+  // was set or deleted meanwhile; -EBADMSG, -errno. Pre: in no epoch, no Look.
   int read_pieces(const Pieces& pieces, uint64_t offset, void* to, uint64_t bytes);
   struct PieceRead {
     uint64_t number = 0, skip = 0, bytes = 0;  // of what it holds
@@ -382,7 +414,8 @@ class Store {
   int guess_damaged(uint64_t hash, Bytes key, Found* out);
   void note_damage_replaced(const Found& found);
   int examine(Address address, uint64_t hash, Bytes key, bool whole, Found* out);
-  static constexpr int kInPlace = 1;  // result of set_inline: done, and no room of the log was taken
+  // result of set_inline: done, and no room of the log was taken
+  static constexpr int kInPlace = 1;
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
   int make_room(Index& index, uint64_t hash);
   int prepare_large(Shard& shard, uint64_t hash, Bytes key, uint64_t bytes, Address* before);
@@ -401,10 +434,13 @@ class Store {
   int log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve, uint32_t notes);
   int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve, InHand* hand);
   unsigned take_marker();  // Index::kNoMarker: all are in use by walks
-  void give_marker(unsigned marker) { markers_.fetch_and(~(1u << marker), std::memory_order_release); }
-  int validate_index(unsigned shard, bool of_pieces, uint64_t* units, uint64_t* pieces, ErrorText* why);
-  int validate_entry(unsigned shard, bool of_pieces, Address address, uint64_t* units, uint64_t* pieces,
+  void give_marker(unsigned marker) {
+    markers_.fetch_and(~(1u << marker), std::memory_order_release);
+  }
+  int validate_index(unsigned shard, bool of_pieces, uint64_t* units, uint64_t* pieces,
                      ErrorText* why);
+  int validate_entry(unsigned shard, bool of_pieces, Address address, uint64_t* units,
+                     uint64_t* pieces, ErrorText* why);
   int room_for_frames();
   template <class HasRoom>
   bool lock_for_room(HasRoom has_room);
@@ -427,7 +463,8 @@ class Store {
   Rebuilt rebuilt_;                // salvage of a damaged state; otherwise empty
   uint64_t retry_damaged_at_ = 0;  // ns. Under the cleaning mutex
   std::atomic<bool> full_said_{true};
-  uint64_t full_at_ = 0;  // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
+  // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
+  uint64_t full_at_ = 0;
   media::Superblock super_ = {};
   AtomicImage root_;
   unsigned root_bad_ = 0;         // slots that were invalid at the open: SlotReport::bad
@@ -441,21 +478,25 @@ class Store {
   class Walk* random_ = nullptr;  // where random() is; under its lock
   std::atomic<uint64_t> clears_{0};
   std::atomic<uint64_t> cleaned_{0};
-  std::atomic<uint64_t> images_{0}, images_freed_{0};  // images of shards that a save has yet to write; freed so far
-  std::atomic<uint32_t> markers_{0};                   // markers of Index, one bit each: in use by a walk
-  std::atomic<Context*> scans_[Index::kMarkers] = {};  // contexts by which the walks with these marks read the log
+  // images of shards that a save has yet to write; freed so far
+  std::atomic<uint64_t> images_{0}, images_freed_{0};
+  std::atomic<uint32_t> markers_{0};  // markers of Index, one bit each: in use by a walk
+  // contexts by which the walks with these marks read the log
+  std::atomic<Context*> scans_[Index::kMarkers] = {};
   sys::SpinLock hands_lock_;
   Hand hands_[kHandsMost];
   media::InHand hands_at_cut_[kHandsMost] = {};  // used by the saving thread only
   uint64_t hands_cut_ = 0;
-  GrowingArray<media::InHand> left_in_hand_;  // while it opens: of the state, and of the log behind it
+  // while it opens: of the state, and of the log behind it
+  GrowingArray<media::InHand> left_in_hand_;
   static constexpr unsigned kRings = 4, kReadsAtDepth = 8;
   std::atomic<uint32_t> rings_busy_{0};       // one bit each
   std::atomic<Context*> rings_[kRings] = {};  // by which pieces are read
   std::atomic<uint32_t> wait_for_room_{0};    // writers
   std::atomic<uint64_t> waits_for_room_{0};   // ever
   std::atomic<uint64_t> damaged_replaced_{0};
-  sys::Mutex cleaning_;  // one thread cleans at a time. Taken before a shard's lock, never with one held
+  // one thread cleans at a time. Taken before a shard's lock, never with one held
+  sys::Mutex cleaning_;
 };
 
 uint64_t hash_of(Bytes key);
@@ -463,33 +504,39 @@ uint64_t hash_of(Bytes key);
 // One of the shards. Counters are changed under its lock.
 struct alignas(128) Shard {
   mutable sys::Mutex lock;
-  std::atomic<uint64_t> pair_bytes{0};  // of keys and values; too many if the length of a damaged record was not known
-  std::atomic<uint64_t> writes{0};      // number of set and del
-  // While a state is being saved: the shard is as it was at the cut, and not written yet. The first thread that changes
-  // it first makes an image (ShardHeader, then as in the state; store_format.h).
+  std::atomic<uint64_t> pair_bytes{
+      0};  // of keys and values; too many if the length of a damaged record was not known
+  std::atomic<uint64_t> writes{0};  // number of set and del
+  // While a state is being saved: the shard is as it was at the cut, and not written yet. The first
+  // thread that changes it first makes an image (ShardHeader, then as in the state;
+  // store_format.h).
   bool unsaved = false;
   char* image = nullptr;
   uint64_t image_bytes = 0;
   alignas(64) Index index;
   Index pieces;  // of large pairs: by PieceKey
   Index& index_of(const Record* record) { return record->is_piece() ? pieces : index; }
-  // Counts bytes of pairs added and removed. If no key is left the result is 0, whatever damaged records there were.
+  // Counts bytes of pairs added and removed. If no key is left the result is 0, whatever damaged
+  // records there were.
   void count_bytes(uint64_t added, uint64_t gone) {
     const uint64_t all = pair_bytes.load(std::memory_order_relaxed) + added;
     pair_bytes.store(index.entries() && all > gone ? all - gone : 0, std::memory_order_relaxed);
   }
 };
 
-inline Store::ShardLock::ShardLock(Store& store, Shard& shard) : shard_(shard) { store.lock_shard(shard); }
+inline Store::ShardLock::ShardLock(Store& store, Shard& shard) : shard_(shard) {
+  store.lock_shard(shard);
+}
 inline Store::ShardLock::~ShardLock() { shard_.lock.unlock(); }
 
 class LogScan;
 
-// Iterates over all keys, in no particular order. Every key that exists from open to the end comes once, however often
-// it is set and cleaning moves it. A key that is added or removed meanwhile may or may not come (and, removed and added
-// again, may come twice). No lock is held between steps, so writers are not blocked. The part of the log that is on a
-// device alone is read first, in its order and ahead (log_scan.h). For that the walk has buffers until this part is
-// read, and one of Index::kMarkers marks until close(). A walk that gets neither reads these records one by one: the
+// Iterates over all keys, in no particular order. Every key that exists from open to the end comes
+// once, however often it is set and cleaning moves it. A key that is added or removed meanwhile may
+// or may not come (and, removed and added again, may come twice). No lock is held between steps, so
+// writers are not blocked. The part of the log that is on a device alone is read first, in its
+// order and ahead (log_scan.h). For that the walk has buffers until this part is read, and one of
+// Index::kMarkers marks until close(). A walk that gets neither reads these records one by one: the
 // same keys, with one read per key instead of one per segment.
 // Threading: one thread at a time. Must not be used after the store was closed.
 class Walk {
@@ -498,10 +545,12 @@ class Walk {
   enum class Order : uint8_t { kAny, kByIndex };
   [[nodiscard]] static int open(Store* store, Walk** out, Order order = Order::kAny);  // 0, -ENOMEM
   void close();
-  // Returns the whole length of the next key, and copies up to `bytes` of it. -ENOENT: there are no more. -ENOMEM: try
-  // again. -EIO, -EBADMSG: a key could not be read and was skipped; the walk can continue.
+  // Returns the whole length of the next key, and copies up to `bytes` of it. -ENOENT: there are no
+  // more. -ENOMEM: try again. -EIO, -EBADMSG: a key could not be read and was skipped; the walk can
+  // continue.
   [[nodiscard]] int64_t next(void* buffer, uint64_t bytes);
-  // Returns the length of the key that next() would return, without advancing; errors as for next().
+  // Returns the length of the key that next() would return, without advancing; errors as for
+  // next().
   [[nodiscard]] int64_t peek();
   // As next(), but never a key that is gone. Pre: kByIndex.
   [[nodiscard]] int64_t next_of_present(void* buffer, uint64_t bytes);

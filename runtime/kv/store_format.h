@@ -1,50 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 // On-media format of a persistent key/value store, version 2. Little-endian.
 //
-//   0            4 KiB    8 KiB           60 KiB       64 KiB                              back_offset
-//   │ Superblock │ root A │ root B │ ...  │ Superblock │ segment 0 │ segment 1 │ ...       │ root A │ root B │
+//   0            4 KiB    8 KiB    60 KiB       64 KiB                        back_offset
+//   │ Superblock │ root A │ root B │ Superblock │ segment 0 │ segment 1 │ ... │ root A │ root B │
 //
-// Superblock: the geometry, in two copies; written when the store is created, and changed only where it grows
-// (grow.cpp). Root: where the saved state begins, an atomic image in two copies (lun/volume/atomic_image.h says why it
-// survives any crash).
+// Superblock: the geometry, in two copies; written when the store is created, and changed only
+// where it grows (grow.cpp). Root: where the saved state begins, an atomic image in two copies
+// (lun/volume/atomic_image.h says why it survives any crash).
 //
-// The saved state is everything else: what each segment holds, and the index. It is in segments of the log that form a
-// chain. A link begins with a StateLink, and all but the last are full (link_room). The bytes of the links, one after
-// the other, are:
+// The saved state is everything else: what each segment holds, and the index. It is in segments of
+// the log that form a chain. A link begins with a StateLink, and all but the last are full
+// (link_room). The bytes of the links, one after the other, are:
 //
-//   SegmentEntry × segment_count, uint64_t n, InHand × n, then for each shard: ShardHeader, and of both of its indexes,
-//   that of pairs and that of pieces, for each bucket (chain included): uint64_t n, n entries as in index.h. The number
-//   of a bucket & (2^bits - 1), and the tag, are the known bits of an entry's hash; bits: index_bits, kPieceBits.
+//   SegmentEntry × segment_count, uint64_t n, InHand × n, then for each shard: ShardHeader, and of
+//   both of its indexes, that of pairs and that of pieces, for each bucket (chain included):
+//   uint64_t n, n entries as in index.h. The number of a bucket & (2^bits - 1), and the tag, are
+//   the known bits of an entry's hash; bits: index_bits, kPieceBits.
 //
-// Behind the bytes of a link, from the next block on: a block that is the exclusive or of all of the link's (parity),
-// and then a uint64_t checksum for each of these, seeded by the numbers of link and block and the life. (Both are of
-// the link with zeros for StateLink::checksum and for what is behind the bytes.) So where the link's checksum is wrong
-// it is known which blocks are sound, and a single one that is not can be computed.
+// Behind the bytes of a link, from the next block on: a block that is the exclusive or of all of
+// the link's (parity), and then a uint64_t checksum for each of these, seeded by the numbers of
+// link and block and the life. (Both are of the link with zeros for StateLink::checksum and for
+// what is behind the bytes.) So where the link's checksum is wrong it is known which blocks are
+// sound, and a single one that is not can be computed.
 //
-// What a saved state refers to is not overwritten before a younger state is durable. So a crash leaves the last state
-// and all that it refers to. Segments are as record_log.h describes them: records with checksums seeded by place and
-// life. A life is a number that no other use of any segment of this store has, in any run of a program; each open
-// begins with a random one.
+// What a saved state refers to is not overwritten before a younger state is durable. So a crash
+// leaves the last state and all that it refers to. Segments are as record_log.h describes them:
+// records with checksums seeded by place and life. A life is a number that no other use of any
+// segment of this store has, in any run of a program; each open begins with a random one.
 //
-// The log to replay. With feature kFeatureLog a store holds more than the saved state: the log continues where the root
-// says. It is a sequence of batches. Each is a piece of one segment that begins at a block (in segment 0 after its
-// first unit) with a record of type kMark that holds a BatchHeader, continues with records, and is padded to a block by
-// another kMark (where the next batch of the segment begins). Batches are numbered, without gaps. Those of a commit are
-// written in any order, and no later batch is begun before they are durable. So at the place of number n there is
+// The log to replay. With feature kFeatureLog a store holds more than the saved state: the log
+// continues where the root says. It is a sequence of batches. Each is a piece of one segment that
+// begins at a block (in segment 0 after its first unit) with a record of type kMark that holds a
+// BatchHeader, continues with records, and is padded to a block by another kMark (where the next
+// batch of the segment begins). Batches are numbered, without gaps. Those of a commit are written
+// in any order, and no later batch is begun before they are durable. So at the place of number n
+// there is
 //   batch n: its number and all of its checksums are right;
 //   or the end: no later batch has durable >= n;
 //   or damage: a later batch has.
-// A segment's headers, and the root, name the two segments after it, so the later batches are found if n is damaged.
-// Behind a longer gap they are found because the log takes free segments in ascending order, around the end.
-// Replay applies the records in order, because each says what it replaces (record.h). What the saved state or the log
-// after it refers to is not overwritten before a younger state is durable. Each open that begins a log gives it a
-// random number, so remains of a former log are never taken for a batch of this one.
+// A segment's headers, and the root, name the two segments after it, so the later batches are found
+// if n is damaged. Behind a longer gap they are found because the log takes free segments in
+// ascending order, around the end. Replay applies the records in order, because each says what it
+// replaces (record.h). What the saved state or the log after it refers to is not overwritten before
+// a younger state is durable. Each open that begins a log gives it a random number, so remains of a
+// former log are never taken for a batch of this one.
 //
-// A value of whole blocks lies on blocks behind its record (record.h: RecordNotes::kBody; record_log.h). No scan reads
-// it as a record: a mark before the values says how long they are.
+// A value of whole blocks lies on blocks behind its record (record.h: RecordNotes::kBody;
+// record_log.h). No scan reads it as a record: a mark before the values says how long they are.
 //
-// What may change in this format: feature bits of the root (lun/volume/image_format.h). Incompatible: kFeatureLog.
-// Version 1 had large pairs in segments of their own.
+// What may change in this format: feature bits of the root (lun/volume/image_format.h).
+// Incompatible: kFeatureLog. Version 1 had large pairs in segments of their own.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -84,8 +89,8 @@ struct Root {
   uint64_t life;   // of the chain
   uint64_t bytes;  // of the saved state
   uint64_t keys;
-  // Of a log to replay, otherwise 0. The log continues at byte log_at of segment log_segments[0] - 1, with batch number
-  // log_batch, and then in the other segments (0: not known).
+  // Of a log to replay, otherwise 0. The log continues at byte log_at of segment log_segments[0] -
+  // 1, with batch number log_batch, and then in the other segments (0: not known).
   uint64_t log;
   uint64_t log_batch;
   uint32_t log_segments[3];
@@ -99,7 +104,8 @@ struct BatchHeader {
   uint64_t number;   // of the batch, from 1 on
   uint64_t durable;  // all batches up to this number were durable before this was written
   uint32_t next[2];  // segments + 1 in which the log continues after this one
-  uint32_t bytes;    // from the start of the header's record to the end of the last record that counts
+  // from the start of the header's record to the end of the last record that counts
+  uint32_t bytes;
   uint32_t reserved;
 };
 static_assert(sizeof(BatchHeader) == 48);
@@ -114,7 +120,8 @@ static_assert(sizeof(StateLink) == 24);
 // Bytes of the saved state in a full link.
 constexpr uint64_t link_room(uint64_t segment_bytes) {
   const uint64_t sums = segment_bytes / kBlockBytes * sizeof(uint64_t);
-  return segment_bytes - (sums + kBlockBytes - 1) / kBlockBytes * kBlockBytes - kBlockBytes - sizeof(StateLink);
+  return segment_bytes - (sums + kBlockBytes - 1) / kBlockBytes * kBlockBytes - kBlockBytes -
+         sizeof(StateLink);
 }
 
 enum class SegmentKind : uint32_t { kFree = 0, kRecords = 1 };  // kFree: also segments of the state
@@ -127,11 +134,12 @@ struct SegmentEntry {
 };
 static_assert(sizeof(SegmentEntry) == 24);
 
-// Pieces of a large pair whose head was not set yet, or was replaced or deleted: an open deletes them. (With a log to
-// replay, those that it names too.)
+// Pieces of a large pair whose head was not set yet, or was replaced or deleted: an open deletes
+// them. (With a log to replay, those that it names too.)
 struct InHand {
   uint64_t owner, id;  // record.h: PieceKey
-  uint64_t count;      // none has this number or a greater one; after damage the next ones may be there, too
+  // none has this number or a greater one; after damage the next ones may be there, too
+  uint64_t count;
 };
 static_assert(sizeof(InHand) == 24);
 

@@ -3,9 +3,10 @@
 //
 // On a device LogScan gives what it can, and marks it; then comes what has no mark.
 //
-// The index splits buckets during a walk, so a place in it means nothing later. A walk goes by the classes of the shape
-// that the shard had when the walk reached it (index.h): the members of a class never change, wherever its entries lie.
-// It copies the keys of one class at once, a handful, and then returns them one by one.
+// The index splits buckets during a walk, so a place in it means nothing later. A walk goes by the
+// classes of the shape that the shard had when the walk reached it (index.h): the members of a
+// class never change, wherever its entries lie. It copies the keys of one class at once, a handful,
+// and then returns them one by one.
 // Threading: as in store.h.
 #include <errno.h>
 
@@ -92,10 +93,12 @@ int Walk::keep_room(char** memory, uint64_t* room, uint64_t wanted) {
 // Behind the keys that are there. Of a record in DRAM, or of one on the device.
 int Walk::append_key(const Record* record, const Store::Candidate* cold) {
   for (uint64_t wanted = kRoomFirst;;) {
-    if (const int status = keep_room(&keys_, &keys_room_, keys_used_ + wanted); status < 0) return status;
+    if (const int status = keep_room(&keys_, &keys_room_, keys_used_ + wanted); status < 0)
+      return status;
     const uint64_t room = keys_room_ - keys_used_ - sizeof(uint64_t);
     char* to = keys_ + keys_used_ + sizeof(uint64_t);
-    const int64_t length = record ? store_->copy_key(record, to, room) : store_->copy_cold_key(*cold, to, room);
+    const int64_t length =
+        record ? store_->copy_key(record, to, room) : store_->copy_cold_key(*cold, to, room);
     if (length < 0) return static_cast<int>(length);
     const auto whole = static_cast<uint64_t>(length);
     wanted = sizeof whole + round_up(whole, 8);
@@ -106,8 +109,8 @@ int Walk::append_key(const Record* record, const Store::Candidate* cold) {
   }
 }
 
-// Copies the keys of class_. What cannot be read may have moved meanwhile: then all of it again, with the lock of the
-// shard, so that nothing moves.
+// Copies the keys of class_. What cannot be read may have moved meanwhile: then all of it again,
+// with the lock of the shard, so that nothing moves.
 int Walk::gather() {
   // Keys of GiBs are no measure for those to come.
   if (keys_room_ > kRoomKept) {
@@ -119,9 +122,12 @@ int Walk::gather() {
   std::optional<MutexLock> lock;
   uint64_t wanted = kRoomFirst / sizeof(Address);
   for (;;) {
-    if (const int status = keep_room(&addresses_, &addresses_room_, wanted * sizeof(Address)); status < 0)
+    if (const int status = keep_room(&addresses_, &addresses_room_, wanted * sizeof(Address));
+        status < 0)
       return status;
-    if (const int status = keep_room(&cold_, &cold_room_, wanted * sizeof(Store::Candidate)); status < 0) return status;
+    if (const int status = keep_room(&cold_, &cold_room_, wanted * sizeof(Store::Candidate));
+        status < 0)
+      return status;
     auto* found = reinterpret_cast<Address*>(addresses_);
     auto* cold = reinterpret_cast<Store::Candidate*>(cold_);
     uint64_t colds = 0;
@@ -213,7 +219,8 @@ int64_t Walk::next_of_present(void* buffer, uint64_t bytes) {
     const Bytes key{keys_ + keys_at_ + sizeof(uint64_t), static_cast<uint64_t>(length)};
     keys_at_ += sizeof(uint64_t) + round_up(key.size, 8);
     const int64_t found = store_->exists(key);
-    if (found >= 0 && key.size && bytes) memcpy(buffer, key.data, key.size < bytes ? key.size : bytes);
+    if (found >= 0 && key.size && bytes)
+      memcpy(buffer, key.data, key.size < bytes ? key.size : bytes);
     if (found != -ENOENT) return found < 0 ? found : length;
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening by URI: see compose.h.
 //
-// A composite URI is taken apart at ';' outside of parentheses; a member in parentheses is a raw URI of its own.
-// Threading: any, blocking. Allocates through map_private. Not for the fault path.
+// A composite URI is taken apart at ';' outside of parentheses; a member in parentheses is a raw
+// URI of its own. Threading: any, blocking. Allocates through map_private. Not for the fault path.
 #include "lun/compose.h"
 
 #include <errno.h>
@@ -68,17 +68,20 @@ int split(const char* uri, const Scheme& scheme, Members* out, ErrorText* why) {
       *last = 0;
       ++start;
     }
-    if (*start == 0) return why->set(-EINVAL, "LUN %s: an empty member; write %sURI;URI", uri, scheme.prefix);
+    if (*start == 0)
+      return why->set(-EINVAL, "LUN %s: an empty member; write %sURI;URI", uri, scheme.prefix);
     out->uri[out->count++] = start;
     start = at + 1;
     if (end) break;
   }
   if (depth != 0) return why->set(-EINVAL, "LUN %s: parentheses do not match", uri);
-  if (out->count < 2) return why->set(-EINVAL, "LUN %s: one member; write %sURI;URI", uri, scheme.prefix);
+  if (out->count < 2)
+    return why->set(-EINVAL, "LUN %s: one member; write %sURI;URI", uri, scheme.prefix);
   return 0;
 }
 
-int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level, Device** out, ErrorText* why);
+int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level,
+            Device** out, ErrorText* why);
 
 void close_all(MemberSet* set) {
   for (Device*& device : set->device) {
@@ -93,12 +96,14 @@ bool may_contain(Kind outer, const Scheme* inner) {
 
 // A device that is gone, where others may stand in for it. What is there and wrong is refused.
 bool may_be_missing(const Scheme& scheme, int status) {
-  return scheme.kind == Kind::kPaths && (status == -ENOENT || status == -ENXIO || status == -ENODEV || status == -EIO ||
-                                         status == -ENOTDIR || status == -ETIMEDOUT);
+  return scheme.kind == Kind::kPaths &&
+         (status == -ENOENT || status == -ENXIO || status == -ENODEV || status == -EIO ||
+          status == -ENOTDIR || status == -ETIMEDOUT);
 }
 
-int open_members(const char* uri, const Scheme& scheme, const Members& members, const DeviceOptions& options,
-                 Format format, unsigned level, MemberSet* set, ErrorText* why) {
+int open_members(const char* uri, const Scheme& scheme, const Members& members,
+                 const DeviceOptions& options, Format format, unsigned level, MemberSet* set,
+                 ErrorText* why) {
   DeviceOptions each = options;
   each.want_bytes = 0;
   set->count = members.count;
@@ -106,11 +111,12 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
   for (unsigned i = 0; i < members.count; ++i) {
     const Scheme* inner = scheme_of(members.uri[i]);
     if (!may_contain(scheme.kind, inner))
-      return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a stripe may consist of paths", uri, inner->prefix,
-                      scheme.prefix);
+      return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a stripe may consist of paths",
+                      uri, inner->prefix, scheme.prefix);
     const int status = open_at(members.uri[i], each, format, level + 1, &set->device[i], why);
     // The paths are one device: an exclusive claim on the first covers all.
-    if (status == 0 && scheme.kind == Kind::kPaths && (each.claim == Claim::kAlone || each.claim == Claim::kForced))
+    if (status == 0 && scheme.kind == Kind::kPaths &&
+        (each.claim == Claim::kAlone || each.claim == Claim::kForced))
       each.claim = Claim::kLook;
     if (status < 0 && may_be_missing(scheme, status)) {
       log_warning("%s; %s goes on without it", why->text, scheme.prefix);
@@ -120,41 +126,45 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
     if (status < 0) return status;
     for (unsigned j = 0; j < i && scheme.kind != Kind::kPaths; ++j) {
       if (set->device[j] && same_backing_device(set->device[i], set->device[j]))
-        return why->set(-EINVAL, "LUN %s: %s is there twice; give different devices", uri, members.uri[i]);
+        return why->set(-EINVAL, "LUN %s: %s is there twice; give different devices", uri,
+                        members.uri[i]);
     }
     fds += set->device[i] ? set->device[i]->fd_count() : 0;
   }
   if (fds > kDeviceFdsMax)
     return why->set(-E2BIG,
-                    "LUN %s: %u descriptors (two a device node, and one for each further node of an NVMe namespace), "
+                    "LUN %s: %u descriptors (two a device node, and one for each further node of "
+                    "an NVMe namespace), "
                     "%u is the limit; give fewer devices",
                     uri, fds, kDeviceFdsMax);
   return 0;
 }
 
-int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& options, Format format, unsigned level,
-                   Device** out, ErrorText* why) {
+int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& options,
+                   Format format, unsigned level, Device** out, ErrorText* why) {
   Members members(uri + strlen(scheme.prefix));
   int status = split(uri, scheme, &members, why);
   if (status != 0) return status;
   MemberSet set;
   status = open_members(uri, scheme, members, options, format, level, &set, why);
   if (status == 0 && scheme.kind == Kind::kStripe) {
-    // An open that shares the members does not label them: two at one time would make two sets of them (raw_open).
+    // An open that shares the members does not label them: two at one time would make two sets of
+    // them (raw_open).
     const bool alone = options.claim == Claim::kAlone || format != Format::kIfBlank;
     status = label_assemble(uri, &set, alone ? format : Format::kNever, why);
     if (status == 0)
-      return StripeDevice::create(uri, set.device, set.count, kMemberDataOffset, set.label[0].data_bytes, out, why);
+      return StripeDevice::create(uri, set.device, set.count, kMemberDataOffset,
+                                  set.label[0].data_bytes, out, why);
   } else if (status == 0) {
-    return PathDevice::create(uri, set.device, members.uri, set.count, format != Format::kNever && !options.read_only,
-                              out, why);
+    return PathDevice::create(uri, set.device, members.uri, set.count,
+                              format != Format::kNever && !options.read_only, out, why);
   }
   close_all(&set);
   return status;
 }
 
-int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level, Device** out,
-            ErrorText* why) {
+int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level,
+            Device** out, ErrorText* why) {
   *out = nullptr;
   if (!uri || !*uri) return why->set(-EINVAL, "LUN: empty name; give a device or a file");
   const Scheme* scheme = scheme_of(uri);
@@ -181,13 +191,14 @@ size_t scheme_length(const char* text) {
   return 0;
 }
 
-int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out, ErrorText* why) {
+int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out,
+             ErrorText* why) {
   LUNAR_CHECK(!options.scratch, "raw_open is for raw devices");
   for (int tries = 0;; ++tries) {
     int status = open_at(uri, options, format, 0, out, why);
     const Scheme* scheme = uri ? scheme_of(uri) : nullptr;
-    if (status != -ENODEV || !scheme || scheme->kind != Kind::kStripe || format != Format::kIfBlank ||
-        options.claim == Claim::kAlone)
+    if (status != -ENODEV || !scheme || scheme->kind != Kind::kStripe ||
+        format != Format::kIfBlank || options.claim == Claim::kAlone)
       return status;
     DeviceOptions alone = options;  // blank members: labelled first, by one at a time
     alone.claim = Claim::kAlone;
@@ -196,15 +207,18 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
     if (status == 0 && (*out)->fd_count() == 0) return 0;
     if (status == 0) device_close(*out);
     *out = nullptr;
-    if (status != 0 && (status != -EBUSY || tries == kLabelTries)) return status;  // busy: another was quicker
+    if (status != 0 && (status != -EBUSY || tries == kLabelTries))
+      return status;  // busy: another was quicker
   }
 }
 
 int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why) {
   *out = nullptr;
   struct stat status;
-  if (uri && strchr(uri, '#') && sys::path_status(uri, &status) != 0)  // (a file may have one in its name)
-    return why->set(-EINVAL, "LUN %s: names a virtual LUN; give the device alone, without #NAME", uri);
+  if (uri && strchr(uri, '#') &&
+      sys::path_status(uri, &status) != 0)  // (a file may have one in its name)
+    return why->set(-EINVAL, "LUN %s: names a virtual LUN; give the device alone, without #NAME",
+                    uri);
   DeviceOptions options;
   options.scratch = false;
   options.read_only = only_looks(format);

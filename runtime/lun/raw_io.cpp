@@ -13,9 +13,11 @@ namespace {
 constexpr uint64_t kPieceMax = kMiB;  // of one command
 
 int move_all(Device* raw, Op op, bool fua, uint64_t offset, void* buffer, uint64_t bytes) {
-  const uint64_t most = raw->capabilities().transfer_bytes_max, piece = most < kPieceMax ? most : kPieceMax;
+  const uint64_t most = raw->capabilities().transfer_bytes_max,
+                 piece = most < kPieceMax ? most : kPieceMax;
   for (uint64_t done = 0; done < bytes;) {
-    const iovec part = {static_cast<char*>(buffer) + done, bytes - done < piece ? bytes - done : piece};
+    const iovec part = {static_cast<char*>(buffer) + done,
+                        bytes - done < piece ? bytes - done : piece};
     Command command;
     command.op = op;
     command.offset = DeviceOffset{offset + done};
@@ -65,7 +67,8 @@ int raw_zero(Device* raw, uint64_t offset, uint64_t bytes) {
   if (!zeros) return -ENOMEM;
   int status = 0;
   for (uint64_t done = 0; done < bytes && status == 0; done += piece)
-    status = raw_io(raw, Op::kWrite, offset + done, zeros, bytes - done < piece ? bytes - done : piece);
+    status =
+        raw_io(raw, Op::kWrite, offset + done, zeros, bytes - done < piece ? bytes - done : piece);
   unmap_private(zeros, piece);
   return status;
 }

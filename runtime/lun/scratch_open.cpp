@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // scratch_open: what `--lun` means. See compose.h.
 //
-// Idea: a device that other processes may share gets (or has) the format, and a scratch LUN on it; one for a single
-// process tree (a file in a directory, an empty file, sim:) is used directly. A named LUN is treated like a given file:
-// its own header, then data. Threading: any, blocking. May not be used on the fault path.
+// Idea: a device that other processes may share gets (or has) the format, and a scratch LUN on it;
+// one for a single process tree (a file in a directory, an empty file, sim:) is used directly. A
+// named LUN is treated like a given file: its own header, then data. Threading: any, blocking. May
+// not be used on the fault path.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -23,22 +24,25 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kLunsMax = 8;
-constexpr uint64_t kNamedBytesMin = 66 * kMiB;  // cut into 256 pieces of whole segments for the processes of a tree
+// cut into 256 pieces of whole segments for the processes of a tree
+constexpr uint64_t kNamedBytesMin = 66 * kMiB;
 constexpr int kFullRetries = 25;
 constexpr uint64_t kFullRetryNs = 20'000'000;
 
 bool is_there(const char* path, struct stat* status) { return sys::path_status(path, status) == 0; }
 
-// What device_open carries alone: a directory, sim:, capi:, (to refuse) mem:, a file that is empty or was given to one
-// process tree before.
+// What device_open carries alone: a directory, sim:, capi:, (to refuse) mem:, a file that is empty
+// or was given to one process tree before.
 bool stands_alone(const char* uri) {
-  if (strncmp(uri, "sim:", 4) == 0 || strncmp(uri, "capi:", 5) == 0 || strncmp(uri, "mem:", 4) == 0) return true;
+  if (strncmp(uri, "sim:", 4) == 0 || strncmp(uri, "capi:", 5) == 0 || strncmp(uri, "mem:", 4) == 0)
+    return true;
   struct stat status;
   const char* path = !is_there(uri, &status) && strncmp(uri, "file:", 5) == 0 ? uri + 5 : uri;
   if (!is_there(path, &status)) return strchr(uri, ':') == nullptr;  // no such file: its line
   if (S_ISDIR(status.st_mode)) return true;
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) return true;  // its refusal
-  if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) <= kScratchDataOffset) return true;
+  if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) <= kScratchDataOffset)
+    return true;
   const int fd = sys::open_file(path, O_RDONLY);
   Contents contents = Contents::kForeign;
   uint64_t flags = 0;
@@ -67,31 +71,35 @@ int open_shared(const char* uri, Device** out, ErrorText* why) {
   return status;
 }
 
-// The LUN's head becomes a scratch header, with the data behind it: the next open knows that they may go.
+// The LUN's head becomes a scratch header, with the data behind it: the next open knows that they
+// may go.
 int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) {
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
   int status = head ? 0 : -ENOMEM;
   if (status == 0 && lun->size_bytes() < kNamedBytesMin) {
-    status = why->set(-ENOSPC, "LUN %s: %s is too small for a heap, which wants %s; lunar lun resize it", uri,
-                      format_size(lun->size_bytes()).text, format_size(kNamedBytesMin).text);
+    status =
+        why->set(-ENOSPC, "LUN %s: %s is too small for a heap, which wants %s; lunar lun resize it",
+                 uri, format_size(lun->size_bytes()).text, format_size(kNamedBytesMin).text);
   } else if (status == 0) {
     status = raw_io(lun, Op::kRead, 0, head, kScratchProbeBytes);
     if (status == 0 && signature_of(head, kScratchProbeBytes, nullptr) == Contents::kForeign)
-      status = why->set(
-          -EEXIST, "LUN %s: holds data that is not a former heap's; give another one, or remove and create it again",
-          uri);
+      status = why->set(-EEXIST,
+                        "LUN %s: holds data that is not a former heap's; give another one, or "
+                        "remove and create it again",
+                        uri);
     else if (status == 0) {
       signature_make(reinterpret_cast<ScratchHeader*>(head), 0);
       status = raw_io(lun, Op::kWrite, 0, head, sizeof(ScratchHeader));
     }
     if (status < 0 && why->text[0] == 0)
-      (void)why->set(status, "LUN %s: its head cannot be read and written: %s; check the device", uri,
-                     errno_text(status));
+      (void)why->set(status, "LUN %s: its head cannot be read and written: %s; check the device",
+                     uri, errno_text(status));
   }
   if (head) unmap_private(head, kScratchProbeBytes);
   Device* member = lun;
   if (status == 0)  // a stripe of one: the same device, further in
-    return StripeDevice::create(uri, &member, 1, kScratchDataOffset, lun->size_bytes() - kScratchDataOffset, out, why);
+    return StripeDevice::create(uri, &member, 1, kScratchDataOffset,
+                                lun->size_bytes() - kScratchDataOffset, out, why);
   device_close(lun);
   return status;
 }
@@ -99,7 +107,8 @@ int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) 
 int open_named(const char* uri, const char* name, Device** out, ErrorText* why) {
   char base[4096];
   const auto length = static_cast<size_t>(name - 1 - uri);
-  if (length >= sizeof base) return why->set(-ENAMETOOLONG, "LUN: the name is longer than %zu bytes", sizeof base);
+  if (length >= sizeof base)
+    return why->set(-ENAMETOOLONG, "LUN: the name is longer than %zu bytes", sizeof base);
   memcpy(base, uri, length);
   base[length] = 0;
   PhysicalLun* physical = nullptr;
@@ -112,24 +121,29 @@ int open_named(const char* uri, const char* name, Device** out, ErrorText* why) 
   return status < 0 ? status : claim_named(uri, lun, out, why);
 }
 
-// No other user may read a file that holds a heap: removes the rights of others, or refuses it. (The group's stay: that
-// is how several users share one. Nodes of devices have the rights that the administrator gave them.)
+// No other user may read a file that holds a heap: removes the rights of others, or refuses it.
+// (The group's stay: that is how several users share one. Nodes of devices have the rights that the
+// administrator gave them.)
 int close_to_others(Device* device, const char* uri, ErrorText* why) {
   bool after_node = false;
   for (unsigned i = 0; i < device->fd_count(); ++i) {
     struct stat status;
     if (device->fd(i) < 0 || sys::file_status(device->fd(i), &status) < 0) continue;
-    const bool lock_file = after_node && status.st_size == 0;  // of the node before (superpipe/device_files.h)
+    // of the node before (superpipe/device_files.h)
+    const bool lock_file = after_node && status.st_size == 0;
     after_node = S_ISBLK(status.st_mode) || S_ISCHR(status.st_mode);
     if (lock_file || !S_ISREG(status.st_mode) || (status.st_mode & 07) == 0) continue;
     const mode_t mode = status.st_mode & 07777;
     sys::set_mode(device->fd(i), mode & ~mode_t{07});
     if (sys::file_status(device->fd(i), &status) < 0 || (status.st_mode & 07) != 0)
       return why->set(-EACCES,
-                      "LUN %s: every user may open it (mode %u%u%u of user %u), and a heap's content would lie there; "
+                      "LUN %s: every user may open it (mode %u%u%u of user %u), and a heap's "
+                      "content would lie there; "
                       "chmod o-rwx it",
-                      uri, mode >> 6 & 7, mode >> 3 & 7, mode & 7, static_cast<unsigned>(status.st_uid));
-    log_info("LUN %s: taken away from others (it had mode %u%u%u)", uri, mode >> 6 & 7, mode >> 3 & 7, mode & 7);
+                      uri, mode >> 6 & 7, mode >> 3 & 7, mode & 7,
+                      static_cast<unsigned>(status.st_uid));
+    log_info("LUN %s: taken away from others (it had mode %u%u%u)", uri, mode >> 6 & 7,
+             mode >> 3 & 7, mode & 7);
   }
   return 0;
 }
@@ -148,8 +162,8 @@ int try_open_one(const char* uri, const DeviceOptions& options, Device** out, Er
   return check_room(*out, uri, options.want_bytes, why);
 }
 
-// The locks of a process that has just ended go some milliseconds later, and its space with them: asked again for so
-// long.
+// The locks of a process that has just ended go some milliseconds later, and its space with them:
+// asked again for so long.
 int open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   for (int tries = 0;; ++tries) {
     const int status = try_open_one(uri, options, out, why);
@@ -176,7 +190,8 @@ int scratch_open(const char* uris, const DeviceOptions& options, Device** out, E
   unsigned count = 0;
   char* rest = nullptr;
   for (char* word = strtok_r(copy.text(), " ", &rest); word; word = strtok_r(nullptr, " ", &rest)) {
-    if (count == kLunsMax) return why->set(-E2BIG, "LUN: more than %u of them; a stripe has so many at most", kLunsMax);
+    if (count == kLunsMax)
+      return why->set(-E2BIG, "LUN: more than %u of them; a stripe has so many at most", kLunsMax);
     words[count++] = word;
   }
   if (count == 0) return why->set(-EINVAL, "LUN: empty name; give a directory on a disk");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Diagnostics of the pager: pager_dump (timeouts, fatal errors) and pager_validate (whole-structure check).
-// Threading: dump reads racily and takes no lock; validate brings the evictor to rest and expects no faults meanwhile.
+// Diagnostics of the pager: pager_dump (timeouts, fatal errors) and pager_validate (whole-structure
+// check). Threading: dump reads racily and takes no lock; validate brings the evictor to rest and
+// expects no faults meanwhile.
 #include <errno.h>
 
 #include "base/format.h"
@@ -17,7 +18,8 @@
 namespace lunar {
 namespace {
 
-const char* const kStateNames[] = {"empty", "resident", "evicted", "in frame", "busy", "poisoned", "gone", "guard"};
+const char* const kStateNames[] = {"empty", "resident", "evicted", "in frame",
+                                   "busy",  "poisoned", "gone",    "guard"};
 
 void say(int fd, const char* text, size_t n) { (void)sys::write_to_program(fd, text, n); }
 
@@ -32,13 +34,14 @@ void dump_region(int fd, const Region& region) {
     if (word.state() == PageState::kBusy && shown++ < 8) {
       size_t n = format_to(line, sizeof line, "  busy page %p (was %s, waiter %d, index %u)\n",
                            static_cast<const void*>(region.address_of(PageIndex(i))),
-                           kStateNames[static_cast<unsigned>(word.previous())], word.waiter(), word.index());
+                           kStateNames[static_cast<unsigned>(word.previous())], word.waiter(),
+                           word.index());
       say(fd, line, n);
     }
   });
-  size_t n = format_to(line, sizeof line,
-                       "region %p: %lu of %lu pages used, committed %lu:", static_cast<const void*>(region.base), end,
-                       region.pages, region.committed_pages.load());
+  size_t n = format_to(line, sizeof line, "region %p: %lu of %lu pages used, committed %lu:",
+                       static_cast<const void*>(region.base), end, region.pages,
+                       region.committed_pages.load());
   say(fd, line, n);
   for (unsigned s = 0; s < 8; ++s) {
     if (in_state[s] == 0) continue;
@@ -53,24 +56,27 @@ void dump_region(int fd, const Region& region) {
 void pager_dump(int fd) {
   auto& state = pager_state();
   char line[256];
-  size_t n = format_to(line, sizeof line,
-                       "pager: %s, generation %u, fork epoch %u, oldest child %u, deferred slots %lu, may pin %d\n",
-                       pager_active() ? "active" : "not active", state.fork.generation, state.fork.epoch.load(),
-                       state.fork.oldest_child.load(), deferred_slot_count(), pins_noted());
+  size_t n = format_to(
+      line, sizeof line,
+      "pager: %s, generation %u, fork epoch %u, oldest child %u, deferred slots %lu, may pin %d\n",
+      pager_active() ? "active" : "not active", state.fork.generation, state.fork.epoch.load(),
+      state.fork.oldest_child.load(), deferred_slot_count(), pins_noted());
   say(fd, line, n);
   for (const Region& region : state.regions) dump_region(fd, region);
   if (!pager_active()) return;
-  n = format_to(line, sizeof line, "page tables: %ld pages, promised %ld\n", table_pages(), promise_pages());
+  n = format_to(line, sizeof line, "page tables: %ld pages, promised %ld\n", table_pages(),
+                promise_pages());
   say(fd, line, n);
   state.account.dump(fd);
   state.evictor->dump(fd);
   for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->dump(fd);
   auto& c = counters();
-  n = format_to(
-      line, sizeof line,
-      "counts: faults %lu zero %lu major %lu second %lu evictions %lu waits %lu duplicates %lu errors %lu/%lu\n",
-      c.faults.get(), c.zero_fills.get(), c.major_faults.get(), c.second_chances.get(), c.evictions.get(),
-      c.budget_waits.get(), c.duplicates.get(), c.read_errors.get(), c.write_errors.get());
+  n = format_to(line, sizeof line,
+                "counts: faults %lu zero %lu major %lu second %lu evictions %lu waits %lu "
+                "duplicates %lu errors %lu/%lu\n",
+                c.faults.get(), c.zero_fills.get(), c.major_faults.get(), c.second_chances.get(),
+                c.evictions.get(), c.budget_waits.get(), c.duplicates.get(), c.read_errors.get(),
+                c.write_errors.get());
   say(fd, line, n);
 }
 
@@ -84,7 +90,9 @@ struct Tally {
 
   void check(bool fact, const char* what, const void* where, int64_t found, int64_t expected) {
     if (fact) return;
-    if (good) log_error("validate: %s at %p: %ld, expected %ld", what, where, found, expected);  // the first one tells
+    if (good)
+      // the first one tells
+      log_error("validate: %s at %p: %ld, expected %ld", what, where, found, expected);
     good = false;
   }
   void walk(PagerState& state, Region& region);
@@ -106,9 +114,10 @@ void Tally::walk(PagerState& state, Region& region) {
       if (s == PageState::kEvicted || s == PageState::kInFrame) ++evicted;
       check(s != PageState::kBusy, "a busy page", page, static_cast<int64_t>(word.previous()), -1);
       if (s != PageState::kPoisoned && s != PageState::kGuard)
-        check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k],
-              static_cast<int64_t>(s));
-      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.luns.own)
+        check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page,
+              present[k], static_cast<int64_t>(s));
+      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() &&
+          word.lun() == state.luns.own)
         ++slots;
       if (s == PageState::kInFrame) {
         const Frame& frame = state.frames.at(word.index());
@@ -131,22 +140,23 @@ bool pager_validate() {
   const TableScope scope;
   Tally tally;
   for (Region& region : state.regions) tally.walk(state, region);
-  tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(),
-              tally.resident);
-  tally.check(tally.evicted == counters().evicted.load(), "evicted pages", nullptr, counters().evicted.load(),
-              tally.evicted);
+  tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr,
+              counters().resident.load(), tally.resident);
+  tally.check(tally.evicted == counters().evicted.load(), "evicted pages", nullptr,
+              counters().evicted.load(), tally.evicted);
   if (state.luns.ready.load()) {
     const SlotAllocator& lun = state.luns.slots[state.luns.own];
     tally.check(lun.validate(), "the LUN's bitmap", nullptr, 0, 0);
     if (state.fork.oldest_child.load() == 0 && deferred_slot_count() == 0)
-      tally.check(tally.slots == lun.used_slots(), "slots in use", nullptr, static_cast<int64_t>(lun.used_slots()),
-                  static_cast<int64_t>(tally.slots));
+      tally.check(tally.slots == lun.used_slots(), "slots in use", nullptr,
+                  static_cast<int64_t>(lun.used_slots()), static_cast<int64_t>(tally.slots));
   }
   state.evictor->resume();
   return tally.good;
 }
 
-// The service threads stay asleep, and a later pager_create takes them over. A process can then still change the sizes.
+// The service threads stay asleep, and a later pager_create takes them over. A process can then
+// still change the sizes.
 int pager_destroy() {
   auto& state = pager_state();
   if (!pager_created()) return -EINVAL;

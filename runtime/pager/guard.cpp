@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork); the page table knows them so that
-// nothing is copied over a marker: UFFDIO_COPY would replace it.
+// Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork); the page table
+// knows them so that nothing is copied over a marker: UFFDIO_COPY would replace it.
 // Threading: any thread; see seize.h.
 #include "pager/guard.h"
 
@@ -19,7 +19,8 @@
 namespace lunar {
 
 // In one chunk at most, inside a MutatorScope (or before activation, under its lock).
-static int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, bool install) {
+static int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
+                       bool install) {
   PageWord was[kChunkPages];
   bool done[kChunkPages] = {}, taken[kChunkPages] = {};
   if (int rc = install ? take_all(state, region, first, end, was) : 0; rc < 0) return rc;
@@ -30,15 +31,18 @@ static int guard_pages(PagerState& state, Region& region, uint64_t first, uint64
   }
   if (rc == 0) {
     const int advice = install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE;
-    rc = sys::advise(region.address_of(PageIndex(first)), (end - first) << state.page_shift, advice);
+    rc =
+        sys::advise(region.address_of(PageIndex(first)), (end - first) << state.page_shift, advice);
     for (uint64_t p = first; p < end; ++p)  // what stopped it may have done so half way
-      done[p - first] = rc == 0 || sys::advise(region.address_of(PageIndex(p)), state.page_size, advice) == 0;
+      done[p - first] =
+          rc == 0 || sys::advise(region.address_of(PageIndex(p)), state.page_size, advice) == 0;
   }
   for (uint64_t p = first; p < end; ++p) {
     if (!taken[p - first]) continue;
     PageWord next = was[p - first];
     if (done[p - first] && install) next = empty_word(state, region, p, next, PageState::kGuard);
-    if (done[p - first] && next.state() == PageState::kGuard && !install) next = next.with_state(PageState::kEmpty);
+    if (done[p - first] && next.state() == PageState::kGuard && !install)
+      next = next.with_state(PageState::kEmpty);
     release_page(state, region, PageIndex(p), next);
   }
   if (!install) table_retire(state, region, first, end);
@@ -72,11 +76,14 @@ int pager_guard(void* address, size_t bytes, bool install) {
   PageRange range;
   int rc = pages_of(state, address, bytes, true, &range);
   if (rc < 0 || range.first == range.end) return rc;
-  // Of no bytes, it only says whether the kernel knows it. From the first guard page on, every discard removes them.
-  if (rc = sys::advise(address, 0, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE); rc < 0) return rc;
+  // Of no bytes, it only says whether the kernel knows it. From the first guard page on, every
+  // discard removes them.
+  if (rc = sys::advise(address, 0, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE); rc < 0)
+    return rc;
   if (install) range.region->has_guards.store(true, std::memory_order_release);
-  return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(state, range, install, true)
-                                                                             : 0;
+  return install || range.region->has_guards.load(std::memory_order_acquire)
+             ? guard_range(state, range, install, true)
+             : 0;
 }
 
 }  // namespace lunar

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Giving places of a region to the kernel, and taking them back (foreign.h): what the program maps over them
-// (MAP_FIXED), and code that it generates, which stays in DRAM like all other code. Words of pages that are given away
-// are kEmpty; where the page table is not in use they are not touched.
+// Giving places of a region to the kernel, and taking them back (foreign.h): what the program maps
+// over them (MAP_FIXED), and code that it generates, which stays in DRAM like all other code. Words
+// of pages that are given away are kEmpty; where the page table is not in use they are not touched.
 // Threading: any thread, one at a time; see seize.h. Waits for the device and for room.
 #include <errno.h>
 #include <sys/mman.h>
@@ -30,13 +30,15 @@ bool in_use(const Region& region, uint64_t chunk) {
 void forget_held(PagerState& state, Region& region, uint64_t page, PageWord was) {
   AtomicPageWord& word = region.table.at(page);
   if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
-  release_page(state, region, PageIndex(page), empty_word(state, region, page, was, PageState::kEmpty));
+  release_page(state, region, PageIndex(page),
+               empty_word(state, region, page, was, PageState::kEmpty));
 }
 
 void forget_pages(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   const TableScope scope;
   PageWord was;
-  for (uint64_t p = region.table.next_used(first, end); p < end; p = region.table.next_used(p + 1, end))
+  for (uint64_t p = region.table.next_used(first, end); p < end;
+       p = region.table.next_used(p + 1, end))
     if (region.table.peek(p).state() != PageState::kEmpty && take_there(region, p, &was))
       forget_held(state, region, p, was);
   table_retire(state, region, first, end);
@@ -55,8 +57,10 @@ int take_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   if (int rc = take_all(state, region, first, end, was); rc < 0) return rc;
   bool all = true;
   for (uint64_t p = first; p < end; ++p)
-    all &= was[p - first].state() != PageState::kEvicted && was[p - first].state() != PageState::kInFrame;
-  for (uint64_t p = first; p < end && !all; ++p) release_page(state, region, PageIndex(p), was[p - first]);
+    all &= was[p - first].state() != PageState::kEvicted &&
+           was[p - first].state() != PageState::kInFrame;
+  for (uint64_t p = first; p < end && !all; ++p)
+    release_page(state, region, PageIndex(p), was[p - first]);
   return all ? 0 : -EAGAIN;
 }
 
@@ -94,7 +98,8 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
 // Nothing of it has been used.
 int hand_over_unused(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   MutatorScope scope(state);
-  const int rc = end_watch(state, region.address_of(PageIndex(first)), (end - first) << state.page_shift);
+  const int rc =
+      end_watch(state, region.address_of(PageIndex(first)), (end - first) << state.page_shift);
   if (rc == 0) forget_range(state, region, first, end);  // but for what a thread touches just now
   return rc;
 }
@@ -104,18 +109,20 @@ int map_in_place(char* at, size_t bytes, const OtherMap& map) {
   return sys::map(at, bytes, map.prot, map.flags | MAP_FIXED, map.fd, map.offset, &out);
 }
 
-// The words that a range has, kBusy until release: a thread that faults in between waits and then finds the new map.
+// The words that a range has, kBusy until release: a thread that faults in between waits and then
+// finds the new map.
 class HeldPages {
  public:
-  HeldPages(Region& region, uint64_t first, uint64_t end) : region_(region), first_(first), end_(end) {
+  HeldPages(Region& region, uint64_t first, uint64_t end)
+      : region_(region), first_(first), end_(end) {
     held_ = static_cast<bool*>(map_private(leaves(), ForkPolicy::kDontFork));
     PageWord was;
     for (uint64_t p = region.table.next_used(first, end); held_ != nullptr && p < end;
          p = region.table.next_used(p + 1, end)) {
-      if (take_there(region, p, &was))
-        held(p) = true;
+      if (take_there(region, p, &was)) held(p) = true;
+      // it has been retired; all of a leaf is held, or nothing
       else
-        p = last_of_leaf(p);  // it has been retired; all of a leaf is held, or nothing
+        p = last_of_leaf(p);
     }
   }
   ~HeldPages() {
@@ -126,7 +133,8 @@ class HeldPages {
   bool ready() const { return held_ != nullptr; }
 
   void release(PagerState& state, bool gone) {
-    for (uint64_t p = region_.table.next_used(first_, end_); p < end_; p = region_.table.next_used(p + 1, end_)) {
+    for (uint64_t p = region_.table.next_used(first_, end_); p < end_;
+         p = region_.table.next_used(p + 1, end_)) {
       if (!held(p)) {
         if (gone) forget_pages(state, region_, p, p + 1);  // used meanwhile
         continue;
@@ -149,7 +157,8 @@ class HeldPages {
   bool* held_;
 };
 
-int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, const OtherMap& map) {
+int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
+                   const OtherMap& map) {
   char* at = region.address_of(PageIndex(first));
   const uint64_t bytes = (end - first) << state.page_shift;
   MutatorScope scope(state);
@@ -160,8 +169,10 @@ int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t e
     return map_in_place(at, bytes, map);
   }();
   if (rc < 0 && !sys::is_mapped(at, bytes))
-    fatal("mmap with MAP_FIXED at %p has failed (%s) when the kernel had unmapped the place: its content is lost",
-          static_cast<void*>(at), errno_name(rc));
+    fatal(
+        "mmap with MAP_FIXED at %p has failed (%s) when the kernel had unmapped the place: its "
+        "content is lost",
+        static_cast<void*>(at), errno_name(rc));
   if (rc == 0) state.foreign.add(at, bytes);
   pages.release(state, rc == 0);
   return rc;
@@ -245,14 +256,17 @@ int region_hand_over(Region* region, size_t offset, size_t bytes, bool committed
       [&] {
         if (!descriptors_in_place(state)) return -ENOMEM;
         if (committed)
-          if (int rc = table_reach_waiting(state, *region, offset >> state.page_shift, end); rc < 0) return rc;
+          if (int rc = table_reach_waiting(state, *region, offset >> state.page_shift, end); rc < 0)
+            return rc;
         for (uint64_t p = offset >> state.page_shift, next; p < end; p = next) {
           if (state.foreign.reserve() < 0) return -ENOMEM;
           const bool used = in_use(*region, p / kChunkPages);
           next = chunk_end(p, end);
           if (used && next > p + kAtOnce) next = p + kAtOnce;
-          while (!used && next < end && !in_use(*region, next / kChunkPages)) next = chunk_end(next, end);
-          const int rc = used ? hand_over_pages(state, *region, p, next) : hand_over_unused(state, *region, p, next);
+          while (!used && next < end && !in_use(*region, next / kChunkPages))
+            next = chunk_end(next, end);
+          const int rc = used ? hand_over_pages(state, *region, p, next)
+                              : hand_over_unused(state, *region, p, next);
           if (rc < 0) return rc;
           *done += (next - p) << state.page_shift;
         }

@@ -4,10 +4,12 @@
 // An active process moves runs of pages:
 //   1 take      the words of both places: a thread that faults there waits until the run is done
 //   2 clear     what the target held is dropped, and its protection becomes that of the source
-//   3 hold      the source is write-protected by userfaultfd: a write from here on waits, and then finds the page gone
-//   4 copy      UFFDIO_COPY, which heeds no protection of the target; what may not be read, through /proc/self/mem.
-//               What is evicted, or in a frame, changes its word only
-//   5 drop      the source. If it ends (is no MREMAP_DONTUNMAP) it becomes PROT_NONE, before a waiter looks again
+//   3 hold      the source is write-protected by userfaultfd: a write from here on waits, and then
+//               finds the page gone
+//   4 copy      UFFDIO_COPY, which heeds no protection of the target; what may not be read, through
+//               /proc/self/mem. What is evicted, or in a frame, changes its word only
+//   5 drop      the source. If it ends (is no MREMAP_DONTUNMAP) it becomes PROT_NONE, before a
+//               waiter looks again
 // Threading: any thread of the program; see seize.h. A failure puts back what has been moved.
 #include <errno.h>
 #include <sys/mman.h>
@@ -31,14 +33,17 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kRunPages = 32;  // copied before the old ones are dropped: so much is there twice
+// copied before the old ones are dropped: so much is there twice
+constexpr uint64_t kRunPages = 32;
 
-// ---- plain memory ---------------------------------------------------------------------------------------------------
+// ---- plain memory -------------------------------------------------------------------------------
 
-// The kernel's own mremap: away by MREMAP_DONTUNMAP, so that the place which is left stays reserved, and on from there
-// by MREMAP_FIXED. If the place ends it is PROT_NONE before, and what is moved accessible again in between.
-// By halves where the kernel has several maps. *done grows by what has been moved. Not in one step: to a fixed place
-// the kernel (before 6.17) unmaps what is there before it looks whether it is one map that is to be moved.
+// The kernel's own mremap: away by MREMAP_DONTUNMAP, so that the place which is left stays
+// reserved, and on from there by MREMAP_FIXED. If the place ends it is PROT_NONE before, and what
+// is moved accessible again in between.
+// By halves where the kernel has several maps. *done grows by what has been moved. Not in one step:
+// to a fixed place the kernel (before 6.17) unmaps what is there before it looks whether it is one
+// map that is to be moved.
 int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
   void *place = nullptr, *out = nullptr;
   int rc = sys::remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr, &place);
@@ -68,14 +73,16 @@ int move_plain(char* to, char* from, size_t bytes, const Move& how) {
   int undone = done == 0 ? 0 : remap(from, to, done, {how.prot, false, true}, &back);
   if (undone == 0 && how.ends) undone = sys::protect(from, bytes, how.prot);
   if (undone < 0)
-    fatal("move: memory at %p could be moved in part only, and not back (%s)", static_cast<void*>(from),
-          errno_name(undone));
+    fatal("move: memory at %p could be moved in part only, and not back (%s)",
+          static_cast<void*>(from), errno_name(undone));
   return rc;
 }
 
-// Words for the guard pages that are to come there: a process that is not active takes no DRAM for them.
+// Words for the guard pages that are to come there: a process that is not active takes no DRAM for
+// them.
 int reach_guards(PagerState& state, const PageRange& to, const PageRange& from) {
-  for (uint64_t p = from.first; p < from.end && from.region->has_guards.load(std::memory_order_acquire); ++p) {
+  for (uint64_t p = from.first;
+       p < from.end && from.region->has_guards.load(std::memory_order_acquire); ++p) {
     p = from.region->table.next_used(p, from.end);
     const uint64_t target = to.first + (p - from.first);
     if (p < from.end && from.region->table.peek(p).state() == PageState::kGuard)
@@ -91,15 +98,17 @@ void move_guard_words(const PageRange& to, const PageRange& from) {
   if (!some && !target.has_guards.load(std::memory_order_acquire)) return;
   if (some) target.has_guards.store(true, std::memory_order_release);
   for (uint64_t i = 0; i < from.end - from.first; ++i) {
-    const PageWord was = source.table.peek(from.first + i), before = target.table.peek(to.first + i);
+    const PageWord was = source.table.peek(from.first + i),
+                   before = target.table.peek(to.first + i);
     const bool guard = was.state() == PageState::kGuard;
     if (guard || before.state() == PageState::kGuard)
-      target.table.at(to.first + i).store(before.with_state(guard ? PageState::kGuard : PageState::kEmpty));
+      target.table.at(to.first + i)
+          .store(before.with_state(guard ? PageState::kGuard : PageState::kEmpty));
     if (guard) source.table.at(from.first + i).store(was.with_state(PageState::kEmpty));
   }
 }
 
-// ---- an active process ----------------------------------------------------------------------------------------------
+// ---- an active process --------------------------------------------------------------------------
 
 // Reads what may not be read, page by page.
 class Unreadable {
@@ -115,7 +124,8 @@ class Unreadable {
   bool opened() const { return memory_ >= 0 && page_ != nullptr; }
   bool open() {
     if (memory_ < 0) memory_ = sys::open_unreadable_memory();
-    if (page_ == nullptr) page_ = static_cast<char*>(map_private(sys::page_bytes(), ForkPolicy::kDontFork));
+    if (page_ == nullptr)
+      page_ = static_cast<char*>(map_private(sys::page_bytes(), ForkPolicy::kDontFork));
     return opened();
   }
   const char* read(const char* from) {
@@ -142,14 +152,20 @@ struct Run {
   char* source_at(unsigned i) const { return from.address_of(PageIndex(source + i)); }
 };
 
-void release_words(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
+void release_words(PagerState& state, Region& region, uint64_t first, const PageWord* words,
+                   unsigned count) {
   for (unsigned i = 0; i < count; ++i) release_page(state, region, PageIndex(first + i), words[i]);
 }
 
-// Both in the order of addresses, the order of all code that takes several. 0, or -ENOMEM: none is taken.
+// Both in the order of addresses, the order of all code that takes several. 0, or -ENOMEM: none is
+// taken.
 int take_run(PagerState& state, Run& run) {
-  const auto take_target = [&] { return take_all(state, run.to, run.target, run.target + run.count, run.there); };
-  const auto take_source = [&] { return take_all(state, run.from, run.source, run.source + run.count, run.was); };
+  const auto take_target = [&] {
+    return take_all(state, run.to, run.target, run.target + run.count, run.there);
+  };
+  const auto take_source = [&] {
+    return take_all(state, run.from, run.source, run.source + run.count, run.was);
+  };
   const bool target_first = run.target_at(0) < run.source_at(0);
   int rc = target_first ? take_target() : take_source();
   if (rc < 0) return rc;
@@ -160,7 +176,8 @@ int take_run(PagerState& state, Run& run) {
 }
 
 // Drops what is there: all of it, or an error and it may be a part.
-int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord* words, unsigned count) {
+int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord* words,
+               unsigned count) {
   const size_t bytes = state.page_size;
   iovec pages[kRunPages];
   bool dropped[kRunPages] = {};
@@ -169,7 +186,9 @@ int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord
     if (is_present(words[i])) pages[n++] = {region.address_of(PageIndex(first + i)), bytes};
   if (n == 0 || sys::drop_pages(pages, n, dropped) == n) return 0;
   for (unsigned i = 0; i < n; ++i)
-    if (int rc = dropped[i] ? 0 : sys::advise(pages[i].iov_base, bytes, MADV_DONTNEED_LOCKED); rc < 0) return rc;
+    if (int rc = dropped[i] ? 0 : sys::advise(pages[i].iov_base, bytes, MADV_DONTNEED_LOCKED);
+        rc < 0)
+      return rc;
   return 0;
 }
 
@@ -180,17 +199,20 @@ int clear_target(PagerState& state, Run& run, const Move& how) {
     PageWord& there = run.there[i];
     AtomicPageWord& word = run.to.table.at(run.target + i);
     if (there.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
-    if (there.state() == PageState::kGuard) (void)sys::advise(run.target_at(i), state.page_size, MADV_GUARD_REMOVE);
+    if (there.state() == PageState::kGuard)
+      (void)sys::advise(run.target_at(i), state.page_size, MADV_GUARD_REMOVE);
     there = empty_word(state, run.to, run.target + i, there, PageState::kEmpty);
   }
   return how.replaces ? sys::protect(run.target_at(0), run.count * state.page_size, how.prot) : 0;
 }
 
-void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end, Unreadable& unreadable) {
+void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end,
+                Unreadable& unreadable) {
   unsigned most = unreadable.opened() ? 1 : end - first;
   for (unsigned i = first; i < end;) {
     const unsigned n = most < end - i ? most : end - i;
-    const char* content = unreadable.opened() ? unreadable.read(run.source_at(i)) : run.source_at(i);
+    const char* content =
+        unreadable.opened() ? unreadable.read(run.source_at(i)) : run.source_at(i);
     const Install copy = install(state, run.target_at(i), content, n);
     if (copy.outcome == Installed::kDone)
       i += copy.pages;
@@ -201,11 +223,13 @@ void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end,
     else if (copy.error == -EFAULT && !unreadable.opened() && unreadable.open())
       most = 1;  // a raw mprotect
     else
-      fatal("move: page %p could not be copied (%s)", static_cast<void*>(run.source_at(i)), errno_name(copy.error));
+      fatal("move: page %p could not be copied (%s)", static_cast<void*>(run.source_at(i)),
+            errno_name(copy.error));
   }
 }
 
-// The program has dropped some by a raw system call: zeros, and to copy them would be a fault that waits for ourselves.
+// The program has dropped some by a raw system call: zeros, and to copy them would be a fault that
+// waits for ourselves.
 void note_dropped(PagerState& state, Run& run) {
   uint8_t present[kRunPages];
   if (sys::present_pages(run.source_at(0), run.count, present) < 0) return;
@@ -230,7 +254,8 @@ void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unread
     run.to.has_guards.store(true, std::memory_order_release);
     const int rc = sys::advise(run.target_at(i), state.page_size, MADV_GUARD_INSTALL);
     if (rc < 0)
-      fatal("move: page %p cannot be made a guard page (%s)", static_cast<void*>(run.target_at(i)), errno_name(rc));
+      fatal("move: page %p cannot be made a guard page (%s)", static_cast<void*>(run.target_at(i)),
+            errno_name(rc));
     (void)sys::advise(run.source_at(i), state.page_size, MADV_GUARD_REMOVE);
   }
   if (int rc = drop_there(state, run.from, run.source, run.was, run.count); rc < 0)
@@ -256,7 +281,8 @@ PageWord moved_word(PagerState& state, Run& run, unsigned i) {
       // no fork goes on during a mutation
       return resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch(state));
     case PageState::kInFrame:
-      state.frames.at(was.index()).word.store(&run.to.table.at(to.value), std::memory_order_release);
+      state.frames.at(was.index())
+          .word.store(&run.to.table.at(to.value), std::memory_order_release);
       state.frames.at(was.index()).address.store(run.to.address_of(to), std::memory_order_release);
       return was;
     case PageState::kPoisoned:  // the new place is marked at its first fault
@@ -279,7 +305,8 @@ void move_word(PagerState& state, Run& run, unsigned i) {
     if (run.to.on_touch) run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
     moved = moved.with_charged(run.to.on_touch);
   }
-  // A lock goes along: on the new place before the old one is unlocked, so that no eviction comes between.
+  // A lock goes along: on the new place before the old one is unlocked, so that no eviction comes
+  // between.
   if (pinned_by_program(run.from, s)) {
     state.pinned_pages.fetch_add(1 - page_set_pinned(run.to.table.at(d)));
     state.pinned_pages.fetch_sub(page_clear_pinned(run.from.table.at(s)));
@@ -289,8 +316,10 @@ void move_word(PagerState& state, Run& run, unsigned i) {
 }
 
 int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
-  if (int rc = table_reach_waiting(state, run.to, run.target, run.target + run.count); rc < 0) return rc;
-  if (int rc = table_reach_waiting(state, run.from, run.source, run.source + run.count); rc < 0) return rc;
+  if (int rc = table_reach_waiting(state, run.to, run.target, run.target + run.count); rc < 0)
+    return rc;
+  if (int rc = table_reach_waiting(state, run.from, run.source, run.source + run.count); rc < 0)
+    return rc;
   MutatorScope scope(state);
   if (int rc = take_run(state, run); rc < 0) return rc;
   if (int rc = clear_target(state, run, how); rc < 0) {
@@ -303,7 +332,8 @@ int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadabl
   return 0;
 }
 
-// With the space of what is moved to a map of the other kind: one is charged as a whole, the other by page.
+// With the space of what is moved to a map of the other kind: one is charged as a whole, the other
+// by page.
 int move_charged(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
   const bool by_page = run.to.on_touch, was_by_page = run.from.on_touch;
   if (by_page == was_by_page) return move_run(state, run, how, unreadable);
@@ -313,15 +343,17 @@ int move_charged(PagerState& state, Run& run, const Move& how, Unreadable& unrea
   return rc;
 }
 
-// Where the next page of the source with a word is, from `page` on. An untouched part that ends is PROT_NONE before it
-// is looked at once more: what a thread wrote there meanwhile has words, and goes along.
+// Where the next page of the source with a word is, from `page` on. An untouched part that ends is
+// PROT_NONE before it is looked at once more: what a thread wrote there meanwhile has words, and
+// goes along.
 int find_used(const PageRange& from, uint64_t page, const Move& how, uint64_t* used) {
   const PageTable& table = from.region->table;
   *used = table.next_used(page, from.end);
   if (*used == page || !how.ends) return 0;
   const auto protect = [&](uint64_t first, uint64_t end, int prot) {
     char* at = from.region->address_of(PageIndex(first));
-    return sys::protect(at, static_cast<size_t>(from.region->address_of(PageIndex(end)) - at), prot);
+    return sys::protect(at, static_cast<size_t>(from.region->address_of(PageIndex(end)) - at),
+                        prot);
   };
   const uint64_t end = *used;
   if (int rc = protect(page, end, PROT_NONE); rc < 0) return rc;
@@ -337,7 +369,8 @@ int move_nothing(char* target, size_t bytes, const Move& how) {
 }
 
 // *done: pages of `from` that are at `to`.
-int move_runs(PagerState& state, const PageRange& to, const PageRange& from, const Move& how, uint64_t* done) {
+int move_runs(PagerState& state, const PageRange& to, const PageRange& from, const Move& how,
+              uint64_t* done) {
   const uint64_t count = from.end - from.first;
   Unreadable unreadable;
   if ((how.prot & PROT_READ) == 0 && !unreadable.open()) return -ENOMEM;
@@ -370,7 +403,8 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed))
     rc = pager_advise(dst, bytes, LUNAR_NORMAL);
   if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
-  if (rc == 0 && wipe_any()) rc = wipe_move(state, static_cast<char*>(dst), static_cast<char*>(src), bytes);
+  if (rc == 0 && wipe_any())
+    rc = wipe_move(state, static_cast<char*>(dst), static_cast<char*>(src), bytes);
   if (rc != 0) return rc;
   if (!pager_active()) {
     sys::Locked<sys::Mutex> lock(g_activation.lock);
@@ -390,10 +424,12 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
     table_retire(state, *to.region, to.first, to.end);
   }
   if (rc == 0 || done == 0) return rc;
-  const PageRange old{from.region, from.first, from.first + done}, now{to.region, to.first, to.first + done};
+  const PageRange old{from.region, from.first, from.first + done},
+      now{to.region, to.first, to.first + done};
   uint64_t back = 0;
   if (int undone = move_runs(state, old, now, {how.prot, false, true}, &back); undone < 0)
-    fatal("move: memory at %p could be moved in part only, and not back (%s)", src, errno_name(undone));
+    fatal("move: memory at %p could be moved in part only, and not back (%s)", src,
+          errno_name(undone));
   return rc;
 }
 

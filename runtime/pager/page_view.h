@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The view of pages that the rest of Lunar has: whether a touch would wait, and noting that a page is in use. An answer
-// may be out of date at once, and be that of another page once this one is given up (page_table.h).
+// The view of pages that the rest of Lunar has: whether a touch would wait, and noting that a page
+// is in use. An answer may be out of date at once, and be that of another page once this one is
+// given up (page_table.h).
 // Threading: any thread, even if the page's region ends meanwhile; nothing here waits or allocates.
 #pragma once
 #include <cstddef>
@@ -23,10 +24,12 @@ class PageView {
   // Touching the page waits, at least for a copy: it is evicted, on its way, or in a frame.
   bool cold() const {
     const PageState state = look().state();
-    return state == PageState::kEvicted || state == PageState::kInFrame || state == PageState::kBusy;
+    return state == PageState::kEvicted || state == PageState::kInFrame ||
+           state == PageState::kBusy;
   }
   bool busy() const { return look().state() == PageState::kBusy; }  // some thread owns it
-  // For an evicted page, otherwise 0: a value that changes when the page is brought in, even if it is evicted again.
+  // For an evicted page, otherwise 0: a value that changes when the page is brought in, even if it
+  // is evicted again.
   uint64_t evicted_mark() const {
     const PageWord seen = look();
     return seen.state() == PageState::kEvicted ? seen.raw : 0;
@@ -53,8 +56,8 @@ class PageView {
   AtomicPageWord* word_ = nullptr;
 };
 
-// The pages that contain `bytes` bytes from `address` on, up to the end of the region; none outside of regions. bytes:
-// not 0.
+// The pages that contain `bytes` bytes from `address` on, up to the end of the region; none outside
+// of regions. bytes: not 0.
 struct PageSpan {
   char* begin = nullptr;  // of the first page
   uint64_t count = 0;
@@ -69,9 +72,11 @@ struct PageSpan {
   static PageSpan of(const void* address, size_t bytes) {
     const Region* region = region_find(address);
     if (region == nullptr) return {};
-    const uint64_t page = page_bytes(), start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base);
+    const uint64_t page = page_bytes(),
+                   start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base);
     const uint64_t first = start / page, last = (start + bytes - 1) / page;
-    return {region->base + first * page, (last < region->pages ? last + 1 : region->pages) - first, region, first};
+    return {region->base + first * page, (last < region->pages ? last + 1 : region->pages) - first,
+            region, first};
   }
 };
 

@@ -33,7 +33,8 @@ uint64_t meminfo(const char* key) {
   return bytes < 0 ? 0 : static_cast<uint64_t>(bytes);
 }
 
-// Frames, windows and what eviction keeps free are counted in pages: with large pages the least is more.
+// Frames, windows and what eviction keeps free are counted in pages: with large pages the least is
+// more.
 uint64_t dram_least(const PagerState& state) {
   return kDramMin > kPagesMin << state.page_shift ? kDramMin : kPagesMin << state.page_shift;
 }
@@ -44,8 +45,8 @@ int check_dram(const PagerState& state, uint64_t bytes, ErrorText* why) {
     return why->set(-EINVAL, "dram: %s is too small; give at least %s", format_size(bytes).text,
                     format_size(least).text);
   if (total != 0 && bytes > total)
-    return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less", format_size(bytes).text,
-                    format_size(total).text);
+    return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less",
+                    format_size(bytes).text, format_size(total).text);
   return 0;
 }
 
@@ -56,15 +57,18 @@ int check_sizes(PagerState& state, ErrorText* why) {
   if (const int rc = check_dram(state, state.dram_bytes, why); rc < 0) return rc;
   state.luns.bytes = state.options.size;
   if (state.luns.bytes != 0 && state.luns.bytes < state.dram_bytes)
-    return why->set(-EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much",
-                    format_size(state.luns.bytes).text, format_size(state.dram_bytes).text);
+    return why->set(
+        -EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much",
+        format_size(state.luns.bytes).text, format_size(state.dram_bytes).text);
   return 0;
 }
 
-// -1: the process has its own account. Searches for it where a raw system call has closed it since the start.
+// -1: the process has its own account. Searches for it where a raw system call has closed it since
+// the start.
 int account_descriptor(const Options& options, ErrorText* why) {
   if (options.account == nullptr || options.account[0] == 0) return -1;
-  return account_is(account_number()) ? account_number() : account_find(options.account, sizeof(AccountShared), why);
+  return account_is(account_number()) ? account_number()
+                                      : account_find(options.account, sizeof(AccountShared), why);
 }
 
 int join_account(PagerState& state, ErrorText* why) {
@@ -74,10 +78,12 @@ int join_account(PagerState& state, ErrorText* why) {
   int rc = state.account.open(descriptor, state.dram_bytes >> state.page_shift, pager_lun_bytes());
   if (rc == -EPROTO)
     return why->set(rc,
-                    "pager: another build of Lunar made this tree's DRAM account; start the whole tree again, with "
+                    "pager: another build of Lunar made this tree's DRAM account; start the whole "
+                    "tree again, with "
                     "`lunar run` of one build");
   if (rc == 0) rc = state.account.join();
-  if (rc < 0) return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
+  if (rc < 0)
+    return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
   state.member.pid.store(getpid());
   state.member.copy.store(sys::memory_copy());
   return 0;
@@ -88,8 +94,10 @@ int join_account(PagerState& state, ErrorText* why) {
 // After pager_destroy: the service threads and the LUN are still there and serve the new tier.
 static int create_again(PagerState& state, const Options& options, ErrorText* why) {
   if (strcmp(options.lun, state.options.lun) != 0)
-    return why->set(-ENOTSUP, "lun: this process has used %s before and cannot change to %s; start a new process",
-                    state.options.lun, options.lun);
+    return why->set(
+        -ENOTSUP,
+        "lun: this process has used %s before and cannot change to %s; start a new process",
+        state.options.lun, options.lun);
   uint64_t lun_bytes = state.luns.bytes;
   Options before = state.options;
   state.options = options;
@@ -108,11 +116,13 @@ static int create_again(PagerState& state, const Options& options, ErrorText* wh
 static int check_limits(ErrorText* why) {
   if (sys::commits_are_counted())
     return why->set(-ENOTSUP,
-                    "vm.overcommit_memory is 2, under which memory on the LUN counts against the machine's commit "
+                    "vm.overcommit_memory is 2, under which memory on the LUN counts against the "
+                    "machine's commit "
                     "limit; run `sysctl vm.overcommit_memory=0`");
   if (sys::data_is_limited())
     return why->set(-ENOTSUP,
-                    "a limit on data (RLIMIT_DATA) is set, against which memory on the LUN counts; run `ulimit -d "
+                    "a limit on data (RLIMIT_DATA) is set, against which memory on the LUN counts; "
+                    "run `ulimit -d "
                     "unlimited`: --dram and --size limit the program");
   return 0;
 }
@@ -124,7 +134,8 @@ void pager_read_nodes() {
 
 int pager_create(const Options& options, ErrorText* why) {
   auto& state = pager_state();
-  if (state.created.load(std::memory_order_acquire)) return why->set(-EEXIST, "pager: started already");
+  if (state.created.load(std::memory_order_acquire))
+    return why->set(-EEXIST, "pager: started already");
   HostGuard guard;
   if (pager_active()) return create_again(state, options, why);
   // Nothing may remain of an earlier attempt with other options (a module whose first load failed).
@@ -144,7 +155,8 @@ int pager_create(const Options& options, ErrorText* why) {
   if (rc < 0) return why->set(rc, "pager: no random numbers (getrandom: %s)", errno_text(rc));
   standby_open(state, false);
   if (!has_lun_directory(state)) signature_prepare();
-  // `lunar run` has looked for its tree: a program of it that has fewer rights, and stays small, needs none.
+  // `lunar run` has looked for its tree: a program of it that has fewer rights, and stays small,
+  // needs none.
   bool vouched = options.account != nullptr && options.account[0] != 0;
   if (!vouched) {
     if (rc = sys::kernel_check(why); rc < 0) return rc;
@@ -163,7 +175,9 @@ int pager_create(const Options& options, ErrorText* why) {
   }
   if (options.stats_file != nullptr && options.stats_file[0] != 0) {
     rc = stats_file_open(options.stats_file, pager_stats);
-    if (rc < 0) return why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file, errno_text(rc));
+    if (rc < 0)
+      return why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file,
+                      errno_text(rc));
   }
   rc = fork_handlers_install();
   if (rc < 0) return why->set(rc, "pager: fork handlers cannot be installed (%s)", errno_name(rc));
@@ -179,7 +193,9 @@ bool pager_active() { return pager_state().is_active(); }
 size_t page_bytes() { return sys::page_bytes(); }
 
 uint64_t pager_budget_pages() { return static_cast<uint64_t>(pager_state().account.cap_pages()); }
-int pager_evictor_thread() { return pager_state().services.evictor_tid.load(std::memory_order_relaxed); }
+int pager_evictor_thread() {
+  return pager_state().services.evictor_tid.load(std::memory_order_relaxed);
+}
 
 int pager_set_dram(uint64_t bytes) {
   auto& state = pager_state();
@@ -190,7 +206,8 @@ int pager_set_dram(uint64_t bytes) {
   if (pager_active()) {
     const int64_t before = state.account.cap_pages();
     state.account.set_cap(pages);  // first: of this and a promise at once, one sees the other
-    if (pages < before && pages - state.account.fixed_total() < kTableRoom + state.pinned_pages.load()) {
+    if (pages < before &&
+        pages - state.account.fixed_total() < kTableRoom + state.pinned_pages.load()) {
       state.account.set_cap(before);
       return -EBUSY;
     }

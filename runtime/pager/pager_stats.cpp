@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lunar_stats tells: sums over counters, the account and our LUN, none of them stopped meanwhile.
-// Threading: any thread, at any time. Takes no lock.
+// What lunar_stats tells: sums over counters, the account and our LUN, none of them stopped
+// meanwhile. Threading: any thread, at any time. Takes no lock.
 #include "pager/evict/evictor.h"
 #include "pager/fault/fault_state.h"
 #include "pager/pager.h"
 
 namespace lunar {
 
-// The space that both the tree's account and our own LUN still have: a living child holds its charge in the account,
-// and in our LUN what it can reach there. The one appears before the other as the child begins, and disappears after it
-// when it has ended.
+// The space that both the tree's account and our own LUN still have: a living child holds its
+// charge in the account, and in our LUN what it can reach there. The one appears before the other
+// as the child begins, and disappears after it when it has ended.
 static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_stats* out) {
   const int64_t used = state.account.lun_cap() - state.account.lun_free();
   int64_t free = state.account.lun_free(), forked = used - static_cast<int64_t>(committed);
   if (state.luns.ready.load()) {
     const SlotAllocator& lun = state.luns.slots[state.luns.own];
-    const auto page = static_cast<int64_t>(state.page_size), charged = static_cast<int64_t>(lun.charged_slots()) * page;
+    const auto page = static_cast<int64_t>(state.page_size),
+               charged = static_cast<int64_t>(lun.charged_slots()) * page;
     const int64_t own = static_cast<int64_t>(lun.capacity_slots()) * page - charged,
                   held = charged - static_cast<int64_t>(committed);
     if (own < free) free = own;
@@ -25,10 +26,14 @@ static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_s
   out->lun_forked_bytes = static_cast<uint64_t>(forked > 0 ? forked : 0);
 }
 
-void pager_watch_thread(int thread_id) { g_fault.watched.thread_id.store(thread_id, std::memory_order_relaxed); }
+void pager_watch_thread(int thread_id) {
+  g_fault.watched.thread_id.store(thread_id, std::memory_order_relaxed);
+}
 const std::atomic<uint64_t>* pager_watched_reads() { return &g_fault.watched.reads; }
 const std::atomic<uint64_t>* pager_watched_read_ns() { return &g_fault.watched.read_ns; }
-uint64_t pager_take_longest_fault_ns() { return g_fault.watched.longest_ns.exchange(0, std::memory_order_relaxed); }
+uint64_t pager_take_longest_fault_ns() {
+  return g_fault.watched.longest_ns.exchange(0, std::memory_order_relaxed);
+}
 
 bool pager_tree_says_once() { return pager_state().account.says_once(); }
 
@@ -60,11 +65,13 @@ void pager_stats(lunar_stats* out) {
   }
   int64_t resident = c.resident.load(std::memory_order_relaxed);
   out->resident_bytes = static_cast<uint64_t>(resident > 0 ? resident : 0) << state.page_shift;
-  out->resident_peak_bytes = static_cast<uint64_t>(state.resident_peak.load(std::memory_order_relaxed))
-                             << state.page_shift;
+  out->resident_peak_bytes =
+      static_cast<uint64_t>(state.resident_peak.load(std::memory_order_relaxed))
+      << state.page_shift;
   int64_t evicted = c.evicted.load(std::memory_order_relaxed);
   out->evicted_bytes = static_cast<uint64_t>(evicted > 0 ? evicted : 0) << state.page_shift;
-  out->pinned_bytes = static_cast<uint64_t>(state.pinned_pages.load(std::memory_order_relaxed)) << state.page_shift;
+  out->pinned_bytes = static_cast<uint64_t>(state.pinned_pages.load(std::memory_order_relaxed))
+                      << state.page_shift;
   out->faults = c.faults;
   out->zero_fills = c.zero_fills;
   out->major_faults = c.major_faults;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Range operations: touch, prefetch, discard, advise, pin, evict. Run on the caller's thread, which must not be a
-// service thread; they wait for the device but never take a page fault on tiered memory themselves.
+// Range operations: touch, prefetch, discard, advise, pin, evict. Run on the caller's thread, which
+// must not be a service thread; they wait for the device but never take a page fault on tiered
+// memory themselves.
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -27,12 +28,14 @@
 namespace lunar {
 namespace {
 
-int drop_advice(Discard what) { return what == Discard::kContents ? MADV_DONTNEED : MADV_DONTNEED_LOCKED; }
+int drop_advice(Discard what) {
+  return what == Discard::kContents ? MADV_DONTNEED : MADV_DONTNEED_LOCKED;
+}
 
-// Drops the pages of [first, end) that `was` says are present: those and no other, as any thread may fill an empty one
-// meanwhile. Marks in `stays` what cannot be dropped. 0, or the first error.
-int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what,
-                 bool* stays) {
+// Drops the pages of [first, end) that `was` says are present: those and no other, as any thread
+// may fill an empty one meanwhile. Marks in `stays` what cannot be dropped. 0, or the first error.
+int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end,
+                 const PageWord* was, Discard what, bool* stays) {
   constexpr unsigned kRunsMax = 32;
   iovec runs[kRunsMax];
   unsigned n = 0;
@@ -86,7 +89,8 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
   int64_t resident = 0, maybe_shared = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first];
-    if (what == Discard::kMapping && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.table.at(p)));
+    if (what == Discard::kMapping && w.pinned())
+      state.pinned_pages.fetch_sub(page_clear_pinned(region.table.at(p)));
     if (!seized(w)) continue;
     if (stays[p - first]) {
       release_page(state, region, PageIndex(p), w);
@@ -117,8 +121,8 @@ int pager_touch(const void* address, size_t bytes) {
 void pager_fill_ahead(const void* address) {
   auto& state = pager_state();
   PageRange range;
-  if (!pager_active() || state.account.free_pages() < state.account.cap_pages() / 4 || !uffd_in_place(state) ||
-      pages_of(state, address, 1, false, &range) < 0)
+  if (!pager_active() || state.account.free_pages() < state.account.cap_pages() / 4 ||
+      !uffd_in_place(state) || pages_of(state, address, 1, false, &range) < 0)
     return;
   const sys::ScopedSignalBlock signals;
   const TableScope scope;
@@ -141,18 +145,22 @@ void set_pattern(const PageRange& range, Access access) {
     uint64_t piece = p / kPatternPages, begin = piece * kPatternPages,
              limit = begin + kPatternPages < region.pages ? begin + kPatternPages : region.pages;
     uint64_t to = limit < range.end ? limit : range.end;
-    if (2 * (to - p) >= limit - begin) region.patterns[piece].store(access, std::memory_order_relaxed);
+    if (2 * (to - p) >= limit - begin)
+      region.patterns[piece].store(access, std::memory_order_relaxed);
     p = to;
   }
 }
 
-// The loop of the discards. `wait`: for a fork under way; else -EAGAIN, with everything before it discarded.
+// The loop of the discards. `wait`: for a fork under way; else -EAGAIN, with everything before it
+// discarded.
 int discard(PagerState& state, void* address, size_t bytes, Discard what, bool wait) {
   PageRange range;
   int rc = pages_of(state, address, bytes, true, &range);
   if (rc == 0 && what == Discard::kMapping) set_pattern(range, Access::kNormal);
-  if (rc == 0 && what == Discard::kMapping && wait && wipe_any()) rc = pager_wipe_on_fork(address, bytes, false);
-  if (rc == 0 && what == Discard::kMapping && range.region->has_guards.load(std::memory_order_acquire))
+  if (rc == 0 && what == Discard::kMapping && wait && wipe_any())
+    rc = pager_wipe_on_fork(address, bytes, false);
+  if (rc == 0 && what == Discard::kMapping &&
+      range.region->has_guards.load(std::memory_order_acquire))
     rc = guard_range(state, range, false, wait);
   if (rc < 0) return rc;
   if (!pager_active()) {
@@ -211,7 +219,9 @@ int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
     int64_t n = pager_evict(address, bytes);
     return n < 0 ? static_cast<int>(n) : 0;
   }
-  unsigned heat = advice == LUNAR_HOT ? kHeatHot : advice == LUNAR_SEQUENTIAL ? kHeatReadAhead : kHeatFault;
+  unsigned heat = advice == LUNAR_HOT          ? kHeatHot
+                  : advice == LUNAR_SEQUENTIAL ? kHeatReadAhead
+                                               : kHeatFault;
   const sys::ScopedSignalBlock signals;
   const TableScope scope;
   range.region->table.for_words(range.first, range.end, [heat](uint64_t, AtomicPageWord& word) {
@@ -226,10 +236,12 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
   auto& state = pager_state();
   Region* region = state.regions.find(address);
   if (region == nullptr) return -EINVAL;
-  const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;  // not a hint: success would mean a huge page
+  // not a hint: success would mean a huge page
+  const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;
   if (pager_active()) return refused;
   sys::Locked<sys::Mutex> lock(g_activation.lock);
-  if (pager_active() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region))) return refused;
+  if (pager_active() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region)))
+    return refused;
   return sys::advise(address, bytes, advice);
 }
 
@@ -245,15 +257,19 @@ int pager_pin(const void* address, size_t bytes) {
   // What is pinned already counts once.
   const int64_t pages = static_cast<int64_t>(range.end - range.first);
   int64_t more = 0;
-  for (uint64_t p = range.first; p < range.end; ++p) more += !word_of(*range.region, PageIndex(p)).pinned();
-  // Nor may the program's tables, which may come to take what they are promised, leave it without room.
-  const int64_t cap = state.account.cap_pages(), beside = cap - state.account.fixed_total() - kTableRoom;
-  if (const int64_t pinned = state.pinned_pages.fetch_add(more) + more; pinned > cap / 2 || pinned > beside) {
+  for (uint64_t p = range.first; p < range.end; ++p)
+    more += !word_of(*range.region, PageIndex(p)).pinned();
+  // Nor may the program's tables, which may come to take what they are promised, leave it without
+  // room.
+  const int64_t cap = state.account.cap_pages(),
+                beside = cap - state.account.fixed_total() - kTableRoom;
+  if (const int64_t pinned = state.pinned_pages.fetch_add(more) + more;
+      pinned > cap / 2 || pinned > beside) {
     state.pinned_pages.fetch_sub(more);
     return -ENOMEM;
   }
-  // Mark first, then bring in: an evictor that does not have the page busy yet will not take it any more. Other threads
-  // may have pinned and unpinned some meanwhile.
+  // Mark first, then bring in: an evictor that does not have the page busy yet will not take it any
+  // more. Other threads may have pinned and unpinned some meanwhile.
   const int64_t were_pinned = program_pins(state, *range.region, range.first, range.end, true);
   if (were_pinned < 0) {
     state.pinned_pages.fetch_sub(more);
@@ -294,9 +310,10 @@ int64_t pager_evict(const void* address, size_t bytes) {
   if (rc < 0) return rc;
   if (!pager_active()) return 0;
   Evictor& evictor = *state.evictor;
-  const int64_t evicted = evictor.evict_range(range.region, PageIndex(range.first), PageIndex(range.end));
-  // The evictor passes over a page in another thread's hands and one that a fork holds back, which may be resident
-  // when they are released: once more, for those.
+  const int64_t evicted =
+      evictor.evict_range(range.region, PageIndex(range.first), PageIndex(range.end));
+  // The evictor passes over a page in another thread's hands and one that a fork holds back, which
+  // may be resident when they are released: once more, for those.
   bool left = false;
   for (uint64_t p = range.first; p < range.end; ++p) {
     const sys::ScopedSignalBlock signals;
@@ -304,7 +321,9 @@ int64_t pager_evict(const void* address, size_t bytes) {
     const PageWord word = wait_while_busy(*range.region, p);
     left |= word.state() == PageState::kResident && !word.pinned();
   }
-  return left ? evicted + evictor.evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : evicted;
+  return left ? evicted +
+                    evictor.evict_range(range.region, PageIndex(range.first), PageIndex(range.end))
+              : evicted;
 }
 
 void pager_note_pinning(const char* sign) {
@@ -319,7 +338,8 @@ long pager_write_elsewhere(const long (&arguments)[6]) {
   const sys::ScopedSignalBlock signals;  // a handler that leaves by longjmp would never end it
   if (!account.write_elsewhere_begin()) {
     LUNAR_LOG_LIMITED(log_warning, 4,
-                      "process_vm_writev fails with EAGAIN: a process of this tree was stopped in the middle of an "
+                      "process_vm_writev fails with EAGAIN: a process of this tree was stopped in "
+                      "the middle of an "
                       "eviction, which would lose what is written to its pages; let it go on");
     errno = EAGAIN;
     return -1;
@@ -331,7 +351,8 @@ long pager_write_elsewhere(const long (&arguments)[6]) {
 
 int pager_page_state(const void* address) {
   Region* region = region_find(address);
-  return region == nullptr ? -1 : static_cast<int>(word_of(*region, region->page_of(address)).state());
+  return region == nullptr ? -1
+                           : static_cast<int>(word_of(*region, region->page_of(address)).state());
 }
 
 void pager_unpin_all() {

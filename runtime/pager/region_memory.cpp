@@ -26,18 +26,23 @@
 
 namespace lunar {
 
-constexpr size_t kUsableStep = 64 * kMiB;                       // a grow-only region is made read/write in such steps
-static constinit std::atomic<uint64_t> g_refused_bytes{0};      // of the last commit that found no space; 0: logged
-static constinit std::atomic<bool> g_refused_by_tables{false};  // its space was that of page tables, not of the LUN
+constexpr size_t kUsableStep = 64 * kMiB;  // a grow-only region is made read/write in such steps
+static constinit std::atomic<uint64_t> g_refused_bytes{
+    0};  // of the last commit that found no space; 0: logged
+static constinit std::atomic<bool> g_refused_by_tables{
+    false};  // its space was that of page tables, not of the LUN
 
-// Address space on a chunk's boundary, so that a chunk can be a huge page. Small regions lie anywhere.
+// Address space on a chunk's boundary, so that a chunk can be a huge page. Small regions lie
+// anywhere.
 static int reserve_aligned(const PagerState& state, size_t bytes, void** out) {
   const size_t chunk = kChunkPages << state.page_shift, spare = bytes >= chunk ? chunk : 0;
   void* at = nullptr;
-  int rc = sys::map(nullptr, bytes + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &at);
+  int rc = sys::map(nullptr, bytes + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                    -1, 0, &at);
   if (rc < 0) return rc;
   auto* low = static_cast<char*>(at);
-  char* base = spare == 0 ? low : reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(low), chunk));
+  char* base =
+      spare == 0 ? low : reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(low), chunk));
   if (base > low) (void)sys::unmap(low, static_cast<size_t>(base - low));
   if (char* end = low + bytes + spare; end > base + bytes)
     (void)sys::unmap(base + bytes, static_cast<size_t>(end - base - bytes));
@@ -45,11 +50,14 @@ static int reserve_aligned(const PagerState& state, size_t bytes, void** out) {
   return 0;
 }
 
-// The arrays with an element per chunk, or per group of pages, lie in one map: a program may have thousands of regions,
-// and the kernel counts maps (vm.max_map_count).
-static uint64_t chunk_count(const Region& region) { return (region.pages + kChunkPages - 1) / kChunkPages; }
+// The arrays with an element per chunk, or per group of pages, lie in one map: a program may have
+// thousands of regions, and the kernel counts maps (vm.max_map_count).
+static uint64_t chunk_count(const Region& region) {
+  return (region.pages + kChunkPages - 1) / kChunkPages;
+}
 static size_t arrays_bytes(const Region& region) {
-  return chunk_count(region) * (2 * sizeof(int32_t) + sizeof(uint8_t)) + region.pattern_count() * sizeof(Access);
+  return chunk_count(region) * (2 * sizeof(int32_t) + sizeof(uint8_t)) +
+         region.pattern_count() * sizeof(Access);
 }
 
 static bool map_arrays(Region& region) {
@@ -83,7 +91,8 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   void* base = nullptr;
   int rc = reserve_aligned(state, bytes, &base);
   if (rc < 0) return rc;
-  LUNAR_CHECK(state.regions.find(base) == nullptr, "a system call past Lunar has unmapped a part of a region");
+  LUNAR_CHECK(state.regions.find(base) == nullptr,
+              "a system call past Lunar has unmapped a part of a region");
   region->base = static_cast<char*>(base);
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Taker::forbid_merging
   rc = region->table.map(region->pages) && map_arrays(*region) ? 0 : -ENOMEM;
@@ -104,15 +113,19 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
 int region_destroy(Region* region) {
   auto& state = pager_state();
   if (region->committed_pages.load() != 0) return -EBUSY;
-  // Outside of the scope: it takes its own scopes, and a fork between the two would wait for us while we wait for it.
-  if (pager_active()) (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
+  // Outside of the scope: it takes its own scopes, and a fork between the two would wait for us
+  // while we wait for it.
+  if (pager_active())
+    (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
   MutatorScope scope(state);
-  // No thread may hold a page of it any more: the evictor comes to rest, handlers finish what they have in hand.
+  // No thread may hold a page of it any more: the evictor comes to rest, handlers finish what they
+  // have in hand.
   if (pager_active()) state.evictor->pause();
   state.regions.remove(region);
   if (pager_active()) {
     state.evictor->resume();
-    for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->wait_for_round();
+    for (unsigned i = 0; i < state.services.handler_count; ++i)
+      g_fault.handlers[i]->wait_for_round();
   }
   {
     std::optional<OwnUnmap> own;
@@ -128,16 +141,19 @@ char* region_base(const Region* region) { return region->base; }
 size_t region_size(const Region* region) { return region->pages << pager_state().page_shift; }
 Region* region_find(const void* address) { return own_region(pager_state(), address); }
 
-static int make_usable(PagerState& state, Region* region, size_t offset, size_t bytes, int protection) {
+static int make_usable(PagerState& state, Region* region, size_t offset, size_t bytes,
+                       int protection) {
   if (protection == kChargeOnly) return 0;
   sys::Locked<sys::Mutex> lock(region->grow_lock);
   if (region->strict)
-    return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
+    return sys::protect(region->base + offset, bytes,
+                        protection == -1 ? PROT_READ | PROT_WRITE : protection);
   size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
   if (end > usable) {
     size_t to = round_up(end, kUsableStep), size = region_size(region);
     if (to > size) to = size;
-    if (int rc = sys::protect(region->base + usable, to - usable, PROT_READ | PROT_WRITE); rc < 0) return rc;
+    if (int rc = sys::protect(region->base + usable, to - usable, PROT_READ | PROT_WRITE); rc < 0)
+      return rc;
     region->usable_pages.store(to >> state.page_shift);
   }
   return 0;
@@ -150,12 +166,14 @@ void pager_say_refused() {
   const uint64_t bytes = g_refused_bytes.exchange(0, std::memory_order_relaxed);
   if (bytes == 0) return;
   if (g_refused_by_tables.load(std::memory_order_relaxed)) {
-    LUNAR_LOG_LIMITED(log_warning, 1,
-                      "allocation refused: the page tables that %s more may take do not fit into the DRAM budget of %s "
-                      "(%s are promised to what this process has); give a larger --dram",
-                      format_size(bytes).text,
-                      format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text,
-                      format_size(static_cast<uint64_t>(promise_pages()) << state.page_shift).text);
+    LUNAR_LOG_LIMITED(
+        log_warning, 1,
+        "allocation refused: the page tables that %s more may take do not fit into the DRAM budget "
+        "of %s "
+        "(%s are promised to what this process has); give a larger --dram",
+        format_size(bytes).text,
+        format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text,
+        format_size(static_cast<uint64_t>(promise_pages()) << state.page_shift).text);
     return;
   }
   const SpaceBound bound = space_bound(state, bytes);
@@ -163,24 +181,28 @@ void pager_say_refused() {
   char reason[256];
   if (bound == SpaceBound::kPart) {
     const SlotAllocator& lun = state.luns.slots[state.luns.own];
-    format_to(reason, sizeof reason,
-              "of the LUN %.100s this process may use %s (the first one half, each child an eighth)", state.options.lun,
-              format_size(lun.capacity_slots() << state.page_shift).text);
+    format_to(
+        reason, sizeof reason,
+        "of the LUN %.100s this process may use %s (the first one half, each child an eighth)",
+        state.options.lun, format_size(lun.capacity_slots() << state.page_shift).text);
   } else if (bound == SpaceBound::kDevice) {
-    format_to(reason, sizeof reason, "the LUN %.100s has no more (%s are promised to this tree)", state.options.lun,
-              format_size(static_cast<uint64_t>(promised)).text);
+    format_to(reason, sizeof reason, "the LUN %.100s has no more (%s are promised to this tree)",
+              state.options.lun, format_size(static_cast<uint64_t>(promised)).text);
   } else {
     format_to(reason, sizeof reason, "%s of %s are promised to this tree",
-              format_size(static_cast<uint64_t>(promised)).text, format_size(static_cast<uint64_t>(cap)).text);
+              format_size(static_cast<uint64_t>(promised)).text,
+              format_size(static_cast<uint64_t>(cap)).text);
   }
-  LUNAR_LOG_LIMITED(log_warning, 1, "allocation refused: no LUN space for %s more: %s; %s", format_size(bytes).text,
-                    reason, space_remedy(state, bound));
+  LUNAR_LOG_LIMITED(log_warning, 1, "allocation refused: no LUN space for %s more: %s; %s",
+                    format_size(bytes).text, reason, space_remedy(state, bound));
 }
 
 int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
-  if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
-  const uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift, end = first + pages;
+  if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region))
+    return -EINVAL;
+  const uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift,
+                 end = first + pages;
   table_note_committed(*region, end);
   bool passed = false;
   if (!pager_active()) {
@@ -210,7 +232,8 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   g_refused_by_tables.store(false, std::memory_order_relaxed);
   if (const int rc = space_charge(state, pages, true); rc < 0) {
     promise_uncommit(state, *region, first, end);
-    if (rc != -EFBIG) g_refused_bytes.store(bytes, std::memory_order_relaxed);  // that has been said
+    if (rc != -EFBIG)
+      g_refused_bytes.store(bytes, std::memory_order_relaxed);  // that has been said
     return -ENOMEM;
   }
   region->committed_pages.fetch_add(pages);
@@ -225,7 +248,8 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
       g_refused_bytes.store(bytes, std::memory_order_relaxed);
     return -ENOMEM;
   }
-  if (g_refused_bytes.load(std::memory_order_relaxed) != 0) g_refused_bytes.store(0, std::memory_order_relaxed);
+  if (g_refused_bytes.load(std::memory_order_relaxed) != 0)
+    g_refused_bytes.store(0, std::memory_order_relaxed);
   return 0;
 }
 
@@ -258,18 +282,20 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   if (pager_active()) return;  // charged page by page
   CommitLock lock(state);
-  if (lock.plain()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
+  if (lock.plain())
+    plain_uncommit(state, *region, offset >> state.page_shift,
+                   (offset + bytes) >> state.page_shift);
 }
 
-// While the process is not active: a fresh map takes content, locks, guard pages and advice with the old one (not the
-// list of wipe.h). -EAGAIN: it is active, or about to be.
+// While the process is not active: a fresh map takes content, locks, guard pages and advice with
+// the old one (not the list of wipe.h). -EAGAIN: it is active, or about to be.
 static int map_plain_anew(PagerState& state, const Region& region, size_t offset, size_t bytes) {
   if (pager_active()) return -EAGAIN;
   CommitLock lock(state);
   if (!lock.plain()) return -EAGAIN;
   void* at = nullptr;
-  return sys::map(region.base + offset, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-                  0, &at);
+  return sys::map(region.base + offset, bytes, PROT_NONE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &at);
 }
 
 int region_clear(Region* region, size_t offset, size_t bytes) {
@@ -278,8 +304,10 @@ int region_clear(Region* region, size_t offset, size_t bytes) {
   if (wipe_any())
     if (const int rc = pager_wipe_on_fork(address, bytes, false); rc < 0) return rc;
   // One call to the kernel instead of two: programs end maps by the thousand.
-  if (map_plain_anew(state, *region, offset, bytes) == 0) return pager_advise(address, bytes, LUNAR_NORMAL);
-  // First: what another thread writes after the discard would be what the next owner of the place finds.
+  if (map_plain_anew(state, *region, offset, bytes) == 0)
+    return pager_advise(address, bytes, LUNAR_NORMAL);
+  // First: what another thread writes after the discard would be what the next owner of the place
+  // finds.
   (void)sys::protect(address, bytes, PROT_NONE);
   return pager_discard(address, bytes, Discard::kMapping);
 }

@@ -56,10 +56,12 @@ int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end, Pa
   return 0;
 }
 
-PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next) {
+PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was,
+                    PageState next) {
   if (was.state() == PageState::kResident && state.is_active()) {
     count_resident(state, region, PageIndex(page), -1);
-    still_exclusive(was.epoch(), exclusive_epoch(state)) ? state.account.give(1) : state.account.give_maybe_shared(1);
+    still_exclusive(was.epoch(), exclusive_epoch(state)) ? state.account.give(1)
+                                                         : state.account.give_maybe_shared(1);
   }
   if (seized(was)) drop_content(state, was);
   uncharge_touched(state, region, was);

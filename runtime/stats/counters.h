@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters of the pager: one relaxed atomic each, grouped on cache lines by the threads that write them most.
-// Export: lunar_get_stats, the live stats file (stats/export.h), the table of `lunar run --stats`.
+// Counters of the pager: one relaxed atomic each, grouped on cache lines by the threads that write
+// them most. Export: lunar_get_stats, the live stats file (stats/export.h), the table of `lunar run
+// --stats`.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -17,14 +18,14 @@ struct Counter {
 struct Counters {
   // written by resolvers
   alignas(64) Counter faults;
-  Counter zero_fills, major_faults, second_chances, prefetched, budget_waits, read_bytes, read_errors, poisoned,
-      duplicates, forwarded;
+  Counter zero_fills, major_faults, second_chances, prefetched, budget_waits, read_bytes,
+      read_errors, poisoned, duplicates, forwarded;
   Counter copies_allowed;  // writes to pages shared since a fork that needed room in the budget
   Counter service_faults;  // by our own threads except the evictor: must stay 0
   // written by the evictor
   alignas(64) Counter evictions;
-  Counter evicted_clean, evicted_zero, evicted_unreadable, written_bytes, write_errors, kept_pinned, made_exclusive,
-      batches;
+  Counter evicted_clean, evicted_zero, evicted_unreadable, written_bytes, write_errors, kept_pinned,
+      made_exclusive, batches;
   alignas(64) std::atomic<int64_t> resident{0}, evicted{0};  // pages, now
   Counter forks;
 };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live counters in a file that other programs map or read: lunar_stats_file_header, then lunar_stats (lunar/lunar.h).
-// A thread of its own writes them once a second, and more often while they change, under a sequence number (odd while
-// it writes). A file system that hangs, or a truncated file, affects nothing else.
+// Live counters in a file that other programs map or read: lunar_stats_file_header, then
+// lunar_stats (lunar/lunar.h). A thread of its own writes them once a second, and more often while
+// they change, under a sequence number (odd while it writes). A file system that hangs, or a
+// truncated file, affects nothing else.
 // Threading: stats_file_open at start.
 #pragma once
 #include <cstddef>
@@ -10,7 +11,8 @@
 
 namespace lunar {
 
-static_assert(sizeof(lunar_stats_file_header) == 64 && offsetof(lunar_stats_file_header, sequence) == 16);
+static_assert(sizeof(lunar_stats_file_header) == 64 &&
+              offsetof(lunar_stats_file_header, sequence) == 16);
 
 // Creates or replaces `path`. `read` fills what it shows. 0 or -errno. Not for the fault path.
 [[nodiscard]] int stats_file_open(const char* path, void (*read)(lunar_stats*));

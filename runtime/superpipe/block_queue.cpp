@@ -18,7 +18,8 @@ namespace lunar {
 int64_t block_queue_value(uint64_t rdev, const char* attribute) {
   char path[160], text[64];
   for (const char* disk : {"", "/.."}) {
-    format_to(path, sizeof path, "/sys/dev/block/%u:%u%s/queue/%s", major(rdev), minor(rdev), disk, attribute);
+    format_to(path, sizeof path, "/sys/dev/block/%u:%u%s/queue/%s", major(rdev), minor(rdev), disk,
+              attribute);
     if (sys::read_text(path, text, sizeof text) > 0) return strtoll(text, nullptr, 10);
   }
   return -ENOENT;
@@ -29,7 +30,8 @@ namespace {
 Fua ask_fua(uint64_t rdev) {
   char path[160], text[32];
   for (const char* disk : {"", "/.."}) {
-    format_to(path, sizeof path, "/sys/dev/block/%u:%u%s/queue/write_cache", major(rdev), minor(rdev), disk);
+    format_to(path, sizeof path, "/sys/dev/block/%u:%u%s/queue/write_cache", major(rdev),
+              minor(rdev), disk);
     if (sys::read_text(path, text, sizeof text) <= 0) continue;
     if (strncmp(text, "write through", 13) == 0) return Fua::kFree;
     return block_queue_value(rdev, "fua") > 0 ? Fua::kWriteThrough : Fua::kFlush;

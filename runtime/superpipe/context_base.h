@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common parts of the contexts of superpipe/ beyond the public interface: release, watches, and the moving average
-// of the read latency.
+// The common parts of the contexts of superpipe/ beyond the public interface: release, watches, and
+// the moving average of the read latency.
 // Threading: a context's owner only. May not allocate.
 #pragma once
 #include <errno.h>
@@ -13,8 +13,9 @@
 
 namespace lunar {
 
-// A context in its own mapping. release() waits for in-flight commands and unmaps the context, which must not be used
-// afterwards. In a forked child it only forgets them, because in-flight commands are the parent's.
+// A context in its own mapping. release() waits for in-flight commands and unmaps the context,
+// which must not be used afterwards. In a forked child it only forgets them, because in-flight
+// commands are the parent's.
 class OwnedContext : public Context {
  public:
   virtual void release() = 0;
@@ -28,7 +29,8 @@ class OwnedContext : public Context {
     Response dropped[16];
     while (in_flight() != 0) {
       const int n = wait(dropped, 16, -1);
-      if (n < 0 && n != -EINTR) return;  // the ring itself is broken: closing it cancels what is left
+      if (n < 0 && n != -EINTR)
+        return;  // the ring itself is broken: closing it cancels what is left
     }
   }
 
@@ -77,8 +79,8 @@ struct WatchSet {
   }
 };
 
-// Moving average over about 8 reads. A single very late sample (because the reaper was busy elsewhere) must not move it
-// far.
+// Moving average over about 8 reads. A single very late sample (because the reaper was busy
+// elsewhere) must not move it far.
 class LatencyAverage {
  public:
   void add(uint64_t sample_ns) {

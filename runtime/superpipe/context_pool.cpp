@@ -39,12 +39,13 @@ void ContextPool::close(Device* device) {
 }
 
 int ContextPool::take_free() {
-  // seq_cst: a waiter counts itself and then looks here; give() sets a bit and then looks for waiters. One of the two
-  // must see the other.
+  // seq_cst: a waiter counts itself and then looks here; give() sets a bit and then looks for
+  // waiters. One of the two must see the other.
   uint32_t free = free_.load(std::memory_order_seq_cst);
   while (free) {
     const int index = std::countr_zero(free);  // the lowest: its memory is warm
-    if (free_.compare_exchange_weak(free, free & ~(1u << index), std::memory_order_seq_cst)) return index;
+    if (free_.compare_exchange_weak(free, free & ~(1u << index), std::memory_order_seq_cst))
+      return index;
   }
   return -EAGAIN;
 }
@@ -62,7 +63,8 @@ int ContextPool::take(Device* device) {
         options.shared = options.in_turns = options.delegate = true;
         const int status = device->attach(options, &context_[count_]);
         if (status == 0) return static_cast<int>(count_++);
-        if (count_ == 0) return status;  // else no descriptor, no memory: there are others to wait for
+        if (count_ == 0)
+          return status;  // else no descriptor, no memory: there are others to wait for
       }
     }
     waiting_.fetch_add(1, std::memory_order_seq_cst);
@@ -90,9 +92,11 @@ bool ContextPool::transfer(Device* device, const Command& command, int64_t* resu
   Response response;
   int got = 0;
   for (;;) {
-    got = taken ? context.wait(&response, 1, -1) : context.exchange(&command, 1, &taken, &response, 1, 1, -1);
+    got = taken ? context.wait(&response, 1, -1)
+                : context.exchange(&command, 1, &taken, &response, 1, 1, -1);
     if (got == 1) break;
-    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) break;  // refused: never started
+    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY)
+      break;  // refused: never started
     if (got < 0 && got != -EINTR) sys::sleep_ns(kBrokenNs);
   }
   give(static_cast<unsigned>(index));

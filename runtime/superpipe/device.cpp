@@ -17,8 +17,8 @@ constexpr uint64_t kLookNs = 20'000;
 
 }  // namespace
 
-int Context::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
-                      int64_t timeout_ns) {
+int Context::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out,
+                      unsigned max, unsigned least, int64_t timeout_ns) {
   const int submitted = n ? submit(commands, n) : 0;
   *taken = submitted > 0 ? static_cast<unsigned>(submitted) : 0;
   if (submitted < 0 && submitted != -EAGAIN) return submitted;
@@ -57,7 +57,8 @@ const char* fua_text(Fua fua) {
 bool atomic_fits(const Command& command, uint64_t atomic_write_bytes) {
   if (command.iov_count != 1) return false;
   const uint64_t bytes = command.iov->iov_len;
-  return std::has_single_bit(bytes) && bytes <= atomic_write_bytes && command.offset.value % bytes == 0;
+  return std::has_single_bit(bytes) && bytes <= atomic_write_bytes &&
+         command.offset.value % bytes == 0;
 }
 
 }  // namespace lunar

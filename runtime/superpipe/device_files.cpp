@@ -24,14 +24,16 @@
 namespace lunar {
 namespace {
 
-constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-", kNode[] = "lunar-node-";
+constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-",
+               kNode[] = "lunar-node-";
 constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;  // any user may put names into /dev/shm
 constexpr int kMakeTries = 8;
 constexpr size_t kAclBytesMax = 4 + 127 * 8;  // of a node's ACL
 constexpr uint64_t kMakePauseNs = 2'000'000;
 
 // "0n1" with its end in "ng0n1", "nvme0n1", "nvme0n1p2" (and "p2"). False when it is no such name.
-bool namespace_numbers(const char* name, int* length, const char** numbers, const char** partition) {
+bool namespace_numbers(const char* name, int* length, const char** numbers,
+                       const char** partition) {
   if (strncmp(name, "nvme", 4) == 0)
     *numbers = name + 4;
   else if (strncmp(name, "ng", 2) == 0)
@@ -48,22 +50,24 @@ bool namespace_numbers(const char* name, int* length, const char** numbers, cons
 
 void lock_path(const struct stat& node, char* out, size_t size) {
   char name[64], key[64];
-  if (device_node_name(S_ISBLK(node.st_mode), node.st_rdev, name, sizeof name) && namespace_key(name, key, sizeof key))
+  if (device_node_name(S_ISBLK(node.st_mode), node.st_rdev, name, sizeof name) &&
+      namespace_key(name, key, sizeof key))
     format_to(out, size, "%s%s%s", kDirectory, kNamespace, key);
   else
-    format_to(out, size, "%s%s%c%u:%u", kDirectory, kNode, S_ISBLK(node.st_mode) ? 'b' : 'c', major(node.st_rdev),
-              minor(node.st_rdev));
+    format_to(out, size, "%s%s%c%u:%u", kDirectory, kNode, S_ISBLK(node.st_mode) ? 'b' : 'c',
+              major(node.st_rdev), minor(node.st_rdev));
 }
 
-// Who may read and write a file: the three classes of its mode, and users and groups by name. Of an ACL's mode the
-// group's bits are a mask, not the group's rights.
+// Who may read and write a file: the three classes of its mode, and users and groups by name. Of an
+// ACL's mode the group's bits are a mask, not the group's rights.
 class Rights {
  public:
   Rights(int fd, mode_t mode) {
     char acl[kAclBytesMax];
     const int bytes = sys::get_acl(fd, acl, sizeof acl);
     uint16_t mask = kReadWrite;
-    for (size_t at = kHeader; bytes > 0 && at + sizeof(Entry) <= static_cast<size_t>(bytes); at += sizeof(Entry)) {
+    for (size_t at = kHeader; bytes > 0 && at + sizeof(Entry) <= static_cast<size_t>(bytes);
+         at += sizeof(Entry)) {
       Entry entry;
       memcpy(&entry, acl + at, sizeof entry);
       if (entry.tag == kMask)
@@ -96,7 +100,8 @@ class Rights {
     bool named = false;
     mode_t mode = 0;
     Entry mask = {kMask, 0, kNobody};
-    for (uint16_t tag = kOwner; tag <= kOther; tag = static_cast<uint16_t>(tag * 2)) {  // their order there
+    for (uint16_t tag = kOwner; tag <= kOther;
+         tag = static_cast<uint16_t>(tag * 2)) {  // their order there
       if (tag == kMask) acl.entries[count++] = mask;
       for (unsigned i = 0; i < count_; ++i) {
         const Entry& entry = entries_[i];
@@ -108,11 +113,13 @@ class Rights {
           mode |= entry.perm << (tag == kOwner ? 6 : tag == kGroupClass ? 3 : 0);
       }
     }
-    if (!named || sys::set_acl(fd, &acl, kHeader + count * sizeof(Entry)) < 0) sys::set_mode(fd, mode);
+    if (!named || sys::set_acl(fd, &acl, kHeader + count * sizeof(Entry)) < 0)
+      sys::set_mode(fd, mode);
   }
 
  private:
-  static constexpr uint16_t kOwner = 1, kUser = 2, kGroupClass = 4, kGroup = 8, kMask = 16, kOther = 32, kReadWrite = 6;
+  static constexpr uint16_t kOwner = 1, kUser = 2, kGroupClass = 4, kGroup = 8, kMask = 16,
+                            kOther = 32, kReadWrite = 6;
   static constexpr uint32_t kNobody = UINT32_MAX;
   static constexpr size_t kHeader = 4;
   struct Entry {
@@ -141,10 +148,12 @@ class Rights {
   unsigned count_ = 0;
 };
 
-// Users who may open the node may lock it; `further`: and those who might before, as another node may have given more.
-// Only root can give files away; a member of the node's group can set the group.
+// Users who may open the node may lock it; `further`: and those who might before, as another node
+// may have given more. Only root can give files away; a member of the node's group can set the
+// group.
 void copy_rights(int fd, const struct stat& node, int device, const struct stat* further) {
-  if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0) (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
+  if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0)
+    (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
   Rights rights(device, node.st_mode);
   if (further) rights.add(Rights(fd, further->st_mode));
   rights.give(fd);
@@ -158,8 +167,8 @@ bool trusted(const struct stat& lock, const struct stat& node, int device) {
   return (lock.st_gid == node.st_gid && rights.has_group()) || rights.has_user(lock.st_uid);
 }
 
-// The file there is not ours: root, the owner of the directory, moves it out of the way. 0: try again; -errno: it stays
-// there.
+// The file there is not ours: root, the owner of the directory, moves it out of the way. 0: try
+// again; -errno: it stays there.
 int quarantine(const char* path, const struct stat& examined) {
   struct stat now;
   const int err = sys::link_status(path, &now);
@@ -171,9 +180,11 @@ int quarantine(const char* path, const struct stat& examined) {
   return sys::rename_file(path, renamed);
 }
 
-// Opened as it is, or made; root replaces what another user put there. Without O_CREAT first: the kernel refuses that
-// for a file of another user in a sticky directory. *lock: what it is, or what is in the way (-EPERM).
-int open_or_make(const char* path, int access, const struct stat& node, int device, struct stat* lock) {
+// Opened as it is, or made; root replaces what another user put there. Without O_CREAT first: the
+// kernel refuses that for a file of another user in a sticky directory. *lock: what it is, or what
+// is in the way (-EPERM).
+int open_or_make(const char* path, int access, const struct stat& node, int device,
+                 struct stat* lock) {
   int fd = -ENOENT;
   for (int tries = 0; tries < kMakeTries; ++tries) {
     fd = sys::open_file(path, access | kNoTricks);
@@ -201,7 +212,8 @@ int open_or_make(const char* path, int access, const struct stat& node, int devi
     if (fd < 0 && fd != -ELOOP && fd != -EISDIR && fd != -EACCES && fd != -ENXIO) return fd;
     fd = -EPERM;
     if (geteuid() != 0 || quarantine(path, *lock) < 0) return fd;
-    log_warning("%s was put there by user %u, and is replaced", path, static_cast<unsigned>(lock->st_uid));
+    log_warning("%s was put there by user %u, and is replaced", path,
+                static_cast<unsigned>(lock->st_uid));
   }
   return fd >= 0 ? -EAGAIN : fd;
 }
@@ -225,8 +237,8 @@ bool namespace_key(const char* name, char* out, size_t size) {
   const int bytes = sys::read_text(path, nqn, sizeof nqn);
   if (bytes <= 0) return false;
   const uint64_t hash = XXH3_64bits(nqn, strcspn(nqn, "\n"));
-  format_to(out, size, "%08x%08x-%lu%s", static_cast<unsigned>(hash >> 32), static_cast<unsigned>(hash),
-            strtoul(nsid, nullptr, 10), partition);
+  format_to(out, size, "%08x%08x-%lu%s", static_cast<unsigned>(hash >> 32),
+            static_cast<unsigned>(hash), strtoul(nsid, nullptr, 10), partition);
   return true;
 }
 
@@ -245,22 +257,25 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
   lock_path(node, lock_file, sizeof lock_file);
   const long flags = sys::control_file(file(), F_GETFL, nullptr);
   const int fd =
-      open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR, node, file(), &lock);
+      open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR,
+                   node, file(), &lock);
   if (fd == -ENOENT || fd == -EROFS || fd == -ENOTDIR) {
-    log_warning("LUN %s: no %s for its lock file (%s); opens through another node are not seen", path, kDirectory,
-                errno_name(fd));
+    log_warning("LUN %s: no %s for its lock file (%s); opens through another node are not seen",
+                path, kDirectory, errno_name(fd));
     return 0;
   }
   if (fd == -EPERM)
     return why->set(fd,
-                    "LUN %s: its lock file %s was put there by user %u, who may not open the device; when the device "
+                    "LUN %s: its lock file %s was put there by user %u, who may not open the "
+                    "device; when the device "
                     "is not in use, "
                     "have root remove that file",
                     path, lock_file, static_cast<unsigned>(lock.st_uid));
   if (fd < 0)
-    return why->set(
-        fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when the device is not in use, remove that file", path,
-        lock_file, errno_text(fd), errno_name(fd));
+    return why->set(fd,
+                    "LUN %s: its lock file %s cannot be opened: %s (%s); when the device is not in "
+                    "use, remove that file",
+                    path, lock_file, errno_text(fd), errno_name(fd));
   // they may have changed, or its maker was killed
   if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), &lock);
   set(1, fd);
@@ -284,7 +299,8 @@ bool locks_know_backing_device(int fd) {
   return name && strncmp(name + 1, kNamespace, strlen(kNamespace)) == 0;
 }
 
-int files_lock(const int* fds, unsigned count, sys::RangeLock kind, uint64_t offset, uint64_t length) {
+int files_lock(const int* fds, unsigned count, sys::RangeLock kind, uint64_t offset,
+               uint64_t length) {
   for (unsigned i = 0; i < count; ++i) {
     const int status = sys::lock_range(fds[i], kind, offset, length);
     if (status == 0) continue;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Users of a device: see device_in_use.h.
 //
-// Idea: owners lock the node and its lock file (device_files.h), each of one name of the bytes. So this queries the
-// lock files of the other names, and the files below loop devices. Two opens through two names at one time both lock
-// first and then look: one or both are refused. Threading: at open only.
+// Idea: owners lock the node and its lock file (device_files.h), each of one name of the bytes. So
+// this queries the lock files of the other names, and the files below loop devices. Two opens
+// through two names at one time both lock first and then look: one or both are refused. Threading:
+// at open only.
 #include "superpipe/device_in_use.h"
 
 #include <errno.h>
@@ -28,7 +29,8 @@ constexpr size_t kDigits = 10;
 // A file of /proc, for as long as it lives; "" when it cannot be read.
 class ProcText {
  public:
-  explicit ProcText(const char* path) : text_(static_cast<char*>(map_private(kTextBytes, ForkPolicy::kDontFork))) {
+  explicit ProcText(const char* path)
+      : text_(static_cast<char*>(map_private(kTextBytes, ForkPolicy::kDontFork))) {
     if (text_ && sys::read_text(path, text_, kTextBytes) < 0) *text_ = 0;
     next_ = text_;
   }
@@ -53,7 +55,8 @@ bool mounted_at(unsigned major_number, unsigned minor_number, char* who, size_t 
     char* words = nullptr;
     const char* field[5] = {};
     unsigned n = 0;
-    for (char* word = strtok_r(line, " ", &words); word && n < 5; word = strtok_r(nullptr, " ", &words))
+    for (char* word = strtok_r(line, " ", &words); word && n < 5;
+         word = strtok_r(nullptr, " ", &words))
       field[n++] = word;
     if (n < 5 || strcmp(field[2], device) != 0) continue;
     format_to(who, size, "mounted on %s", field[4]);
@@ -102,7 +105,8 @@ bool uevent_value(const char* path, const char* key, char* out, size_t size) {
   char text[1024];
   if (sys::read_text(path, text, sizeof text) <= 0) return false;
   const size_t length = strlen(key);
-  for (const char* line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : nullptr) {
+  for (const char* line = text; line;
+       line = strchr(line, '\n') ? strchr(line, '\n') + 1 : nullptr) {
     if (strncmp(line, key, length) != 0 || line[length] != '=') continue;
     const char* value = line + length + 1;
     format_to(out, size, "%.*s", static_cast<int>(strcspn(value, "\n")), value);
@@ -111,10 +115,12 @@ bool uevent_value(const char* path, const char* key, char* out, size_t size) {
   return false;
 }
 
-// Whether any description holds a lock there, by the list of all locks: for a file that has no name any more.
+// Whether any description holds a lock there, by the list of all locks: for a file that has no name
+// any more.
 bool lock_listed(uint64_t device, uint64_t inode) {
   char wanted[64];
-  format_to(wanted, sizeof wanted, " %02x:%02x:%lu ", major(device), minor(device), static_cast<unsigned long>(inode));
+  format_to(wanted, sizeof wanted, " %02x:%02x:%lu ", major(device), minor(device),
+            static_cast<unsigned long>(inode));
   ProcText locks("/proc/locks");
   while (const char* line = locks.line()) {
     if (strstr(line, "OFDLCK") && strstr(line, wanted)) return true;
@@ -122,7 +128,8 @@ bool lock_listed(uint64_t device, uint64_t inode) {
   return false;
 }
 
-// Whether one of ours has those bytes of the block device of that number (0: any), by whatever node.
+// Whether one of ours has those bytes of the block device of that number (0: any), by whatever
+// node.
 bool node_locked(uint64_t rdev, uint64_t first = 0, uint64_t bytes = 0) {
   struct stat node = {};
   node.st_mode = S_IFBLK;
@@ -149,8 +156,8 @@ uint64_t sysfs_number(int digits, const char* loop, const char* name) {
   return sys::read_text(path, text, sizeof text) > 0 ? strtoull(text, nullptr, 10) : 0;
 }
 
-// What loop device NAME ("loop0", also of its partition "loop0p1") lies on; false when it is none, or that is not
-// known.
+// What loop device NAME ("loop0", also of its partition "loop0p1") lies on; false when it is none,
+// or that is not known.
 bool loop_backing(const char* name, Backing* out) {
   if (strncmp(name, "loop", 4) != 0) return false;
   const char* number = name + strlen("loop");
@@ -167,8 +174,8 @@ bool loop_backing(const char* name, Backing* out) {
   if (status == 0 || status == -ENXIO) return status == 0;
   struct stat file;  // without the right to open it there is the file's name
   if (!out->path[0] || sys::path_status(out->path, &file) != 0) return false;
-  out->of = {file.st_dev, file.st_ino, S_ISBLK(file.st_mode) ? file.st_rdev : 0, sysfs_number(digits, number, "offset"),
-             sysfs_number(digits, number, "sizelimit")};
+  out->of = {file.st_dev, file.st_ino, S_ISBLK(file.st_mode) ? file.st_rdev : 0,
+             sysfs_number(digits, number, "offset"), sysfs_number(digits, number, "sizelimit")};
   return true;
 }
 
@@ -176,14 +183,16 @@ bool backing_locked(const Backing& backing) {
   if (backing.of.rdev && node_locked(backing.of.rdev)) return true;
   struct stat file;
   const int fd = sys::open_file(backing.path, O_RDONLY | O_NONBLOCK);
-  const bool same = fd >= 0 && sys::file_status(fd, &file) == 0 && file.st_dev == backing.of.device &&
-                    file.st_ino == backing.of.inode;
-  const bool locked = same ? sys::range_locked(fd, 0, 0) == 1 : lock_listed(backing.of.device, backing.of.inode);
+  const bool same = fd >= 0 && sys::file_status(fd, &file) == 0 &&
+                    file.st_dev == backing.of.device && file.st_ino == backing.of.inode;
+  const bool locked =
+      same ? sys::range_locked(fd, 0, 0) == 1 : lock_listed(backing.of.device, backing.of.inode);
   if (fd >= 0) sys::close_file(fd);
   return locked;
 }
 
-// A loop device on some of the same bytes, its name into `name`; not `but` ("loop0", or a partition of it).
+// A loop device on some of the same bytes, its name into `name`; not `but` ("loop0", or a partition
+// of it).
 bool loop_on(const Backing& what, const char* but, char* name, size_t size) {
   const size_t own = but ? strspn(but + strlen("loop"), "0123456789") + strlen("loop") : 0;
   // without a file they have no size, and are not listed. Lines: major minor blocks name
@@ -191,8 +200,11 @@ bool loop_on(const Backing& what, const char* but, char* name, size_t size) {
   Backing one;
   while (const char* line = partitions.line()) {
     const char* blank = strrchr(line, ' ');
-    if (!blank || (own && strncmp(blank + 1, but, own) == 0 && strspn(blank + 1 + own, "0123456789") == 0)) continue;
-    if (!loop_backing(blank + 1, &one) || !one.is(what) || one.of.offset >= what.end() || what.of.offset >= one.end())
+    if (!blank ||
+        (own && strncmp(blank + 1, but, own) == 0 && strspn(blank + 1 + own, "0123456789") == 0))
+      continue;
+    if (!loop_backing(blank + 1, &one) || !one.is(what) || one.of.offset >= what.end() ||
+        what.of.offset >= one.end())
       continue;
     format_to(name, size, "%s", blank + 1);
     return true;
@@ -221,11 +233,13 @@ bool below_in_use(const char* disk, char* who, size_t size) {
       return true;
     }
     if (loop_on(backing, name, other, sizeof other)) {
-      format_to(who, size, "a loop device on %s, as /dev/%s is (losetup -d one of them)", path, other);
+      format_to(who, size, "a loop device on %s, as /dev/%s is (losetup -d one of them)", path,
+                other);
       return true;
     }
     if (!backing.of.rdev) return false;
-    if (block_itself_in_use(major(backing.of.rdev), minor(backing.of.rdev), reason, sizeof reason)) {
+    if (block_itself_in_use(major(backing.of.rdev), minor(backing.of.rdev), reason,
+                            sizeof reason)) {
       format_to(who, size, "a loop device on %s, which is %s", path, reason);
       return true;
     }
@@ -283,7 +297,8 @@ bool whole_in_use(const char* folder, char* who, size_t size) {
 
 bool device_node_name(bool block, uint64_t rdev, char* name, size_t size) {
   char path[96];
-  format_to(path, sizeof path, "/sys/dev/%s/%u:%u/uevent", block ? "block" : "char", major(rdev), minor(rdev));
+  format_to(path, sizeof path, "/sys/dev/%s/%u:%u/uevent", block ? "block" : "char", major(rdev),
+            minor(rdev));
   return uevent_value(path, "DEVNAME", name, size);
 }
 
@@ -292,8 +307,8 @@ bool block_in_use(uint64_t rdev, char* who, size_t size) {
   char disk[64], folder[96];
   if (!device_node_name(true, rdev, disk, sizeof disk)) return false;
   format_to(folder, sizeof folder, "/sys/dev/block/%u:%u", major(rdev), minor(rdev));
-  return below_in_use(disk, who, size) || loop_on_block(rdev, who, size) || partition_in_use(folder, disk, who, size) ||
-         whole_in_use(folder, who, size);
+  return below_in_use(disk, who, size) || loop_on_block(rdev, who, size) ||
+         partition_in_use(folder, disk, who, size) || whole_in_use(folder, who, size);
 }
 
 void namespace_nodes(const struct stat& node, NamespaceNodes* out) {
@@ -304,8 +319,8 @@ void namespace_nodes(const struct stat& node, NamespaceNodes* out) {
   (void)sys::each_entry("/sys/class/block", [&](const char* name) {
     uint64_t rdev = 0;
     format_to(path, sizeof path, "/sys/class/block/%s/dev", name);
-    if (!namespace_key(name, key, sizeof key) || strcmp(key, wanted) != 0 || strcmp(name, own) == 0 ||
-        !read_rdev(path, &rdev))
+    if (!namespace_key(name, key, sizeof key) || strcmp(key, wanted) != 0 ||
+        strcmp(name, own) == 0 || !read_rdev(path, &rdev))
       return true;
     out->more = out->count == NamespaceNodes::kMax;
     if (out->more) return false;

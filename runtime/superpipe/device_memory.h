@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of a device object, followed by the texts that it keeps: one private mapping, which is unmapped when the
-// device closes. A program opens and closes devices as often as it likes, and the arena never frees anything.
+// The memory of a device object, followed by the texts that it keeps: one private mapping, which is
+// unmapped when the device closes. A program opens and closes devices as often as it likes, and the
+// arena never frees anything.
 //
 //   { total bytes | the object | texts }
 //
@@ -38,8 +39,8 @@ template <class Kind>
   return device;
 }
 
-// `device`: as returned by device_new() (close() of a kind passes `this`), or nullptr. What it holds must be released
-// before.
+// `device`: as returned by device_new() (close() of a kind passes `this`), or nullptr. What it
+// holds must be released before.
 inline void device_free(void* device) {
   if (!device) return;
   char* memory = static_cast<char*>(device) - kDeviceHead;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings of a URI: SCHEME:PATH,key=value,key=value. A path that exists with that literal name wins over settings.
-// Threading: no state; any thread, at open only.
+// The settings of a URI: SCHEME:PATH,key=value,key=value. A path that exists with that literal name
+// wins over settings. Threading: no state; any thread, at open only.
 #pragma once
 #include <cstddef>
 
@@ -17,9 +17,10 @@ struct SettingSpec {
   size_t text_size;
 };
 
-// Splits what follows the scheme in `uri` (`rest`) into the path (copied, NUL-terminated) and settings, by `specs`.
-// 0 or -errno with *why: an unknown key (the known ones are named), a bad value, a path that is too long.
-[[nodiscard]] int settings_parse(const char* uri, const char* rest, const SettingSpec* specs, unsigned count,
-                                 char* path, size_t path_size, ErrorText* why);
+// Splits what follows the scheme in `uri` (`rest`) into the path (copied, NUL-terminated) and
+// settings, by `specs`. 0 or -errno with *why: an unknown key (the known ones are named), a bad
+// value, a path that is too long.
+[[nodiscard]] int settings_parse(const char* uri, const char* rest, const SettingSpec* specs,
+                                 unsigned count, char* path, size_t path_size, ErrorText* why);
 
 }  // namespace lunar

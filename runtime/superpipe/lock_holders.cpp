@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Holders of locks: see lock_holders.h.
 //
-// Idea: /proc/PID/fdinfo/FD lists the locks of that open file description. No file is touched, so none can block.
+// Idea: /proc/PID/fdinfo/FD lists the locks of that open file description. No file is touched, so
+// none can block.
 #include "superpipe/lock_holders.h"
 
 #include <errno.h>
@@ -33,7 +34,8 @@ bool overlaps(const LockedBytes& range, uint64_t first, uint64_t last) {
   return first <= end && range.first <= last;
 }
 
-// "lock: 1: OFDLCK ADVISORY READ -1 fe:00:123 0 EOF". (The device number of some file systems is not that of stat.)
+// "lock: 1: OFDLCK ADVISORY READ -1 fe:00:123 0 EOF". (The device number of some file systems is
+// not that of stat.)
 bool line_matches(const char* line, const Wanted& wanted) {
   if (strncmp(line, kLock, strlen(kLock)) != 0 || !strstr(line, "OFDLCK")) return false;
   for (unsigned i = 0; i < wanted.count; ++i) {
@@ -48,7 +50,8 @@ bool line_matches(const char* line, const Wanted& wanted) {
   return false;
 }
 
-// Locks come one after the other, behind a few lines that each descriptor has and before what its kind of file adds.
+// Locks come one after the other, behind a few lines that each descriptor has and before what its
+// kind of file adds.
 bool description_matches(const char* path, const Wanted& wanted) {
   const int fd = sys::open_file(path, O_RDONLY);
   if (fd < 0) return false;
@@ -96,7 +99,8 @@ bool process_matches(int pid, const Wanted& wanted) {
 
 }  // namespace
 
-bool any_process_locks(const int* fds, unsigned count, const LockedBytes* ranges, unsigned range_count) {
+bool any_process_locks(const int* fds, unsigned count, const LockedBytes* ranges,
+                       unsigned range_count) {
   Wanted wanted = {{}, 0, ranges, range_count};
   for (unsigned i = 0; i < count && wanted.count < kFilesMax; ++i) {
     struct stat file;
@@ -116,7 +120,8 @@ void LockWait::note() {
   if (noted_) return;
   noted_ = true;
   log_warning(
-      "LUN %s: locked, but by no process that can be seen from here: waiting up to 30 s, as the kernel may still be "
+      "LUN %s: locked, but by no process that can be seen from here: waiting up to 30 s, as the "
+      "kernel may still be "
       "ending the I/O of one that was killed",
       path_);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a process still has a lock of a device, or only the kernel has it: the rings of a killed owner keep its
-// files, and so its locks, until their last write has ended, which on a busy machine takes seconds.
+// Whether a process still has a lock of a device, or only the kernel has it: the rings of a killed
+// owner keep its files, and so its locks, until their last write has ended, which on a busy machine
+// takes seconds.
 // Threading: at open, any thread, blocking.
 #pragma once
 #include <cstdint>
@@ -13,18 +14,21 @@ struct LockedBytes {
   uint64_t first, bytes;  // bytes 0: up to the end
 };
 
-// Whether a process that this one can see (also this one itself) has a descriptor with a lock (F_OFD_SETLK) on some of
-// the bytes of one of these files. Also true if /proc does not tell. Not seen: processes of other users, without the
-// right to look at them, and those of other PID namespaces.
-bool any_process_locks(const int* fds, unsigned count, const LockedBytes* ranges, unsigned range_count);
+// Whether a process that this one can see (also this one itself) has a descriptor with a lock
+// (F_OFD_SETLK) on some of the bytes of one of these files. Also true if /proc does not tell. Not
+// seen: processes of other users, without the right to look at them, and those of other PID
+// namespaces.
+bool any_process_locks(const int* fds, unsigned count, const LockedBytes* ranges,
+                       unsigned range_count);
 
-// The wait of an open for locks that are in its way: a second while a process has them, half a minute while only the
-// kernel can have them (with a line in the log).
+// The wait of an open for locks that are in its way: a second while a process has them, half a
+// minute while only the kernel can have them (with a line in the log).
 class LockWait {
  public:
   explicit LockWait(const char* path) : path_(path) {}
-  // Sleeps for some milliseconds; the times of two opens that stepped back from each other differ. False: it has waited
-  // long enough. held: whether any process has the locks; asked once a second, after the first.
+  // Sleeps for some milliseconds; the times of two opens that stepped back from each other differ.
+  // False: it has waited long enough. held: whether any process has the locks; asked once a second,
+  // after the first.
   template <class Held>
   bool pause(Held held) {
     const uint64_t now = sys::now_ns();

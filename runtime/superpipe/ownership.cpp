@@ -24,7 +24,8 @@ constexpr uint64_t kClaimLeftNs = 20'000'000;  // a closed chunk's ring may hold
 constexpr uint64_t kPauseMinNs = 2'000'000;
 constexpr uint64_t kPauseSpread = 1u << 24;  // 16 ms
 
-// False when so much time has passed since `start`. The pauses of two opens that stepped back from each other differ.
+// False when so much time has passed since `start`. The pauses of two opens that stepped back from
+// each other differ.
 bool pause(uint64_t start) {
   const uint64_t now = sys::now_ns();
   if (now - start > kWaitMaxNs) return false;
@@ -35,44 +36,52 @@ bool pause(uint64_t start) {
 const char* use_of(const int* fds, unsigned count) {
   if (files_locked(fds, count, 0, 1) == 1)
     return "it has it as a whole and alone (a scratch LUN, a bench, or CBLK_OPN_RESERVE)";
-  if (files_locked(fds, count, kWholeByte, 1) == 1) return "it has it as a whole (a physical chunk of cblk_open)";
+  if (files_locked(fds, count, kWholeByte, 1) == 1)
+    return "it has it as a whole (a physical chunk of cblk_open)";
   if (files_locked(fds, count, kPartsByte, 1) == 1) return "virtual LUNs on it are open";
   return "it has locked a part of it";
 }
 
 bool in_use(const struct stat& node, const NamespaceNodes& others, char* who, size_t size) {
   if (S_ISREG(node.st_mode)) return file_in_use(node, who, size);
-  return (S_ISBLK(node.st_mode) && block_in_use(node.st_rdev, who, size)) || namespace_in_use(others, who, size);
+  return (S_ISBLK(node.st_mode) && block_in_use(node.st_rdev, who, size)) ||
+         namespace_in_use(others, who, size);
 }
 
-// `other`: the namespace's further block device that could not be claimed; nullptr: it is the device itself.
+// `other`: the namespace's further block device that could not be claimed; nullptr: it is the
+// device itself.
 int explain_claim(int err, const char* path, const char* other, ErrorText* why) {
   if (err == -EBUSY && other)
-    return why->set(
-        err,
-        "LUN %s: the device is the same namespace as %s, which is open in another program, for itself alone "
-        "(lsblk, fuser %s); give one that is not in use",
-        path, other, other);
+    return why->set(err,
+                    "LUN %s: the device is the same namespace as %s, which is open in another "
+                    "program, for itself alone "
+                    "(lsblk, fuser %s); give one that is not in use",
+                    path, other, other);
   if (err == -EBUSY)
     return why->set(err,
-                    "LUN %s: the block device is in use (mounted, swap, or another program has it: lsblk, fuser %s); "
+                    "LUN %s: the block device is in use (mounted, swap, or another program has it: "
+                    "lsblk, fuser %s); "
                     "give one that is not in use",
                     path, path);
   if (other && (err == -EACCES || err == -EPERM))
     return why->set(err,
-                    "LUN %s: the same namespace is %s, and mkfs and mount cannot be kept from it without the right to "
-                    "read it (%s); grant that (chgrp, setfacl -m u:USER:r, a container's --device), or run as root",
+                    "LUN %s: the same namespace is %s, and mkfs and mount cannot be kept from it "
+                    "without the right to "
+                    "read it (%s); grant that (chgrp, setfacl -m u:USER:r, a container's "
+                    "--device), or run as root",
                     path, other, errno_text(err));
   if (err == -EMFILE || err == -ENFILE)
     return why->set(err, "LUN %s: no file descriptor left; raise the limit (ulimit -n)", path);
-  return why->set(err, "LUN %s: %s cannot be claimed from the kernel: %s (%s); look at dmesg, or give another LUN",
-                  path, other ? other : "it", errno_text(err), errno_name(err));
+  return why->set(
+      err,
+      "LUN %s: %s cannot be claimed from the kernel: %s (%s); look at dmesg, or give another LUN",
+      path, other ? other : "it", errno_text(err), errno_name(err));
 }
 
 }  // namespace
 
-// Exclusively, which no other holder of any part lets pass; then shared, in one step. What is open for reading only
-// takes no exclusive lock, and asks for other holders when it has the shared one.
+// Exclusively, which no other holder of any part lets pass; then shared, in one step. What is open
+// for reading only takes no exclusive lock, and asks for other holders when it has the shared one.
 int DeviceFiles::lock_alone() {
   const int fds[] = {fd(0), fd(1)};
   int status = files_lock(fds, lock_count(), RangeLock::kExclusive, 0, 0);
@@ -98,7 +107,8 @@ int DeviceFiles::lock_unless(uint64_t own, uint64_t other) {
 // Whether a process has what is in the way of the claim.
 bool DeviceFiles::others_hold(Claim claim) const {
   const int fds[] = {fd(0), fd(1)};
-  const LockedBytes alone[] = {{0, 0}}, parts[] = {{0, 1}, {kWholeByte, 1}}, whole[] = {{0, 1}, {kPartsByte, 1}};
+  const LockedBytes alone[] = {{0, 0}}, parts[] = {{0, 1}, {kWholeByte, 1}},
+                    whole[] = {{0, 1}, {kPartsByte, 1}};
   if (claim == Claim::kWhole) return any_process_locks(fds, lock_count(), whole, 2);
   if (claim == Claim::kParts) return any_process_locks(fds, lock_count(), parts, 2);
   return any_process_locks(fds, lock_count(), alone, 1);
@@ -122,7 +132,8 @@ int DeviceFiles::lock_claim(Claim claim, const char* path) {
   return status == 0 || claim != Claim::kForced ? status : lock_among();
 }
 
-// A lock in any case: later opens must see this one. Only a test of the whole range can be in the way, for moments.
+// A lock in any case: later opens must see this one. Only a test of the whole range can be in the
+// way, for moments.
 int DeviceFiles::lock_among() {
   const int fds[] = {fd(0), fd(1)};
   claim_ = Claim::kWhole;
@@ -136,7 +147,8 @@ int DeviceFiles::lock_among() {
 int DeviceFiles::refuse(const char* path, ErrorText* why) const {
   const int fds[] = {fd(0), fd(1)};
   return why->set(-EBUSY,
-                  "LUN %s: in use by another process: %s; wait for its end (fuser %s names it), or give another LUN",
+                  "LUN %s: in use by another process: %s; wait for its end (fuser %s names it), or "
+                  "give another LUN",
                   path, use_of(fds, lock_count()), path);
 }
 
@@ -152,9 +164,11 @@ void DeviceFiles::drop_claims() {
   }
 }
 
-// The kernel's claim of the device's own node (if `block`) and of the namespace's other block devices: all or none. 0
-// or -errno, with the number of the other that failed in *failed (others.count: the own node).
-// O_EXCL belongs to the description that was opened with it: that one takes the place of the first, with what it holds.
+// The kernel's claim of the device's own node (if `block`) and of the namespace's other block
+// devices: all or none. 0 or -errno, with the number of the other that failed in *failed
+// (others.count: the own node).
+// O_EXCL belongs to the description that was opened with it: that one takes the place of the first,
+// with what it holds.
 int DeviceFiles::take_claims(bool block, const NamespaceNodes& others, unsigned* failed) {
   *failed = others.count;
   const int own = block ? sys::open_again(file(), O_EXCL) : -1;
@@ -163,7 +177,8 @@ int DeviceFiles::take_claims(bool block, const NamespaceNodes& others, unsigned*
     const int claimed = sys::open_file(others.node[i].path, O_RDONLY | O_EXCL | O_NONBLOCK);
     struct stat node;
     const bool missing = claimed == -ENOENT || claimed == -ENXIO || claimed == -ENODEV;
-    const bool same = claimed >= 0 && sys::file_status(claimed, &node) == 0 && node.st_rdev == others.node[i].rdev;
+    const bool same = claimed >= 0 && sys::file_status(claimed, &node) == 0 &&
+                      node.st_rdev == others.node[i].rdev;
     if (same) set(lock_count_ + claim_count_++, claimed);
     if (claimed >= 0 && !same) sys::close_file(claimed);
     if (claimed >= 0 || missing) continue;
@@ -181,18 +196,21 @@ int DeviceFiles::take_claims(bool block, const NamespaceNodes& others, unsigned*
     set(0, own);
   }
   const int fds[] = {fd(0), fd(1)};  // opens that need the claim wait for it
-  if (own >= 0 || claim_count_) (void)files_lock(fds, lock_count(), RangeLock::kShared, kClaimedByte, 1);
+  if (own >= 0 || claim_count_)
+    (void)files_lock(fds, lock_count(), RangeLock::kShared, kClaimedByte, 1);
   return 0;
 }
 
-// Two opens by two nodes that met step back from each other: none keeps a part of the claims while it waits.
-int DeviceFiles::claim_from_kernel(const struct stat& node, const NamespaceNodes& others, const char* path,
-                                   ErrorText* why) {
+// Two opens by two nodes that met step back from each other: none keeps a part of the claims while
+// it waits.
+int DeviceFiles::claim_from_kernel(const struct stat& node, const NamespaceNodes& others,
+                                   const char* path, ErrorText* why) {
   if (others.more)
-    return why->set(-E2BIG,
-                    "LUN %s: its namespace has more than %u further block devices; have the kernel join them "
-                    "(nvme_core.multipath=Y), and give that node",
-                    path, NamespaceNodes::kMax);
+    return why->set(
+        -E2BIG,
+        "LUN %s: its namespace has more than %u further block devices; have the kernel join them "
+        "(nvme_core.multipath=Y), and give that node",
+        path, NamespaceNodes::kMax);
   const uint64_t start = sys::now_ns();
   unsigned failed;
   int status;
@@ -201,27 +219,29 @@ int DeviceFiles::claim_from_kernel(const struct stat& node, const NamespaceNodes
     const bool ours = status == -EBUSY && claim_ != Claim::kAlone && others_have_claim();
     if (status == 0 || (ours && sys::now_ns() - start > kClaimLeftNs)) return 0;
   } while (status == -EBUSY && pause(start));
-  return explain_claim(status, path, failed < others.count ? others.node[failed].path : nullptr, why);
+  return explain_claim(status, path, failed < others.count ? others.node[failed].path : nullptr,
+                       why);
 }
 
 int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText* why) {
   struct stat node;
   int status = sys::file_status(file(), &node);
-  if (status < 0) return why->set(status, "LUN %s: cannot look at it: %s", path, errno_text(status));
+  if (status < 0)
+    return why->set(status, "LUN %s: cannot look at it: %s", path, errno_text(status));
   if (claim != Claim::kLook) {
     status = open_lock(path, why);
     if (status < 0) return status;
     status = lock_claim(claim, path);
     if (status == -EAGAIN || status == -EINTR) return refuse(path, why);
     if (status < 0)
-      return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", path,
-                      errno_name(status));
+      return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks",
+                      path, errno_name(status));
   }
   if (claim == Claim::kFurther || (read_only && claim != Claim::kAlone)) return 0;
   NamespaceNodes others;
   if (!S_ISREG(node.st_mode)) namespace_nodes(node, &others);
-  // A loop device that is being detached stays until its last open ends, such as one that reads its backing file's
-  // name.
+  // A loop device that is being detached stays until its last open ends, such as one that reads its
+  // backing file's name.
   char who[256];
   const uint64_t start = sys::now_ns();
   while (in_use(node, others, who, sizeof who)) {
@@ -243,9 +263,10 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
 
 int DeviceFiles::share_lock(unsigned i, int fd) const {
   if (i >= lock_count() || claim_ == Claim::kLook) return 0;
-  const int status = claim_ == Claim::kAlone ? sys::lock_range(fd, RangeLock::kShared, 0, 0)
-                                             : sys::lock_range(fd, RangeLock::kShared,
-                                                               claim_ == Claim::kWhole ? kWholeByte : kPartsByte, 1);
+  const int status = claim_ == Claim::kAlone
+                         ? sys::lock_range(fd, RangeLock::kShared, 0, 0)
+                         : sys::lock_range(fd, RangeLock::kShared,
+                                           claim_ == Claim::kWhole ? kWholeByte : kPartsByte, 1);
   return status == -EAGAIN ? -EBUSY : status;
 }
 

@@ -25,7 +25,9 @@ int device_open(const char* uri, const DeviceOptions& options, Device** out, Err
   const char* slash = strchr(uri, '/');
   if (!colon || (slash && slash < colon)) return FileDevice::open(uri, uri, options, out, why);
   const auto scheme = static_cast<size_t>(colon - uri);
-  const auto is = [&](const char* name) { return strlen(name) == scheme && strncmp(uri, name, scheme) == 0; };
+  const auto is = [&](const char* name) {
+    return strlen(name) == scheme && strncmp(uri, name, scheme) == 0;
+  };
   if (is("file")) return FileDevice::open_uri(uri, options, out, why);
   if (is("nvme")) return NvmeDevice::open(uri, options, out, why);
   if (is("pmem")) return PmemDevice::open(uri, colon + 1, options, out, why);
@@ -35,8 +37,8 @@ int device_open(const char* uri, const DeviceOptions& options, Device** out, Err
   struct stat status;
   // a file of that name
   if (sys::path_status(uri, &status) == 0) return FileDevice::open(uri, uri, options, out, why);
-  return why->set(-EINVAL, "LUN %s: unknown scheme '%.*s'; known: %s", uri, static_cast<int>(scheme), uri,
-                  device_schemes());
+  return why->set(-EINVAL, "LUN %s: unknown scheme '%.*s'; known: %s", uri,
+                  static_cast<int>(scheme), uri, device_schemes());
 }
 
 }  // namespace lunar

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What may be overwritten: see signature.h.
 //
-// Idea: refuse on doubt. A place is accepted when its first 64 KiB are zeros, or our own header followed by zeros; a
-// block device must moreover be unused (mounts, swap, holders) and unknown to libblkid, which is opened at need so
-// that programs that never use a block device do not load it.
+// Idea: refuse on doubt. A place is accepted when its first 64 KiB are zeros, or our own header
+// followed by zeros; a block device must moreover be unused (mounts, swap, holders) and unknown to
+// libblkid, which is opened at need so that programs that never use a block device do not load it.
 // Threading: any thread, at open only. May not be used on the fault path.
 #include "superpipe/signature.h"
 
@@ -29,7 +29,9 @@ namespace {
 constexpr char kMagic[16] = "LunarScratchLUN";
 constexpr uint32_t kVersion = 1;
 
-uint64_t checksum_of(const ScratchHeader& header) { return XXH64(&header, offsetof(ScratchHeader, checksum), 0); }
+uint64_t checksum_of(const ScratchHeader& header) {
+  return XXH64(&header, offsetof(ScratchHeader, checksum), 0);
+}
 
 bool all_zero(const char* bytes, size_t count) {
   return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
@@ -39,8 +41,8 @@ bool is_ours(const char* head, size_t bytes) {
   if (bytes < sizeof(ScratchHeader)) return false;
   const auto* header = reinterpret_cast<const ScratchHeader*>(head);
   return memcmp(header->magic, kMagic, sizeof kMagic) == 0 && header->version == kVersion &&
-         header->header_bytes == sizeof(ScratchHeader) && header->data_offset == kScratchDataOffset &&
-         header->checksum == checksum_of(*header) &&
+         header->header_bytes == sizeof(ScratchHeader) &&
+         header->data_offset == kScratchDataOffset && header->checksum == checksum_of(*header) &&
          all_zero(head + sizeof(ScratchHeader), bytes - sizeof(ScratchHeader));
 }
 
@@ -52,7 +54,8 @@ int64_t read_head(int fd, char* head) {
     if (n == -EINTR) continue;
     if (n < 0) return n;
     got += static_cast<size_t>(n);
-    if (n == 0 || got % 4096 != 0) break;  // the end; beyond a short read the offset would not suit O_DIRECT
+    if (n == 0 || got % 4096 != 0)
+      break;  // the end; beyond a short read the offset would not suit O_DIRECT
   }
   return static_cast<int64_t>(got);
 }
@@ -76,11 +79,12 @@ struct Blkid {
   }
   bool load() {
     library = dlopen("libblkid.so.1", RTLD_NOW | RTLD_LOCAL);
-    return library && find(&new_probe, "blkid_new_probe") && find(&free_probe, "blkid_free_probe") &&
-           find(&set_device, "blkid_probe_set_device") && find(&enable_superblocks, "blkid_probe_enable_superblocks") &&
+    return library && find(&new_probe, "blkid_new_probe") &&
+           find(&free_probe, "blkid_free_probe") && find(&set_device, "blkid_probe_set_device") &&
+           find(&enable_superblocks, "blkid_probe_enable_superblocks") &&
            find(&set_superblocks_flags, "blkid_probe_set_superblocks_flags") &&
-           find(&enable_partitions, "blkid_probe_enable_partitions") && find(&safeprobe, "blkid_do_safeprobe") &&
-           find(&lookup, "blkid_probe_lookup_value");
+           find(&enable_partitions, "blkid_probe_enable_partitions") &&
+           find(&safeprobe, "blkid_do_safeprobe") && find(&lookup, "blkid_probe_lookup_value");
   }
 };
 
@@ -125,7 +129,8 @@ int signature_read(int fd, Contents* contents, uint64_t* flags) {
 }
 
 int signature_write(int fd, uint64_t flags) {
-  auto* header = static_cast<ScratchHeader*>(map_private(sizeof(ScratchHeader), ForkPolicy::kDontFork));
+  auto* header =
+      static_cast<ScratchHeader*>(map_private(sizeof(ScratchHeader), ForkPolicy::kDontFork));
   if (!header) return -ENOMEM;
   signature_make(header, flags);
   int64_t n;
@@ -146,17 +151,21 @@ int block_signature(const char* path, bool only_head, char* what, size_t size) {
   const Blkid* const library = loaded_blkid();
   if (library == nullptr) return -ENOSYS;
   const Blkid& blkid = *library;
-  const int fd = sys::open_file(path, O_RDONLY);  // libblkid's buffers do not suit a descriptor with O_DIRECT
+  // libblkid's buffers do not suit a descriptor with O_DIRECT
+  const int fd = sys::open_file(path, O_RDONLY);
   if (fd < 0) return fd;
   blkid_probe probe = blkid.new_probe();
   int status = probe ? -EIO : -ENOMEM;
-  if (probe && blkid.set_device(probe, fd, 0, only_head ? static_cast<blkid_loff_t>(kScratchDataOffset) : 0) == 0) {
+  if (probe &&
+      blkid.set_device(probe, fd, 0,
+                       only_head ? static_cast<blkid_loff_t>(kScratchDataOffset) : 0) == 0) {
     blkid.enable_superblocks(probe, 1);
     blkid.set_superblocks_flags(probe, BLKID_SUBLKS_TYPE);
     blkid.enable_partitions(probe, 1);
     const int found = blkid.safeprobe(probe);  // 0 found, 1 nothing, -2 several, -1 error
     const char* type = nullptr;
-    if (found == 0 && blkid.lookup(probe, "TYPE", &type, nullptr) != 0) blkid.lookup(probe, "PTTYPE", &type, nullptr);
+    if (found == 0 && blkid.lookup(probe, "TYPE", &type, nullptr) != 0)
+      blkid.lookup(probe, "PTTYPE", &type, nullptr);
     if (found == 0) format_to(what, size, "%s", type ? type : "a known signature");
     if (found == -2) format_to(what, size, "several signatures");
     status = found == 0 || found == -2 ? 1 : found == 1 ? 0 : -EIO;

@@ -28,7 +28,8 @@ int Wakeups::sleep(int64_t timeout_ns) const {
   if (look_at_ns_ != UINT64_MAX) {
     const uint64_t now = sys::now_ns();
     if (now >= look_at_ns_) return 0;
-    if (look_at_ns_ - now < static_cast<uint64_t>(most)) most = static_cast<int64_t>(look_at_ns_ - now);
+    if (look_at_ns_ - now < static_cast<uint64_t>(most))
+      most = static_cast<int64_t>(look_at_ns_ - now);
   }
   const bool limited = timeout_ns >= 0 && timeout_ns < most;
   uint64_t ready = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for several contexts together: for descriptors that become readable, and until a time to check again.
+// Waits for several contexts together: for descriptors that become readable, and until a time to
+// check again.
 //
 //   Wakeups wakeups;
 //   for (each) context->wakeups(&wakeups);
@@ -19,9 +20,9 @@ class Wakeups {
   void look_at(uint64_t when_ns) {
     if (when_ns < look_at_ns_) look_at_ns_ = when_ns;
   }
-  // Sleeps until one of them, or until timeout_ns has passed (< 0: no limit). May return spuriously, and does after
-  // kLookAgainNs at the latest, because the program may have closed a descriptor. 0 or -errno (-ETIME: the timeout,
-  // -EINTR).
+  // Sleeps until one of them, or until timeout_ns has passed (< 0: no limit). May return
+  // spuriously, and does after kLookAgainNs at the latest, because the program may have closed a
+  // descriptor. 0 or -errno (-ETIME: the timeout, -EINTR).
   static constexpr int64_t kLookAgainNs = 10'000'000;
   [[nodiscard]] int sleep(int64_t timeout_ns) const;
 

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arena: a bump allocator over populated chunks, lock-free so that a fork at any moment leaves it usable in the child.
+// Arena: a bump allocator over populated chunks, lock-free so that a fork at any moment leaves it
+// usable in the child.
 //
-//   current_ ──► [ used | object | object | ...free... ]   256 KiB; a full chunk is left behind (nothing is freed)
+//   current_ ──► [ used | object | object | ...free... ]   256 KiB; a full one is left behind
 //
-// All objects are multiples of 64 bytes, so an offset is 64-aligned without further work. Requests that would waste
-// much of a chunk get a mapping of their own.
-// All of it is a private mapping of /dev/zero where there is one: anonymous memory with copy-on-write as ever, but
-// /proc/self/maps shows a file. Programs that look there for their own memory and write all over it (the memory test of
-// Redis' crash report saves, overwrites and restores what has no file) would roll our tables back under running service
-// threads.
-// Threading: any thread. Calls only mmap and what finds /dev/zero (through sys/); never the host's allocator. Keeps
-// errno.
+// All objects are multiples of 64 bytes, so an offset is 64-aligned without further work. Requests
+// that would waste much of a chunk get a mapping of their own.
+// All of it is a private mapping of /dev/zero where there is one: anonymous memory with
+// copy-on-write as ever, but /proc/self/maps shows a file. Programs that look there for their own
+// memory and write all over it (the memory test of Redis' crash report saves, overwrites and
+// restores what has no file) would roll our tables back under running service threads.
+// Threading: any thread. Calls only mmap and what finds /dev/zero (through sys/); never the host's
+// allocator. Keeps errno.
 #include "sys/arena.h"
 
 #include <errno.h>
@@ -28,26 +29,28 @@ namespace {
 
 constexpr size_t kChunkBytes = 256 * kKiB;
 constexpr size_t kGrain = 64;
-constexpr int kPopulateWrite = 23, kWipeOnFork = 18;  // MADV_POPULATE_WRITE (5.14), MADV_WIPEONFORK (4.14)
+// MADV_POPULATE_WRITE (5.14), MADV_WIPEONFORK (4.14)
+constexpr int kPopulateWrite = 23, kWipeOnFork = 18;
 constexpr size_t kOwnMappingFrom = kChunkBytes / 8;
 
 struct alignas(kGrain) Chunk {
-  std::atomic<size_t> used;  // may run past kChunkBytes when full: the thread that passes the end starts a new chunk
+  std::atomic<size_t> used;  // may run past kChunkBytes when full: the thread that passes the end
+                             // starts a new chunk
 };
 static_assert(sizeof(Chunk) == kGrain);
 
 std::atomic<Chunk*> g_current{nullptr};
 std::atomic<size_t> g_mapped_bytes{0};
 
-// nullptr: there is no /dev/zero here, or no descriptor. The program may close ours at any time and open a file in its
-// place, so what it is counts after the mapping.
+// nullptr: there is no /dev/zero here, or no descriptor. The program may close ours at any time and
+// open a file in its place, so what it is counts after the mapping.
 void* map_zero_device(size_t bytes, int protection, int flags) {
   const int fd = sys::open_file("/dev/zero", O_RDONLY);
   if (fd < 0) return nullptr;
   void* address = nullptr;
   constexpr off_t kOffset = off_t{kOwnMapsMark} << kOwnMapsShift;
-  const bool mapped =
-      sys::map(nullptr, bytes, protection, MAP_PRIVATE | (flags & ~MAP_POPULATE), fd, kOffset, &address) == 0;
+  const bool mapped = sys::map(nullptr, bytes, protection, MAP_PRIVATE | (flags & ~MAP_POPULATE),
+                               fd, kOffset, &address) == 0;
   const bool is_zero = sys::is_zero_device(fd);
   if (is_zero) sys::close_file(fd);
   if (mapped && is_zero) {
@@ -58,12 +61,13 @@ void* map_zero_device(size_t bytes, int protection, int flags) {
   return nullptr;
 }
 
-void* map_pages(size_t bytes, bool populate, bool plain = false, int protection = PROT_READ | PROT_WRITE) {
+void* map_pages(size_t bytes, bool populate, bool plain = false,
+                int protection = PROT_READ | PROT_WRITE) {
   const int saved = errno;
   const int flags = populate ? MAP_POPULATE : MAP_NORESERVE;
   void* address = plain ? nullptr : map_zero_device(bytes, protection, flags);
-  if (address == nullptr &&
-      sys::map(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0, &address) < 0)
+  if (address == nullptr && sys::map(nullptr, bytes, protection,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0, &address) < 0)
     address = nullptr;
   errno = saved;
   if (address != nullptr) g_mapped_bytes.fetch_add(bytes, std::memory_order_relaxed);
@@ -135,9 +139,11 @@ size_t arena_bytes() { return g_mapped_bytes.load(std::memory_order_relaxed); }
 void* map_private(size_t bytes, ForkPolicy fork_policy) {
   if (bytes == 0 || bytes > SIZE_MAX / 2) return nullptr;
   bytes = round_up(bytes, sys::page_bytes());
-  void* address = map_pages(bytes, false, fork_policy == ForkPolicy::kWipe);  // what has a file is not wiped
+  // what has a file is not wiped
+  void* address = map_pages(bytes, false, fork_policy == ForkPolicy::kWipe);
   if (!address) return nullptr;
-  // A huge page would charge 2 MiB for the first byte touched; the budget counts what is used. No THP: fine.
+  // A huge page would charge 2 MiB for the first byte touched; the budget counts what is used. No
+  // THP: fine.
   refuse_huge_pages(address, bytes);
   const int advice = fork_policy == ForkPolicy::kDontFork ? MADV_DONTFORK : kWipeOnFork;
   if (fork_policy != ForkPolicy::kInherit && sys::advise(address, bytes, advice) < 0) {
@@ -152,8 +158,10 @@ void* map_private_huge(size_t bytes, ForkPolicy fork_policy) {
   bytes = round_up(bytes, kHugeBytes);
   auto* mapped = static_cast<char*>(map_private(bytes + kHugeBytes, fork_policy));
   if (!mapped) return map_private(bytes, fork_policy);
-  const size_t before = round_up(reinterpret_cast<uintptr_t>(mapped), kHugeBytes) - reinterpret_cast<uintptr_t>(mapped);
-  // Behind a neighbour of the same kind an end may not come off alone (vm.max_map_count): then all goes.
+  const size_t before = round_up(reinterpret_cast<uintptr_t>(mapped), kHugeBytes) -
+                        reinterpret_cast<uintptr_t>(mapped);
+  // Behind a neighbour of the same kind an end may not come off alone (vm.max_map_count): then all
+  // goes.
   size_t left = bytes + kHugeBytes;
   const bool end_is_off = unmap_pages(mapped + before + bytes, kHugeBytes - before);
   if (end_is_off) left -= kHugeBytes - before;

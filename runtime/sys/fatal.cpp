@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fatal stop: see fatal.h. The first thread prints and runs the hook; others wait until the abort ends them.
-// Threading: any thread, also on the fault path and in a forked child; allocates nothing.
+// The fatal stop: see fatal.h. The first thread prints and runs the hook; others wait until the
+// abort ends them. Threading: any thread, also on the fault path and in a forked child; allocates
+// nothing.
 #include "sys/fatal.h"
 
 #include <errno.h>
@@ -22,7 +23,8 @@ namespace {
 std::atomic<void (*)()> g_fatal_hook{nullptr};
 std::atomic<int> g_fatal_thread{0};
 
-// The program's own SIGABRT handler must not run: it might touch tiered memory, which is no longer served.
+// The program's own SIGABRT handler must not run: it might touch tiered memory, which is no longer
+// served.
 [[noreturn]] void stop() {
   sys::default_signal(SIGABRT);
   abort();
@@ -30,12 +32,15 @@ std::atomic<int> g_fatal_thread{0};
 
 }  // namespace
 
-bool is_refusal(int64_t result) { return result == -EPERM || result == -EACCES || result == -ENOSYS; }
+bool is_refusal(int64_t result) {
+  return result == -EPERM || result == -EACCES || result == -ENOSYS;
+}
 
 void fatal_if_refused(int64_t result, const char* what) {
   if (is_refusal(result))
     fatal(
-        "the kernel refuses %s (%s) since the program has restricted its system calls (seccomp?); evicted pages would "
+        "the kernel refuses %s (%s) since the program has restricted its system calls (seccomp?); "
+        "evicted pages would "
         "stay missing: "
         "allow it in the filter, or run the program without Lunar",
         what, errno_name(static_cast<int>(result)));

@@ -6,22 +6,25 @@
 
 namespace lunar {
 
-// Whether `result` (-errno) means that the kernel refuses the system call as such, whatever its arguments (a seccomp
-// filter, a security module): a retry does not help.
+// Whether `result` (-errno) means that the kernel refuses the system call as such, whatever its
+// arguments (a seccomp filter, a security module): a retry does not help.
 bool is_refusal(int64_t result);
-// Ends the process for a refusal that leaves the pager unable to go on; returns for any other result. `what`: the call.
+// Ends the process for a refusal that leaves the pager unable to go on; returns for any other
+// result. `what`: the call.
 void fatal_if_refused(int64_t result, const char* what);
 
-// Corruption-class or cannot-go-on failure: writes `lunar: FATAL: <line>` to standard error in one write(2) and
-// abort()s. Never fails open. Usable on the fault path and in a forked child.
+// Corruption-class or cannot-go-on failure: writes `lunar: FATAL: <line>` to standard error in one
+// write(2) and abort()s. Never fails open. Usable on the fault path and in a forked child.
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Called by fatal() before it aborts (the pager prints page states here). At most one; nullptr removes it.
+// Called by fatal() before it aborts (the pager prints page states here). At most one; nullptr
+// removes it.
 void set_fatal_hook(void (*hook)());
 
 }  // namespace lunar
 
-// Always-on check of a fact whose violation means corrupted state. Never use it on the result of a syscall or an I/O.
+// Always-on check of a fact whose violation means corrupted state. Never use it on the result of a
+// syscall or an I/O.
 #define LUNAR_CHECK(condition, ...)                                                \
   do {                                                                             \
     if (__builtin_expect(!(condition), 0))                                         \

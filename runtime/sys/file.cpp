@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Descriptors and files, straight to the kernel.
 //
-// Idea: one wrapper per system call, `0 / count / -errno`. Calls that a host program or a preloaded library may
-// interpose (open, close, read, write, pipe) go through syscall(2) by number, so that the runtime never calls its own
-// shim.
+// Idea: one wrapper per system call, `0 / count / -errno`. Calls that a host program or a preloaded
+// library may interpose (open, close, read, write, pipe) go through syscall(2) by number, so that
+// the runtime never calls its own shim.
 // Threading: no state of its own; any thread, also a forked child.
-// May not: allocate, use stdio, retry without bound (EINTR is the caller's, except where the call is not interruptible
-// in a way the caller could use: fallocate and small text files).
+// May not: allocate, use stdio, retry without bound (EINTR is the caller's, except where the call
+// is not interruptible in a way the caller could use: fallocate and small text files).
 #include "sys/file.h"
 
 #include <errno.h>
@@ -56,14 +56,17 @@ int create_unlinked(const char* directory, int flags) {
   static uint32_t sequence = 0;  // names need only differ within a process; O_EXCL settles the rest
   for (int attempt = 0; attempt < 64; ++attempt) {
     const uint32_t n = __atomic_fetch_add(&sequence, 1, __ATOMIC_RELAXED);
-    const size_t length = format_to(path, sizeof path, "%s/.lunar-%d-%u-%d", directory, static_cast<int>(getpid()), n,
-                                    static_cast<int>(syscall(SYS_gettid)));
+    const size_t length =
+        format_to(path, sizeof path, "%s/.lunar-%d-%u-%d", directory, static_cast<int>(getpid()), n,
+                  static_cast<int>(syscall(SYS_gettid)));
     if (length + 1 >= sizeof path) return -ENAMETOOLONG;
-    // A file system without O_DIRECT would make the file and then refuse: that flag comes when the name is gone.
+    // A file system without O_DIRECT would make the file and then refuse: that flag comes when the
+    // name is gone.
     const int fd = open_file(path, (flags & ~O_DIRECT) | O_CREAT | O_EXCL, 0600);
     if (fd == -EEXIST) continue;
     if (fd < 0) return fd;
-    if (syscall(SYS_unlinkat, AT_FDCWD, path, 0) == 0 && syscall(SYS_fcntl, fd, F_SETFL, flags & O_DIRECT) == 0)
+    if (syscall(SYS_unlinkat, AT_FDCWD, path, 0) == 0 &&
+        syscall(SYS_fcntl, fd, F_SETFL, flags & O_DIRECT) == 0)
       return fd;
     const int err = -errno;
     close_file(fd);
@@ -72,7 +75,8 @@ int create_unlinked(const char* directory, int flags) {
   return -EEXIST;
 }
 
-// linux_dirent64, as getdents64 lays it out: u64 inode, s64 position, u16 length, u8 type, then the name.
+// linux_dirent64, as getdents64 lays it out: u64 inode, s64 position, u16 length, u8 type, then the
+// name.
 constexpr size_t kEntryLengthAt = 16, kEntryNameAt = 19;
 
 // Calls visit(name) for each entry until it returns false. 0 or -errno.
@@ -119,26 +123,30 @@ void close_listed(const int* keep, unsigned count) {
 }  // namespace
 
 int open_file(const char* path, int flags, mode_t mode) {
-  const int fd = static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode)));
+  const int fd =
+      static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode)));
   const int proc = g_proc_directory.load(std::memory_order_relaxed);
-  if ((fd != -ENOENT && fd != -EACCES) || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0) return fd;
-  // Another root directory, and no /proc below it. (A number the program has taken for something else has no such
-  // entries.)
-  return static_cast<int>(result(syscall(SYS_openat, proc, path + sizeof kProc - 1, flags | O_CLOEXEC, mode)));
+  if ((fd != -ENOENT && fd != -EACCES) || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0)
+    return fd;
+  // Another root directory, and no /proc below it. (A number the program has taken for something
+  // else has no such entries.)
+  return static_cast<int>(
+      result(syscall(SYS_openat, proc, path + sizeof kProc - 1, flags | O_CLOEXEC, mode)));
 }
 
 int proc_directory() { return g_proc_directory.load(std::memory_order_relaxed); }
 
 bool is_proc_directory(int fd) {
   struct stat status;
-  return fd >= 0 && fd == proc_directory() && file_status(fd, &status) == 0 && status.st_dev == g_proc_device.load() &&
-         S_ISDIR(status.st_mode);
+  return fd >= 0 && fd == proc_directory() && file_status(fd, &status) == 0 &&
+         status.st_dev == g_proc_device.load() && S_ISDIR(status.st_mode);
 }
 
 int keep_proc_directory() {
   int fd = g_proc_directory.load(std::memory_order_relaxed);
   if (fd >= 0) return fd;
-  fd = static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC, 0)));
+  fd = static_cast<int>(
+      result(syscall(SYS_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC, 0)));
   if (fd < 0) return -1;
   fd = move_high(fd);
   struct stat status;
@@ -157,8 +165,8 @@ long control_file(int fd, int command, void* argument) {
 
 int open_unlinked(const char* directory, int flags) {
   const int fd = open_file(directory, (flags & ~O_CREAT) | O_TMPFILE, 0600);
-  // Kernels and file systems without O_TMPFILE answer in several ways; a directory that refuses for a real reason will
-  // refuse the plain way too.
+  // Kernels and file systems without O_TMPFILE answer in several ways; a directory that refuses for
+  // a real reason will refuse the plain way too.
   if (fd >= 0 || (fd != -EOPNOTSUPP && fd != -EISDIR && fd != -ENOENT && fd != -EINVAL)) return fd;
   return create_unlinked(directory, flags);
 }
@@ -173,7 +181,8 @@ void close_all_but(const int* keep, unsigned count) {
   for (;;) {
     unsigned next = UINT32_MAX;  // the smallest descriptor to keep that is >= from
     for (unsigned i = 0; i < count; ++i) {
-      if (keep[i] >= 0 && static_cast<unsigned>(keep[i]) >= from && static_cast<unsigned>(keep[i]) < next)
+      if (keep[i] >= 0 && static_cast<unsigned>(keep[i]) >= from &&
+          static_cast<unsigned>(keep[i]) < next)
         next = static_cast<unsigned>(keep[i]);
     }
     const unsigned last = next == UINT32_MAX ? UINT32_MAX : next - 1;
@@ -198,7 +207,8 @@ int64_t write_at(int fd, const void* buffer, size_t bytes, uint64_t offset) {
 }
 
 int64_t readv_at(int fd, const iovec* iov, int count, uint64_t offset) {
-  return result(syscall(SYS_preadv, fd, iov, count, offset, 0));  // low, high halves: 64-bit kernels use the first
+  // low, high halves: 64-bit kernels use the first
+  return result(syscall(SYS_preadv, fd, iov, count, offset, 0));
 }
 
 int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset, int flags) {
@@ -206,9 +216,15 @@ int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset, int flag
   return result(syscall(SYS_pwritev2, fd, iov, count, offset, 0, flags));
 }
 
-int64_t read_some(int fd, void* buffer, size_t bytes) { return result(syscall(SYS_read, fd, buffer, bytes)); }
-int64_t readv_some(int fd, const iovec* iov, int count) { return result(syscall(SYS_readv, fd, iov, count)); }
-int64_t write_some(int fd, const void* buffer, size_t bytes) { return result(syscall(SYS_write, fd, buffer, bytes)); }
+int64_t read_some(int fd, void* buffer, size_t bytes) {
+  return result(syscall(SYS_read, fd, buffer, bytes));
+}
+int64_t readv_some(int fd, const iovec* iov, int count) {
+  return result(syscall(SYS_readv, fd, iov, count));
+}
+int64_t write_some(int fd, const void* buffer, size_t bytes) {
+  return result(syscall(SYS_write, fd, buffer, bytes));
+}
 
 int move_high(int fd) {
   rlimit limit{};
@@ -225,14 +241,18 @@ FileIdentity file_identity(int fd) {
   return file_status(fd, &status) < 0 ? FileIdentity{} : FileIdentity{status.st_dev, status.st_ino};
 }
 
-bool is_file(int fd, const FileIdentity& identity) { return identity.inode != 0 && file_identity(fd) == identity; }
+bool is_file(int fd, const FileIdentity& identity) {
+  return identity.inode != 0 && file_identity(fd) == identity;
+}
 
 int make_memory_file(const char* name, uint64_t bytes) {
   if (file_bytes_most() < bytes) return -EFBIG;  // and SIGXFSZ
-  const int fd = static_cast<int>(result(syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING)));
+  const int fd =
+      static_cast<int>(result(syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (fd < 0) return fd;
   int rc = set_file_size(fd, bytes);
-  if (rc == 0) rc = static_cast<int>(result(syscall(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)));
+  if (rc == 0)
+    rc = static_cast<int>(result(syscall(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)));
   if (rc == 0) return fd;
   close_file(fd);
   return rc;
@@ -245,12 +265,14 @@ bool is_sealed_memory(int fd) {
 
 namespace {
 
-// A copy of the program's descriptor in the calling service thread's own table, for a moment only: with a lasting copy
-// other processes would not notice that the program has closed it. Where the kernel gives no copy (a filter) it is
-// opened again by its path, which fails for a socket and for a file that the program's user may not open.
+// A copy of the program's descriptor in the calling service thread's own table, for a moment only:
+// with a lasting copy other processes would not notice that the program has closed it. Where the
+// kernel gives no copy (a filter) it is opened again by its path, which fails for a socket and for
+// a file that the program's user may not open.
 int copy_of_program(int fd) {
   const int tid = program_thread(true);
-  const auto process = static_cast<int>(syscall(SYS_pidfd_open, tid, 0));  // fails if the first thread has ended
+  // fails if the first thread has ended
+  const auto process = static_cast<int>(syscall(SYS_pidfd_open, tid, 0));
   int copy = -EBADF;
   if (process >= 0) {
     copy = static_cast<int>(result(syscall(SYS_pidfd_getfd, process, fd, 0)));
@@ -259,17 +281,19 @@ int copy_of_program(int fd) {
   if (copy >= 0) return copy;
   char path[64];
   format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", tid, fd);
-  return open_file(path, O_WRONLY | O_APPEND | O_NONBLOCK);  // without a reader a pipe is not waited for
+  // without a reader a pipe is not waited for
+  return open_file(path, O_WRONLY | O_APPEND | O_NONBLOCK);
 }
 
-// A pipe or terminal that nothing reads stays full: it is waited for for a moment, and then skipped for a while. A pipe
-// without a reader would raise SIGPIPE.
+// A pipe or terminal that nothing reads stays full: it is waited for for a moment, and then skipped
+// for a while. A pipe without a reader would raise SIGPIPE.
 int64_t write_soon(int fd, const void* buffer, size_t bytes) {
   constexpr int kWaitMs = 100;
   constexpr uint64_t kPassOverNs = 1000000000;
   static std::atomic<uint64_t> full_until{0};
   pollfd one{fd, POLLOUT, 0};
-  const int ready = poll(&one, 1, now_ns() < full_until.load(std::memory_order_relaxed) ? 0 : kWaitMs);
+  const int ready =
+      poll(&one, 1, now_ns() < full_until.load(std::memory_order_relaxed) ? 0 : kWaitMs);
   if (ready == 0) full_until.store(now_ns() + kPassOverNs, std::memory_order_relaxed);
   if (ready == 0) return -EAGAIN;
   if (ready > 0 && (one.revents & (POLLERR | POLLNVAL)) != 0) return -EPIPE;
@@ -305,7 +329,8 @@ int read_text(const char* path, char* buffer, size_t size) {
   return status < 0 ? status : static_cast<int>(have);
 }
 
-int visit_lines(const char* path, char* line, size_t size, bool (*visit)(void*, char*), void* context) {
+int visit_lines(const char* path, char* line, size_t size, bool (*visit)(void*, char*),
+                void* context) {
   const int fd = open_file(path, O_RDONLY);
   if (fd < 0) return fd;
   char text[1024];
@@ -325,14 +350,17 @@ int visit_lines(const char* path, char* line, size_t size, bool (*visit)(void*, 
   return got < 0 ? static_cast<int>(got) : 0;
 }
 
-int visit_entries(const char* directory, bool (*visit)(void* context, const char* name), void* context) {
+int visit_entries(const char* directory, bool (*visit)(void* context, const char* name),
+                  void* context) {
   return for_each_entry(directory, [&](int, const char* entry) { return visit(context, entry); });
 }
 
 int close_numbers(unsigned first, unsigned last, int flags) {
   return static_cast<int>(result(syscall(SYS_close_range, first, last, flags)));
 }
-int duplicate_to(int from, int to, int flags) { return static_cast<int>(result(syscall(SYS_dup3, from, to, flags))); }
+int duplicate_to(int from, int to, int flags) {
+  return static_cast<int>(result(syscall(SYS_dup3, from, to, flags)));
+}
 
 int first_entry(const char* directory, char* name, size_t size) {
   int found = 0;
@@ -355,8 +383,8 @@ int nth_entry(const char* directory, const char* prefix, unsigned n, char* name,
 
 namespace {
 
-// A file that would pass the process' limit (RLIMIT_FSIZE) is an error like others and does not end the program:
-// SIGXFSZ is blocked, and consumed if it was raised.
+// A file that would pass the process' limit (RLIMIT_FSIZE) is an error like others and does not end
+// the program: SIGXFSZ is blocked, and consumed if it was raised.
 class ScopedFileSizeSignal {
  public:
   ScopedFileSizeSignal() {
@@ -364,7 +392,8 @@ class ScopedFileSizeSignal {
     sigaddset(&signal_, SIGXFSZ);
     sigset_t pending;
     (void)syscall(SYS_rt_sigprocmask, SIG_BLOCK, &signal_, &before_, kSetBytes);
-    was_pending_ = syscall(SYS_rt_sigpending, &pending, kSetBytes) == 0 && sigismember(&pending, SIGXFSZ) == 1;
+    was_pending_ =
+        syscall(SYS_rt_sigpending, &pending, kSetBytes) == 0 && sigismember(&pending, SIGXFSZ) == 1;
   }
   ~ScopedFileSizeSignal() {
     const int error = errno;
@@ -386,7 +415,8 @@ class ScopedFileSizeSignal {
 
 int allocate_space(int fd, uint64_t offset, uint64_t length) {
   ScopedFileSizeSignal held;
-  for (int attempt = 0; attempt < 1000; ++attempt) {  // a timer signal may interrupt each try; progress is kept
+  for (int attempt = 0; attempt < 1000;
+       ++attempt) {  // a timer signal may interrupt each try; progress is kept
     if (syscall(SYS_fallocate, fd, 0, offset, length) == 0) return 0;
     if (errno != EINTR) return -errno;
   }
@@ -395,21 +425,26 @@ int allocate_space(int fd, uint64_t offset, uint64_t length) {
 
 uint64_t file_bytes_most() {
   rlimit limit{};
-  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT64_MAX;
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur
+                                                                                 : UINT64_MAX;
 }
 
 int punch_hole(int fd, uint64_t offset, uint64_t length) {
-  return static_cast<int>(
-      result(syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length)));
+  return static_cast<int>(result(
+      syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length)));
 }
 
 int zero_range(int fd, uint64_t offset, uint64_t length) {
-  return static_cast<int>(
-      result(syscall(SYS_fallocate, fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length)));
+  return static_cast<int>(result(
+      syscall(SYS_fallocate, fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length)));
 }
 
-int64_t next_hole(int fd, uint64_t offset) { return result(syscall(SYS_lseek, fd, offset, SEEK_HOLE)); }
-int64_t next_data(int fd, uint64_t offset) { return result(syscall(SYS_lseek, fd, offset, SEEK_DATA)); }
+int64_t next_hole(int fd, uint64_t offset) {
+  return result(syscall(SYS_lseek, fd, offset, SEEK_HOLE));
+}
+int64_t next_data(int fd, uint64_t offset) {
+  return result(syscall(SYS_lseek, fd, offset, SEEK_DATA));
+}
 
 int sync_data(int fd) { return static_cast<int>(result(syscall(SYS_fdatasync, fd))); }
 
@@ -441,7 +476,8 @@ int range_locked(int fd, uint64_t offset, uint64_t length) {
 int descriptor_path(int fd, char* path, size_t size) {
   char link[48];
   format_to(link, sizeof link, "/proc/thread-self/fd/%d", fd);
-  const int length = static_cast<int>(result(syscall(SYS_readlinkat, AT_FDCWD, link, path, size - 1)));
+  const int length =
+      static_cast<int>(result(syscall(SYS_readlinkat, AT_FDCWD, link, path, size - 1)));
   path[length < 0 ? 0 : length] = 0;
   return length;
 }
@@ -461,21 +497,24 @@ int set_acl(int fd, const void* acl, size_t bytes) {
 int rename_file(const char* from, const char* to) {
   return static_cast<int>(result(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)));
 }
-// By number: the program may have functions of these names with a lock (fakeroot), and a fork may be under way. The
-// kernel's layout is libc's on 64-bit processors.
+// By number: the program may have functions of these names with a lock (fakeroot), and a fork may
+// be under way. The kernel's layout is libc's on 64-bit processors.
 namespace {
 int status_at(int directory, const char* path, struct stat* out, int flags) {
   return static_cast<int>(result(syscall(SYS_newfstatat, directory, path, out, flags)));
 }
 }  // namespace
 
-int link_status(const char* path, struct stat* out) { return status_at(AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW); }
+int link_status(const char* path, struct stat* out) {
+  return status_at(AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW);
+}
 
 int open_again(int fd, int more) {
   const long flags = result(syscall(SYS_fcntl, fd, F_GETFL));
   if (flags < 0) return static_cast<int>(flags);
   char path[48];
-  format_to(path, sizeof path, "/proc/thread-self/fd/%d", fd);  // a service thread has a table of its own
+  // a service thread has a table of its own
+  format_to(path, sizeof path, "/proc/thread-self/fd/%d", fd);
   return open_file(path, static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) | more);
 }
 
@@ -488,12 +527,16 @@ int file_status(int fd, struct stat* out) { return status_at(fd, "", out, AT_EMP
 
 bool is_zero_device(int fd) {
   struct stat status;
-  return file_status(fd, &status) == 0 && S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 5);
+  return file_status(fd, &status) == 0 && S_ISCHR(status.st_mode) &&
+         status.st_rdev == makedev(1, 5);
 }
 
 int path_status(const char* path, struct stat* out, int flags) {
-  const int error = status_at(AT_FDCWD, path, out, flags), proc = error == 0 ? -1 : proc_directory();
-  if ((error != -ENOENT && error != -EACCES) || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0) return error;
+  const int error = status_at(AT_FDCWD, path, out, flags),
+            proc = error == 0 ? -1 : proc_directory();
+  if ((error != -ENOENT && error != -EACCES) || proc < 0 ||
+      strncmp(path, kProc, sizeof kProc - 1) != 0)
+    return error;
   return status_at(proc, path + sizeof kProc - 1, out, flags);  // as open_file
 }
 
@@ -501,7 +544,8 @@ int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes) {
   struct statfs status;
   if (fstatfs(fd, &status) != 0) return -errno;
   if (magic) *magic = static_cast<uint64_t>(status.f_type);
-  if (free_bytes) *free_bytes = static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
+  if (free_bytes)
+    *free_bytes = static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
   return 0;
 }
 
@@ -514,8 +558,10 @@ int extent_map_supported(int fd) {
 int direct_io_align(int fd, uint32_t* bytes) {
 #ifdef STATX_DIOALIGN
   struct statx status = {};
-  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN)) {
-    if (status.stx_dio_offset_align == 0) return -EINVAL;  // the kernel says: no direct I/O on this file
+  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 &&
+      (status.stx_mask & STATX_DIOALIGN)) {
+    if (status.stx_dio_offset_align == 0)
+      return -EINVAL;  // the kernel says: no direct I/O on this file
     const uint32_t memory = status.stx_dio_mem_align, offset = status.stx_dio_offset_align;
     *bytes = memory > offset ? memory : offset;
     return 0;
@@ -538,7 +584,9 @@ uint32_t atomic_write_max(int fd) {
   return (mask & kWriteAtomic) && (most & (most - 1)) == 0 ? most : 0;
 }
 
-int block_device_size(int fd, uint64_t* bytes) { return ioctl(fd, BLKGETSIZE64, bytes) != 0 ? -errno : 0; }
+int block_device_size(int fd, uint64_t* bytes) {
+  return ioctl(fd, BLKGETSIZE64, bytes) != 0 ? -errno : 0;
+}
 
 int block_discard(int fd, uint64_t offset, uint64_t length) {
   uint64_t range[2] = {offset, length};
@@ -547,7 +595,8 @@ int block_discard(int fd, uint64_t offset, uint64_t length) {
 
 int make_pipe(int fds[2], size_t bytes) {
   if (syscall(SYS_pipe2, fds, O_NONBLOCK | O_CLOEXEC) != 0) return -errno;
-  // An unprivileged user's pipes share a budget (pipe-user-pages-soft): take what is left rather than nothing.
+  // An unprivileged user's pipes share a budget (pipe-user-pages-soft): take what is left rather
+  // than nothing.
   for (size_t want = bytes; want >= 4096; want /= 2) {
     const long size = syscall(SYS_fcntl, fds[1], F_SETPIPE_SZ, want);
     if (size >= 0) return static_cast<int>(size);
@@ -556,11 +605,14 @@ int make_pipe(int fds[2], size_t bytes) {
   return size > 0 ? size : -errno;
 }
 
-int make_eventfd() { return static_cast<int>(result(syscall(SYS_eventfd2, 0, O_NONBLOCK | O_CLOEXEC))); }
+int make_eventfd() {
+  return static_cast<int>(result(syscall(SYS_eventfd2, 0, O_NONBLOCK | O_CLOEXEC)));
+}
 
 void eventfd_signal(int fd) {
   const uint64_t one = 1;
-  (void)write_some(fd, &one, sizeof one);  // EAGAIN: the counter is full, so the reader will wake anyway
+  // EAGAIN: the counter is full, so the reader will wake anyway
+  (void)write_some(fd, &one, sizeof one);
 }
 
 void eventfd_clear(int fd) {
@@ -572,7 +624,8 @@ int epoll_set(int epoll, int fd, uint32_t events, bool add) {
   epoll_event event{};
   event.events = events;
   event.data.fd = fd;
-  return static_cast<int>(result(syscall(SYS_epoll_ctl, epoll, add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event)));
+  return static_cast<int>(
+      result(syscall(SYS_epoll_ctl, epoll, add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event)));
 }
 
 int epoll_remove(int epoll, int fd) {

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// IntervalMap: disjoint intervals in order, each with a value: a B+ tree. Neighbours that touch and are alike are one
-// item. Look-up, change and the search for a gap take logarithmic time; nodes come from private maps, never a heap.
+// IntervalMap: disjoint intervals in order, each with a value: a B+ tree. Neighbours that touch and
+// are alike are one item. Look-up, change and the search for a gap take logarithmic time; nodes
+// come from private maps, never a heap.
 //
-//   Item         has begin, end (both pointers or both integers), and `bool alike(const Item&) const`, which compares
-//                the values; trivially copyable
+//   Item         has begin, end (both pointers or both integers), and `bool alike(const Item&)
+//                const`, which compares the values; trivially copyable
 //   leaf         up to kItems items
 //   inner node   up to kChildren children: extent, and the largest gap between two neighbours below
 //
-// A change goes down to a leaf once, replaces the items there that it overlaps or touches, and goes up as long as
-// extents change. It is repeated when nodes are full: each turn splits one. A node that is less than a quarter full
-// joins a neighbour if both fit into three quarters of one. Memory of nodes is reused, not given back.
-// Threading: none; the owner holds a lock. Blocking: only reserve (mmap).
+// A change goes down to a leaf once, replaces the items there that it overlaps or touches, and goes
+// up as long as extents change. It is repeated when nodes are full: each turn splits one. A node
+// that is less than a quarter full joins a neighbour if both fit into three quarters of one. Memory
+// of nodes is reused, not given back. Threading: none; the owner holds a lock. Blocking: only
+// reserve (mmap).
 #pragma once
 #include <errno.h>
 
@@ -31,7 +33,8 @@ class IntervalMap {
   using Key = decltype(Item::begin);
   static_assert(std::is_trivially_copyable_v<Item>);
 
-  // Makes room for an operation of at most kChangesMax calls of set and erase. -ENOMEM: do not start the operation.
+  // Makes room for an operation of at most kChangesMax calls of set and erase. -ENOMEM: do not
+  // start the operation.
   [[nodiscard]] int reserve() {
     const size_t needed = kChangesMax * (root_ == nullptr ? 2 : root_->level + 2);
     while (spare_ + static_cast<size_t>(fresh_end_ - fresh_) < needed) {
@@ -44,7 +47,8 @@ class IntervalMap {
   }
 
   size_t count() const { return count_; }
-  // The first item that ends above `at`, or nullptr. Pointers to items are valid until the next change.
+  // The first item that ends above `at`, or nullptr. Pointers to items are valid until the next
+  // change.
   const Item* find(Key at) const {
     for (const Node* node = root_; node != nullptr;) {
       if (node->level == 0) {
@@ -57,7 +61,8 @@ class IntervalMap {
     return nullptr;
   }
 
-  // set: all of [begin, end) becomes like `like` (whose begin and end are ignored). erase: it becomes free.
+  // set: all of [begin, end) becomes like `like` (whose begin and end are ignored). erase: it
+  // becomes free.
   void set(Key begin, Key end, const Item& like) {
     Item now = like;
     now.begin = begin;
@@ -78,8 +83,8 @@ class IntervalMap {
     *place = from;
     return from <= limit && static_cast<size_t>(limit - from) >= bytes;
   }
-  // Returns the end of the interval, or gap, that contains `begin`, but at most `end`; *item: the interval (nullptr:
-  // free).
+  // Returns the end of the interval, or gap, that contains `begin`, but at most `end`; *item: the
+  // interval (nullptr: free).
   Key piece(Key begin, Key end, const Item** item) const {
     const Item* first = find(begin);
     const bool inside = first != nullptr && first->begin <= begin;
@@ -90,7 +95,9 @@ class IntervalMap {
   }
 
   // Whole-structure check, for tests.
-  bool validate() const { return root_ == nullptr ? count_ == 0 : valid(*root_) && items_below(*root_) == count_; }
+  bool validate() const {
+    return root_ == nullptr ? count_ == 0 : valid(*root_) && items_below(*root_) == count_;
+  }
 
  private:
   struct Node;
@@ -130,10 +137,12 @@ class IntervalMap {
     const Entry* low = entries;
     while (count > 1) {
       const unsigned half = count / 2;
-      low += half * static_cast<unsigned>(low[half - 1].end <= at);  // no branch, which would be guessed wrong
+      low += half * static_cast<unsigned>(low[half - 1].end <=
+                                          at);  // no branch, which would be guessed wrong
       count -= half;
     }
-    return static_cast<unsigned>(low - entries) + static_cast<unsigned>(count == 1 && low->end <= at);
+    return static_cast<unsigned>(low - entries) +
+           static_cast<unsigned>(count == 1 && low->end <= at);
   }
 
   // ---- nodes: spare ones in a list, and those of the last block that were never used ----
@@ -159,7 +168,8 @@ class IntervalMap {
   // ---- entries of a node ----
   // Replaces entries [first, end) by `count` others. pre: there is room.
   template <class Entry>
-  static void splice(Node* node, unsigned first, unsigned end, const Entry* entries, unsigned count) {
+  static void splice(Node* node, unsigned first, unsigned end, const Entry* entries,
+                     unsigned count) {
     Entry* place = entries_of<Entry>(node) + first;
     memmove(place + count, place + (end - first), (node->count - end) * sizeof(Entry));
     for (unsigned i = 0; i < count; ++i) place[i] = entries[i];
@@ -167,7 +177,8 @@ class IntervalMap {
   }
   template <class Entry>
   static void move_end(Node* node, unsigned first, Node* to) {
-    memcpy(entries_of<Entry>(to) + to->count, entries_of<Entry>(node) + first, (node->count - first) * sizeof(Entry));
+    memcpy(entries_of<Entry>(to) + to->count, entries_of<Entry>(node) + first,
+           (node->count - first) * sizeof(Entry));
     to->count += node->count - first;
     node->count = first;
   }
@@ -187,7 +198,7 @@ class IntervalMap {
     return node->level == 0 ? extent(node->items, node) : extent(node->children, node);
   }
 
-  // ---- changes. A path: a leaf and what is above it, each with the place in it; the leaf is at [0] ----
+  // ---- changes. A path: a leaf and what is above it, each with the place in it; the leaf is at [0
   struct Path {
     Node* node[kLevelsMax];
     unsigned at[kLevelsMax];
@@ -217,8 +228,8 @@ class IntervalMap {
     return false;
   }
 
-  // The items that [begin, end) overlaps or touches become one to three: the rest of the first, `now`, the rest of the
-  // last; `now` takes in what is alike.
+  // The items that [begin, end) overlaps or touches become one to three: the rest of the first,
+  // `now`, the rest of the last; `now` takes in what is alike.
   void replace(Key begin, Key end, const Item* now) {
     if (root_ == nullptr) root_ = take(0);
     Item first, last;
@@ -241,13 +252,16 @@ class IntervalMap {
         any = true;
       }
       Item parts[3];
-      if (change(path, to, parts, parts_of(begin, end, now, any ? &first : nullptr, last, parts))) return;
+      if (change(path, to, parts, parts_of(begin, end, now, any ? &first : nullptr, last, parts)))
+        return;
     }
   }
-  static unsigned parts_of(Key begin, Key end, const Item* now, const Item* first, const Item& last, Item* parts) {
+  static unsigned parts_of(Key begin, Key end, const Item* now, const Item* first, const Item& last,
+                           Item* parts) {
     unsigned n = 0;
     Item middle = now != nullptr ? *now : Item{};
-    const bool has_head = first != nullptr && first->begin < begin, has_tail = first != nullptr && last.end > end;
+    const bool has_head = first != nullptr && first->begin < begin,
+               has_tail = first != nullptr && last.end > end;
     if (has_head && now != nullptr && first->alike(middle)) {
       middle.begin = first->begin;
     } else if (has_head) {
@@ -266,7 +280,8 @@ class IntervalMap {
     return n;
   }
 
-  // Replaces the items from the path's to `end` of its leaf. False: the leaf was full, a node is split now; once more.
+  // Replaces the items from the path's to `end` of its leaf. False: the leaf was full, a node is
+  // split now; once more.
   bool change(const Path& path, unsigned end, const Item* items, unsigned count) {
     Node* leaf = path.node[0];
     const unsigned first = path.at[0], after = leaf->count - (end - first) + count;
@@ -317,7 +332,8 @@ class IntervalMap {
       const Child now = child_of(node);
       const bool same = child.begin == now.begin && child.end == now.end && child.gap == now.gap;
       child = now;
-      const bool joined = node->count < most_of(node) / 4 && (join(parent, at) || (at != 0 && join(parent, at - 1)));
+      const bool joined = node->count < most_of(node) / 4 &&
+                          (join(parent, at) || (at != 0 && join(parent, at - 1)));
       if (same && !joined) break;
     }
     for (Node* top = root_; top->level != 0 && top->count == 1; top = root_) {
@@ -336,13 +352,15 @@ class IntervalMap {
     return true;
   }
 
-  // Moves *from to the lowest free place, or to the end of what is below. True: it is found, or lies beyond `limit`.
+  // Moves *from to the lowest free place, or to the end of what is below. True: it is found, or
+  // lies beyond `limit`.
   static bool find_gap(const Node& node, Key* from, Key limit, size_t bytes) {
     return node.level == 0 ? find_gap_among(node, node.items, from, limit, bytes)
                            : find_gap_among(node, node.children, from, limit, bytes);
   }
   template <class Entry>
-  static bool find_gap_among(const Node& node, const Entry* entries, Key* from, Key limit, size_t bytes) {
+  static bool find_gap_among(const Node& node, const Entry* entries, Key* from, Key limit,
+                             size_t bytes) {
     for (unsigned i = first_above(entries, node.count, *from); i < node.count; ++i) {
       const Entry& entry = entries[i];
       if (entry.begin >= limit) return true;
@@ -374,7 +392,8 @@ class IntervalMap {
   }
   static size_t items_below(const Node& node) {
     size_t sum = node.level == 0 ? node.count : 0;
-    for (unsigned i = 0; node.level != 0 && i < node.count; ++i) sum += items_below(*node.children[i].node);
+    for (unsigned i = 0; node.level != 0 && i < node.count; ++i)
+      sum += items_below(*node.children[i].node);
     return sum;
   }
 

@@ -15,26 +15,31 @@
 
 namespace lunar::sys {
 
-// With arguments that the kernel itself turns down: a filter answers before the kernel has looked at them.
+// With arguments that the kernel itself turns down: a filter answers before the kernel has looked
+// at them.
 int kernel_check(ErrorText* why) {
   struct Call {
     const char* name;
     long number, first, second;
   };
   constexpr long kBad = -1;
-  static constexpr Call kCalls[] = {{"vmsplice", SYS_vmsplice, kBad, 0}, {"memfd_create", SYS_memfd_create, 0, 0},
-                                    {"eventfd2", SYS_eventfd2, 0, kBad}, {"pipe2", SYS_pipe2, 0, kBad},
-                                    {"madvise", SYS_madvise, 0, 0},      {"mprotect", SYS_mprotect, 0, 0}};
+  static constexpr Call kCalls[] = {
+      {"vmsplice", SYS_vmsplice, kBad, 0}, {"memfd_create", SYS_memfd_create, 0, 0},
+      {"eventfd2", SYS_eventfd2, 0, kBad}, {"pipe2", SYS_pipe2, 0, kBad},
+      {"madvise", SYS_madvise, 0, 0},      {"mprotect", SYS_mprotect, 0, 0}};
   char refused[96];
   size_t used = 0;
   for (const Call& call : kCalls) {
     if (syscall(call.number, call.first, call.second, 0L, 0L) >= 0 ||
         (errno != EPERM && errno != EACCES && errno != ENOSYS))
       continue;
-    used += format_to(refused + used, sizeof refused - used, "%s%s", used == 0 ? "" : ", ", call.name);
+    used +=
+        format_to(refused + used, sizeof refused - used, "%s%s", used == 0 ? "" : ", ", call.name);
   }
   if (used == 0) return 0;
-  return why->set(-EPERM, "kernel: the pager needs system calls that are refused: %s (a system call filter?)", refused);
+  return why->set(
+      -EPERM, "kernel: the pager needs system calls that are refused: %s (a system call filter?)",
+      refused);
 }
 
 bool memory_merging() { return syscall(SYS_prctl, PR_GET_MEMORY_MERGE, 0UL, 0UL, 0UL, 0UL) == 1; }

@@ -5,12 +5,13 @@
 
 namespace lunar::sys {
 
-// Whether this process may make the system calls that the pager needs, besides userfaultfd (sys/uffd.h): a filter may
-// refuse them. 0, or -EPERM with *why, one line that names them. Six system calls, none of which changes anything.
+// Whether this process may make the system calls that the pager needs, besides userfaultfd
+// (sys/uffd.h): a filter may refuse them. 0, or -EPERM with *why, one line that names them. Six
+// system calls, none of which changes anything.
 [[nodiscard]] int kernel_check(ErrorText* why);
 
-// Whether this process has asked the kernel to merge equal pages (KSM: prctl PR_SET_MEMORY_MERGE, inherited by fork and
-// exec).
+// Whether this process has asked the kernel to merge equal pages (KSM: prctl PR_SET_MEMORY_MERGE,
+// inherited by fork and exec).
 bool memory_merging();
 
 }  // namespace lunar::sys

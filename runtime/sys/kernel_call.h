@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A system call without libc, whose functions a preload library may replace; usable before anything is set up.
-// Threading: any thread; also in a signal handler, and in a child of vfork.
+// A system call without libc, whose functions a preload library may replace; usable before anything
+// is set up. Threading: any thread; also in a signal handler, and in a child of vfork.
 #pragma once
 #include <errno.h>
 #include <sys/syscall.h>
@@ -27,7 +27,10 @@ inline long kernel_call(long number, const long (&a)[6]) {
   register long x3 __asm__("x3") = a[3];
   register long x4 __asm__("x4") = a[4];
   register long x5 __asm__("x5") = a[5];
-  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+  __asm__ volatile("svc 0"
+                   : "+r"(x0)
+                   : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
+                   : "memory");
   return x0;
 #elif defined(__powerpc64__)
   register long r0 __asm__("r0") = number;
@@ -58,7 +61,8 @@ inline long kernel_call_errno(long number, const long (&a)[6]) {
 // The action of a signal becomes the default.
 inline void default_signal(int number) {
   const unsigned long action[4] = {};  // the kernel's layout: handler, flags, restorer, mask
-  (void)kernel_call(SYS_rt_sigaction, {number, reinterpret_cast<long>(action), 0, sizeof(unsigned long), 0, 0});
+  (void)kernel_call(SYS_rt_sigaction,
+                    {number, reinterpret_cast<long>(action), 0, sizeof(unsigned long), 0, 0});
 }
 
 }  // namespace lunar::sys

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log: a line is built on the stack and written at once, so that lines of several processes do not mix.
-// Threading: any thread; level and descriptor are atomics. Allocates nothing and keeps errno: fault-path safe.
+// The log: a line is built on the stack and written at once, so that lines of several processes do
+// not mix. Threading: any thread; level and descriptor are atomics. Allocates nothing and keeps
+// errno: fault-path safe.
 #include "sys/log.h"
 
 #include <errno.h>
@@ -23,7 +24,8 @@ bool same(const char* a, const char* b) {
   return *a == *b;
 }
 
-__attribute__((format(printf, 2, 0))) void write_line(LogLevel level, const char* format, va_list args) {
+__attribute__((format(printf, 2, 0))) void write_line(LogLevel level, const char* format,
+                                                      va_list args) {
   if (static_cast<int>(level) > g_level.load(std::memory_order_relaxed)) return;
   int saved = errno;
   char line[1024];

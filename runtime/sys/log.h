@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Log: one line per message, `lunar: [pid] text`, one write(2) each, to standard error (or option `log_file`). By
-// default only warnings and errors are logged. Unprintable bytes of arguments are escaped. LUNAR_LOG_LIMITED logs at
-// most `limit` messages of a call site, the last one with "further ones are not shown".
-// Threading: any thread, also on the fault path and in a forked child. Allocates nothing, takes no lock, keeps errno.
+// Log: one line per message, `lunar: [pid] text`, one write(2) each, to standard error (or option
+// `log_file`). By default only warnings and errors are logged. Unprintable bytes of arguments are
+// escaped. LUNAR_LOG_LIMITED logs at most `limit` messages of a call site, the last one with
+// "further ones are not shown".
+// Threading: any thread, also on the fault path and in a forked child. Allocates nothing, takes no
+// lock, keeps errno.
 #pragma once
 #include <atomic>
 
@@ -21,7 +23,8 @@ void log_debug(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 }  // namespace lunar
 
-// At most `limit` lines per call site and process: LUNAR_LOG_LIMITED(log_warning, 10, "read error at %llu", offset).
+// At most `limit` lines per call site and process: LUNAR_LOG_LIMITED(log_warning, 10, "read error
+// at %llu", offset).
 #define LUNAR_LOG_LIMITED(log_function, limit, format, ...)                                       \
   do {                                                                                            \
     static ::std::atomic<unsigned> lunar_log_count{0};                                            \

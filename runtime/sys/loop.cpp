@@ -21,8 +21,8 @@ uint64_t as_dev(uint64_t huge) {
 int loop_status(int fd, LoopStatus* out) {
   loop_info64 info = {};
   if (ioctl(fd, LOOP_GET_STATUS64, &info) != 0) return -errno;
-  *out = {as_dev(info.lo_device), info.lo_inode, info.lo_rdevice ? as_dev(info.lo_rdevice) : 0, info.lo_offset,
-          info.lo_sizelimit};
+  *out = {as_dev(info.lo_device), info.lo_inode, info.lo_rdevice ? as_dev(info.lo_rdevice) : 0,
+          info.lo_offset, info.lo_sizelimit};
   return 0;
 }
 

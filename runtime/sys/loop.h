@@ -11,8 +11,8 @@ struct LoopStatus {
   uint64_t rdev = 0;               // if a block device serves as the file: its number; else 0
   uint64_t offset = 0, limit = 0;  // the bytes of it that are used; limit 0: all from the offset on
 };
-// fd: the loop device, opened to read. 0; -ENXIO: nothing is attached; -ENOTTY: not a loop device; other
-// -errno.
+// fd: the loop device, opened to read. 0; -ENXIO: nothing is attached; -ENOTTY: not a loop device;
+// other -errno.
 [[nodiscard]] int loop_status(int fd, LoopStatus* out);
 
 }  // namespace lunar::sys

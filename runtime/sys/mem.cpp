@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory system calls, straight to the kernel: the libc names of most of them are interposed by adapters/preload.
-// Threading: any thread; what was probed, and the kept files, are atomics. Allocates nothing.
+// Memory system calls, straight to the kernel: the libc names of most of them are interposed by
+// adapters/preload. Threading: any thread; what was probed, and the kept files, are atomics.
+// Allocates nothing.
 #include "sys/mem.h"
 
 #include <errno.h>
@@ -32,19 +33,21 @@ namespace {
 
 int result_of(long rc) { return rc < 0 ? -errno : 0; }
 
-// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14). It is no descriptor, so nothing can
-// close it, or have its number in another table; and the thread lives, which the main thread need not.
+// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14). It is no
+// descriptor, so nothing can close it, or have its number in another table; and the thread lives,
+// which the main thread need not.
 constexpr int kPidfdSelf = -10000;
 
 long advise_self(const iovec* ranges, unsigned count, int advice) {
-  return syscall(SYS_process_madvise, kPidfdSelf, ranges, static_cast<unsigned long>(count), advice, 0U);
+  return syscall(SYS_process_madvise, kPidfdSelf, ranges, static_cast<unsigned long>(count), advice,
+                 0U);
 }
 
 // 0 unknown, 1 native, 2 not, per advice; indexed by advice value (all are < 32).
 std::atomic<uint8_t> g_vector_support[32];
 
-// Files of /proc/self, opened while that was allowed. The program may have closed one and taken its number for
-// something else.
+// Files of /proc/self, opened while that was allowed. The program may have closed one and taken its
+// number for something else.
 struct KeptFile {
   const char* path;
   std::atomic<int> fd{-1};
@@ -57,7 +60,8 @@ KeptFile& kept_file(OwnFile which) { return g_kept_files[static_cast<unsigned>(w
 
 bool is_kept(const KeptFile& file, int fd) {
   struct stat status;
-  return file_status(fd, &status) == 0 && status.st_dev == file.device.load() && status.st_ino == file.inode.load();
+  return file_status(fd, &status) == 0 && status.st_dev == file.device.load() &&
+         status.st_ino == file.inode.load();
 }
 
 int kept_number(OwnFile which) {
@@ -66,8 +70,8 @@ int kept_number(OwnFile which) {
   return fd >= 0 && file.copy.load() == memory_copy() && is_kept(file, fd) ? fd : -1;
 }
 
-// For a process that may not open pagemap (it has dropped root). mincore does not tell what the kernel has swapped out,
-// so only without swap space.
+// For a process that may not open pagemap (it has dropped root). mincore does not tell what the
+// kernel has swapped out, so only without swap space.
 int present_by_mincore(const void* address, size_t pages, uint8_t* out, int refusal) {
   struct sysinfo host;
   if (sysinfo(&host) != 0 || host.totalswap != 0) return refusal;
@@ -82,7 +86,8 @@ int64_t advise_runs(const iovec* ranges, unsigned count, int advice) {
     char* base = static_cast<char*>(ranges[i].iov_base);
     size_t bytes = ranges[i].iov_len;
     unsigned next = i + 1;
-    while (next < count && static_cast<char*>(ranges[next].iov_base) == base + bytes) bytes += ranges[next++].iov_len;
+    while (next < count && static_cast<char*>(ranges[next].iov_base) == base + bytes)
+      bytes += ranges[next++].iov_len;
     int rc = advise(base, bytes, advice);
     if (rc < 0) return done ? done : rc;
     done += static_cast<int64_t>(bytes);
@@ -100,7 +105,8 @@ size_t page_bytes() {
 
 int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset, void** out) {
 #if defined(__SANITIZE_THREAD__)
-  // ThreadSanitizer follows libc's names alone: past them it takes what a former mapping of the address held for races.
+  // ThreadSanitizer follows libc's names alone: past them it takes what a former mapping of the
+  // address held for races.
   long rc = reinterpret_cast<long>(mmap(hint, bytes, prot, flags, fd, offset));
 #elif defined(SYS_mmap)
   long rc = syscall(SYS_mmap, hint, bytes, prot, flags, fd, offset);
@@ -117,8 +123,12 @@ int unmap(void* address, size_t bytes) { return result_of(munmap(address, bytes)
 #else
 int unmap(void* address, size_t bytes) { return result_of(syscall(SYS_munmap, address, bytes)); }
 #endif
-int protect(void* address, size_t bytes, int prot) { return result_of(syscall(SYS_mprotect, address, bytes, prot)); }
-int advise(void* address, size_t bytes, int advice) { return result_of(syscall(SYS_madvise, address, bytes, advice)); }
+int protect(void* address, size_t bytes, int prot) {
+  return result_of(syscall(SYS_mprotect, address, bytes, prot));
+}
+int advise(void* address, size_t bytes, int advice) {
+  return result_of(syscall(SYS_madvise, address, bytes, advice));
+}
 
 // Asked of calls that change nothing: ENOMEM where there is a hole.
 bool is_mapped(void* address, size_t bytes) {
@@ -127,8 +137,8 @@ bool is_mapped(void* address, size_t bytes) {
   unsigned char resident[256];
   const size_t most = sizeof resident * page_bytes();
   for (size_t done = 0; done < bytes; done += most)
-    if (syscall(SYS_mincore, static_cast<char*>(address) + done, bytes - done < most ? bytes - done : most, resident) !=
-        0)
+    if (syscall(SYS_mincore, static_cast<char*>(address) + done,
+                bytes - done < most ? bytes - done : most, resident) != 0)
       return false;
   return true;
 }
@@ -136,8 +146,8 @@ bool is_mapped(void* address, size_t bytes) {
 int claim(void* address, size_t bytes) {
   if (is_mapped(address, bytes)) return -EEXIST;
   void* at = nullptr;
-  const int rc =
-      map(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0, &at);
+  const int rc = map(address, bytes, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0, &at);
   if (rc == 0 && at != address) {  // before 4.17 the flag is not known
     (void)unmap(at, bytes);
     return -EBUSY;
@@ -150,7 +160,8 @@ int sync_range(void* address, size_t bytes) {
   return result_of(syscall(SYS_msync, static_cast<char*>(address) - ahead, bytes + ahead, MS_SYNC));
 }
 
-int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address, void** out) {
+int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address,
+          void** out) {
   long rc = syscall(SYS_mremap, old_address, old_bytes, new_bytes, flags, new_address);
   if (rc == -1) return -errno;
   *out = reinterpret_cast<void*>(rc);
@@ -161,10 +172,12 @@ bool advise_vector_is_native(int advice) {
   auto& support = g_vector_support[advice & 31];
   uint8_t known = support.load(std::memory_order_relaxed);
   if (known == 0) {
-    // A page of our own is advised, to find out whether this kernel knows the name, and takes the advice.
+    // A page of our own is advised, to find out whether this kernel knows the name, and takes the
+    // advice.
     void* page = nullptr;
     known = 2;
-    if (map(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0, &page) == 0) {
+    if (map(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0,
+            &page) == 0) {
       const iovec probe{page, page_bytes()};
       if (advise_self(&probe, 1, advice) == static_cast<long>(page_bytes())) known = 1;
       (void)unmap(page, page_bytes());
@@ -180,7 +193,8 @@ int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
   if (rc >= 0) return rc;
   rc = -errno;
   if (!is_refusal(rc)) return rc;
-  // A filter that came after the probe, or memory that may not be advised (mseal): the other call tells.
+  // A filter that came after the probe, or memory that may not be advised (mseal): the other call
+  // tells.
   const int64_t done = advise_runs(ranges, count, advice);
   if (done > 0) g_vector_support[advice & 31].store(2, std::memory_order_relaxed);
   return done;
@@ -188,7 +202,8 @@ int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
 
 namespace {
 
-// One page: a call that fails has dropped nothing. Of a page that is not mapped at all nothing is left either.
+// One page: a call that fails has dropped nothing. Of a page that is not mapped at all nothing is
+// left either.
 bool drop_page(void* page) {
   for (unsigned attempt = 0;; ++attempt) {
     int rc = advise(page, page_bytes(), MADV_DONTNEED);
@@ -202,7 +217,8 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped) {
   unsigned total = 0;
   for (unsigned at = 0; at < count;) {
     int64_t rc = advise_vector(pages + at, count - at, MADV_DONTNEED);
-    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / page_bytes()) : 0; n > 0; --n, ++total)
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / page_bytes()) : 0;
+         n > 0; --n, ++total)
       dropped[at++] = true;
     if (at == count) break;
     dropped[at] = drop_page(pages[at].iov_base);
@@ -212,7 +228,8 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped) {
 }
 
 int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count) {
-  long rc = syscall(SYS_vmsplice, pipe_write_fd, ranges, static_cast<unsigned long>(count), 2U /* SPLICE_F_NONBLOCK */);
+  long rc = syscall(SYS_vmsplice, pipe_write_fd, ranges, static_cast<unsigned long>(count),
+                    2U /* SPLICE_F_NONBLOCK */);
   return rc < 0 ? -errno : rc;
 }
 
@@ -225,7 +242,8 @@ int keep_own_file(OwnFile which) {
   const int before = file.fd.load();
   const bool inherited = before >= 0 && file.copy.load() != memory_copy();
   if (before >= 0 && !inherited && kept_number(which) == before) return before;
-  if (inherited && is_kept(file, before)) close_file(before);  // the parent's: it would tell of the parent's memory
+  if (inherited && is_kept(file, before))
+    close_file(before);  // the parent's: it would tell of the parent's memory
   file.fd.store(-1);
   int fd = open_file(file.path, O_RDONLY);
   if (fd < 0) return -1;
@@ -255,7 +273,8 @@ int present_pages(const void* address, size_t pages, uint8_t* out) {
       break;
     }
     size_t n = static_cast<size_t>(got) / 8;
-    for (size_t i = 0; i < n; ++i) out[done + i] = (entries[i] >> 62) != 0;  // in DRAM, or in the kernel's own swap
+    for (size_t i = 0; i < n; ++i)
+      out[done + i] = (entries[i] >> 62) != 0;  // in DRAM, or in the kernel's own swap
     done += n;
   }
   if (kept < 0) close_file(fd);
@@ -279,7 +298,8 @@ int open_unreadable_memory() {
   if (memory < 0) return memory;
   void* page = nullptr;
   char byte;
-  int rc = map(nullptr, page_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &page);
+  int rc = map(nullptr, page_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0,
+               &page);
   if (rc == 0) {
     rc = read_memory(memory, page, &byte, 1);
     (void)unmap(page, page_bytes());
@@ -295,7 +315,9 @@ int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts*
     const uint64_t first = reinterpret_cast<uintptr_t>(pages[i]) / page_bytes();
     unsigned together = 1;  // of those that follow, in one read
     auto number = [&](unsigned k) { return reinterpret_cast<uintptr_t>(pages[k]) / page_bytes(); };
-    while (i + together < count && number(i + together) > first && number(i + together) < first + 64) ++together;
+    while (i + together < count && number(i + together) > first &&
+           number(i + together) < first + 64)
+      ++together;
     const size_t want = (number(i + together - 1) - first + 1) * 8;
     const long got = syscall(SYS_pread64, pagemap, entries, want, static_cast<long>(first * 8));
     if (got != static_cast<long>(want)) return got < 0 ? -errno : -EIO;
@@ -329,7 +351,8 @@ bool has_limit(decltype(RLIMIT_AS) which) {
 
 uint64_t address_space_most() {
   rlimit limit{};
-  return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT64_MAX;
+  return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur
+                                                                              : UINT64_MAX;
 }
 
 bool commits_are_counted() {
@@ -347,9 +370,12 @@ const char* memory_limit() {
 }
 
 int lock_memory(const void* address, size_t bytes, unsigned flags) {
-  return result_of(flags == 0 ? syscall(SYS_mlock, address, bytes) : syscall(SYS_mlock2, address, bytes, flags));
+  return result_of(flags == 0 ? syscall(SYS_mlock, address, bytes)
+                              : syscall(SYS_mlock2, address, bytes, flags));
 }
-int unlock_memory(const void* address, size_t bytes) { return result_of(syscall(SYS_munlock, address, bytes)); }
+int unlock_memory(const void* address, size_t bytes) {
+  return result_of(syscall(SYS_munlock, address, bytes));
+}
 int lock_all(int flags) { return result_of(syscall(SYS_mlockall, flags)); }
 int unlock_all() { return result_of(syscall(SYS_munlockall)); }
 
@@ -366,7 +392,8 @@ ssize_t advise_process(int pidfd, const iovec* ranges, size_t count, int advice,
 }
 
 bool pidfd_is_self(int pidfd) {
-  constexpr int kSelfThread = -10000, kSelfGroup = -10001, kSelfOld = -20000;  // linux/pidfd.h, 6.14 and 6.15
+  // linux/pidfd.h, 6.14 and 6.15
+  constexpr int kSelfThread = -10000, kSelfGroup = -10001, kSelfOld = -20000;
   if (pidfd == kSelfThread || pidfd == kSelfGroup || pidfd == kSelfOld) return true;
   char path[48], text[512];
   format_to(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags and advice of mmap, mremap and madvise that older headers lack. Kernels that do not know one answer EINVAL.
+// Flags and advice of mmap, mremap and madvise that older headers lack. Kernels that do not know
+// one answer EINVAL.
 #pragma once
 #include <sys/mman.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See memory_copy.h. The number lies in a page that fork wipes: 0 there means that this is a new copy, which takes the
-// next number.
+// See memory_copy.h. The number lies in a page that fork wipes: 0 there means that this is a new
+// copy, which takes the next number.
 #include "sys/memory_copy.h"
 
 #include <unistd.h>
@@ -25,7 +25,8 @@ std::atomic<uint32_t>* mark() {
   std::atomic<uint32_t>* known = g_mark.load(std::memory_order_acquire);
   if (known != nullptr) return known;
   auto* made = static_cast<std::atomic<uint32_t>*>(map_private(page_bytes(), ForkPolicy::kWipe));
-  if (made == nullptr || g_mark.compare_exchange_strong(known, made, std::memory_order_acq_rel)) return made;
+  if (made == nullptr || g_mark.compare_exchange_strong(known, made, std::memory_order_acq_rel))
+    return made;
   unmap_private(made, page_bytes());  // another thread was quicker
   return known;
 }
@@ -43,7 +44,8 @@ uint32_t memory_copy() {
 
 void note_memory_owner() {
   g_owners_namespace.store(pid_namespace(), std::memory_order_relaxed);
-  g_owner.store(uint64_t{memory_copy()} << 32 | static_cast<uint32_t>(getpid()), std::memory_order_release);
+  g_owner.store(uint64_t{memory_copy()} << 32 | static_cast<uint32_t>(getpid()),
+                std::memory_order_release);
 }
 
 bool memory_is_parents() {
@@ -51,8 +53,9 @@ bool memory_is_parents() {
   if (owner >> 32 == memory_copy()) {
     const auto pid = static_cast<uint32_t>(getpid());
     if (static_cast<uint32_t>(owner) != pid) return true;
-    // A child of vfork in a new pid namespace is process 1 of it, as its parent may be of its own. The kernel gives it
-    // no list of robust mutexes; libc's threads have one, which is quicker to ask for than the namespace.
+    // A child of vfork in a new pid namespace is process 1 of it, as its parent may be of its own.
+    // The kernel gives it no list of robust mutexes; libc's threads have one, which is quicker to
+    // ask for than the namespace.
     return pid == 1 && robust_list() == nullptr &&
            g_owners_namespace.load(std::memory_order_relaxed) != pid_namespace();
   }

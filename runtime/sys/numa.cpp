@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// NUMA topology by libnuma, read once before threads; node_of_cpu is a table look-up afterwards. libnuma is loaded
-// where there is more than one node, with dlopen: as a dependency of a module that a server loads with RTLD_DEEPBIND
-// (Valkey) it would find another free than the malloc that libc uses for it.
+// NUMA topology by libnuma, read once before threads; node_of_cpu is a table look-up afterwards.
+// libnuma is loaded where there is more than one node, with dlopen: as a dependency of a module
+// that a server loads with RTLD_DEEPBIND (Valkey) it would find another free than the malloc that
+// libc uses for it.
 #include "sys/numa.h"
 
 #include <dlfcn.h>
@@ -46,14 +47,18 @@ bool look_up(void* library, const char* name, F* out) {
 bool load_libnuma() {
   char online[16];
   const int n = read_text("/sys/devices/system/node/online", online, sizeof online);
-  if (n < 0 || (online[0] == '0' && (online[1] == '\n' || online[1] == '\0'))) return false;  // one node
+  if (n < 0 || (online[0] == '0' && (online[1] == '\n' || online[1] == '\0')))
+    return false;   // one node
   HostGuard guard;  // dlopen and libnuma allocate
   void* library = dlopen("libnuma.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr && look_up(library, "numa_available", &g_libnuma.available) &&
       look_up(library, "numa_num_configured_cpus", &g_libnuma.configured_cpus) &&
-      look_up(library, "numa_node_of_cpu", &g_libnuma.node_of_cpu) && look_up(library, "mbind", &g_libnuma.bind))
+      look_up(library, "numa_node_of_cpu", &g_libnuma.node_of_cpu) &&
+      look_up(library, "mbind", &g_libnuma.bind))
     return g_libnuma.available() >= 0;
-  log_warning("NUMA: this host's nodes are treated as one, as libnuma.so.1 cannot be loaded; install libnuma1");
+  log_warning(
+      "NUMA: this host's nodes are treated as one, as libnuma.so.1 cannot be loaded; install "
+      "libnuma1");
   return false;
 }
 
@@ -62,7 +67,8 @@ Topology read_topology() {
   if (g_pretend > 1) {
     topology.nodes = g_pretend > kMaxNodes ? kMaxNodes : g_pretend;
     for (int& node : topology.kernel_node) node = -1;
-    for (int cpu = 0; cpu < kMaxCpus; ++cpu) topology.node_of[cpu] = static_cast<unsigned char>(cpu % topology.nodes);
+    for (int cpu = 0; cpu < kMaxCpus; ++cpu)
+      topology.node_of[cpu] = static_cast<unsigned char>(cpu % topology.nodes);
     return topology;
   }
   if (!load_libnuma()) return topology;
@@ -109,7 +115,8 @@ int set_affinity_node(int node) {
   CPU_ZERO(&cpus);
   int count = 0;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (topology().node_of[cpu] != node || cpu >= static_cast<int>(sysconf(_SC_NPROCESSORS_CONF))) continue;
+    if (topology().node_of[cpu] != node || cpu >= static_cast<int>(sysconf(_SC_NPROCESSORS_CONF)))
+      continue;
     CPU_SET(cpu, &cpus);
     ++count;
   }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Phases: waits for all threads that entered before a certain moment, while others keep entering (a grace period, in
-// RCU's terms).
+// Phases: waits for all threads that entered before a certain moment, while others keep entering (a
+// grace period, in RCU's terms).
 //
-// Users enter, check that what they use is still there, use it, and leave. To remove it: first make that check fail,
-// then drain, which waits for both phases in turn: this covers a thread that read the phase long ago.
+// Users enter, check that what they use is still there, use it, and leave. To remove it: first make
+// that check fail, then drain, which waits for both phases in turn: this covers a thread that read
+// the phase long ago.
 // Section: the same for one thread, which enters and leaves again and again.
 // Threading: enter, leave: any thread, lock-free. drain: one at a time. wait_for_end: any thread.
 #pragma once
@@ -27,8 +28,11 @@ class Phases {
     count->inside[phase].fetch_add(1, std::memory_order_seq_cst);  // before the user's check
     return phase;
   }
-  static void leave(PhaseCount* count, unsigned phase) { count->inside[phase].fetch_sub(1, std::memory_order_release); }
-  // inside(phase): how many are in it, by all counts. False: some that entered before are inside at the deadline.
+  static void leave(PhaseCount* count, unsigned phase) {
+    count->inside[phase].fetch_sub(1, std::memory_order_release);
+  }
+  // inside(phase): how many are in it, by all counts. False: some that entered before are inside at
+  // the deadline.
   template <class Inside>
   [[nodiscard]] bool drain(uint64_t deadline_ns, Inside inside) {
     constexpr uint64_t kPauseNs = 50'000;
@@ -50,7 +54,9 @@ class Section {
  public:
   class Inside {
    public:
-    explicit Inside(Section& section) : count_(section.count_) { count_.fetch_add(1, std::memory_order_seq_cst); }
+    explicit Inside(Section& section) : count_(section.count_) {
+      count_.fetch_add(1, std::memory_order_seq_cst);
+    }
     ~Inside() { count_.fetch_add(1, std::memory_order_release); }
     Inside(const Inside&) = delete;
     Inside& operator=(const Inside&) = delete;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// /proc look-ups. See proc.h. Own descriptors (below 65536) are kept with the file that each was when it was noted: the
-// program may close one, and open a file of its own under that number.
+// /proc look-ups. See proc.h. Own descriptors (below 65536) are kept with the file that each was
+// when it was noted: the program may close one, and open a file of its own under that number.
 #include "sys/proc.h"
 
 #include <dirent.h>
@@ -63,7 +63,8 @@ ssize_t read_link(const char* path, char* target, size_t size) {
 
 // Device and inode, which rings have each its own of (5.16).
 uint32_t file_id(const struct stat& status) {
-  const uint64_t mixed = (status.st_ino + status.st_dev * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
+  const uint64_t mixed =
+      (status.st_ino + status.st_dev * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
   return static_cast<uint32_t>(mixed >> 32);
 }
 
@@ -72,11 +73,13 @@ bool is_own_file_there(const char* directory, const char* name, int fd) {
   char path[96];
   struct stat status;
   format_to(path, sizeof path, "%s/%s", directory, name);
-  return path_status(path, &status) == 0 && g_own_files[fd].load(std::memory_order_relaxed) == file_id(status);
+  return path_status(path, &status) == 0 &&
+         g_own_files[fd].load(std::memory_order_relaxed) == file_id(status);
 }
 
-// The file systems that may take a program's buffer to the server (or to another program, which writes into it) without
-// O_DIRECT: FUSE with direct_io, 9p and CIFS without a cache. Neither tells by what can be seen which files these are.
+// The file systems that may take a program's buffer to the server (or to another program, which
+// writes into it) without O_DIRECT: FUSE with direct_io, 9p and CIFS without a cache. Neither tells
+// by what can be seen which files these are.
 bool may_be_unbuffered(const char* type) {
   for (const char* one : {"fuse", "fuseblk", "virtiofs", "9p", "cifs", "smb3"})
     if (strcmp(type, one) == 0) return true;
@@ -96,8 +99,8 @@ MountKind kind_of_line(char* line, unsigned long long mount) {
   return may_be_unbuffered(type) ? MountKind::kUnbuffered : MountKind::kBuffered;
 }
 
-// No call that the server of the file system would have to answer. kHidden: a mount of another namespace or outside of
-// our root directory, or one that only the kernel uses.
+// No call that the server of the file system would have to answer. kHidden: a mount of another
+// namespace or outside of our root directory, or one that only the kernel uses.
 MountKind kind_of_mount(unsigned long long mount) {
   char line[1024];
   MountKind kind = MountKind::kHidden;
@@ -109,13 +112,15 @@ MountKind kind_of_mount(unsigned long long mount) {
   return kind;
 }
 
-// For a file of a hidden mount, as far as can be told without a call to a server. path: of its descriptor.
+// For a file of a hidden mount, as far as can be told without a call to a server. path: of its
+// descriptor.
 bool hidden_may_be_unbuffered(const char* path, const char* name) {
   for (const char* memory : {"/memfd:", "/secretmem"})
     if (strncmp(name, memory, strlen(memory)) == 0) return false;
   struct stat status;
   const int rc = path_status(path, &status, AT_STATX_DONT_SYNC);
-  if (rc < 0) return rc != -ENOENT;  // -EACCES: FUSE tells its user only. -ENOENT: it has been closed
+  if (rc < 0)
+    return rc != -ENOENT;  // -EACCES: FUSE tells its user only. -ENOENT: it has been closed
   return S_ISREG(status.st_mode) && major(status.st_dev) == 0;
 }
 
@@ -147,10 +152,11 @@ bool one_may_pin(const char* directory, const char* name, SeenMounts& mounts) {
   if (n <= 0) return false;
   target[n] = 0;
   if (strncmp(target, "anon_inode:[io_uring]", 21) == 0) return true;
-  if (strncmp(target, "/dev/infiniband/", 16) == 0 || strncmp(target, "/dev/vfio/", 10) == 0) return true;
+  if (strncmp(target, "/dev/infiniband/", 16) == 0 || strncmp(target, "/dev/vfio/", 10) == 0)
+    return true;
   if (strncmp(target, "/dev/nvidia", 11) == 0 || strcmp(target, "/dev/kfd") == 0) return true;
-  // SCSI generic, NVMe (ioctls), video capture: their drivers pin the buffers of a call, or map them for long, by an
-  // ioctl.
+  // SCSI generic, NVMe (ioctls), video capture: their drivers pin the buffers of a call, or map
+  // them for long, by an ioctl.
   for (const char* node : {"/dev/sg", "/dev/bsg/", "/dev/nvme", "/dev/ng", "/dev/video"})
     if (strncmp(target, node, strlen(node)) == 0) return true;
   if (target[0] != '/') return false;
@@ -161,12 +167,14 @@ bool one_may_pin(const char* directory, const char* name, SeenMounts& mounts) {
   *slash = 0;
   format_to(info, sizeof info, "%s/fdinfo/%s", path, slash + 4);
   if (read_text(info, text, sizeof text) < 0) return false;
-  const unsigned long long flags = fdinfo_number(text, "flags:", 8), mount = fdinfo_number(text, "mnt_id:", 10);
+  const unsigned long long flags = fdinfo_number(text, "flags:", 8),
+                           mount = fdinfo_number(text, "mnt_id:", 10);
   if ((flags & O_DIRECT) != 0) return true;
   if (mount == 0 || (flags & O_ACCMODE) == O_WRONLY) return false;
   const MountKind kind = mounts.kind_of(mount);
   *slash = '/';
-  return kind == MountKind::kUnbuffered || (kind == MountKind::kHidden && hidden_may_be_unbuffered(path, target));
+  return kind == MountKind::kUnbuffered ||
+         (kind == MountKind::kHidden && hidden_may_be_unbuffered(path, target));
 }
 
 // Whether `is(name, number)` holds for an entry of `path` that is a number.
@@ -204,7 +212,8 @@ uint64_t hexadecimal(const char** at) {
 }  // namespace
 
 int mapping_of(const void* address, MappedRange* out) {
-  // as much of a line as counts: "start-end rwxp offset device inode   path", where a path begins in column 73
+  // as much of a line as counts: "start-end rwxp offset device inode path", where a path begins in
+  // column 73
   char line[80];
   bool found = false;
   const int rc = each_line("/proc/self/maps", line, sizeof line, [&](const char* at) {
@@ -214,7 +223,8 @@ int mapping_of(const void* address, MappedRange* out) {
     if (wanted >= end || at[0] != ' ') return true;
     const char* path = strpbrk(at, "/[");
     *out = {start, end,
-            (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) | (at[3] == 'x' ? PROT_EXEC : 0),
+            (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) |
+                (at[3] == 'x' ? PROT_EXEC : 0),
             at[4] == 'p' && (path == nullptr || strncmp(path, "[anon", 5) == 0)};
     found = true;
     return false;
@@ -228,8 +238,9 @@ constexpr uint64_t kThreadLookNs = 10000000;
 std::atomic<uint64_t> g_program_thread{0};  // process id << 32 | thread id
 std::atomic<uint64_t> g_thread_looked_ns{0};
 
-// Not a zombie, as the main thread is after pthread_exit: its descriptor table is gone. Nor one that the kernel has
-// made for an io_uring (iou-wrk-TID, iou-sqp-TID), which has the table of the ring's owner.
+// Not a zombie, as the main thread is after pthread_exit: its descriptor table is gone. Nor one
+// that the kernel has made for an io_uring (iou-wrk-TID, iou-sqp-TID), which has the table of the
+// ring's owner.
 bool runs_program_code(int tid) {
   char path[48], text[256];
   format_to(path, sizeof path, "/proc/self/task/%d/stat", tid);
@@ -245,14 +256,17 @@ int program_thread(bool fresh) {
   const int pid = static_cast<int>(getpid());
   const uint64_t known = g_program_thread.load(std::memory_order_relaxed), now = now_ns();
   int tid = known >> 32 == static_cast<uint64_t>(pid) ? static_cast<int>(known & UINT32_MAX) : pid;
-  if (!fresh && known != 0 && now - g_thread_looked_ns.load(std::memory_order_relaxed) < kThreadLookNs) return tid;
+  if (!fresh && known != 0 &&
+      now - g_thread_looked_ns.load(std::memory_order_relaxed) < kThreadLookNs)
+    return tid;
   if (!runs_program_code(tid))
     (void)any_numbered("/proc/self/task", [&](const char*, int one) {
       if (has_own_files(one) || !runs_program_code(one)) return false;
       tid = one;
       return true;
     });
-  g_program_thread.store(static_cast<uint64_t>(pid) << 32 | static_cast<uint32_t>(tid), std::memory_order_relaxed);
+  g_program_thread.store(static_cast<uint64_t>(pid) << 32 | static_cast<uint32_t>(tid),
+                         std::memory_order_relaxed);
   g_thread_looked_ns.store(now, std::memory_order_relaxed);
   return tid;
 }
@@ -284,11 +298,13 @@ Pinning descriptors_may_pin(const char* fd_directory, int* which) {
 bool file_may_be_unbuffered(int fd) {
   struct stat status;
   struct statfs system;
-  // file systems with a block device have its number (but for FUSE's ntfs and its like: a walk of the table finds them)
-  if (file_status(fd, &status) < 0 || !S_ISREG(status.st_mode) || major(status.st_dev) != 0) return false;
+  // file systems with a block device have its number (but for FUSE's ntfs and its like: a walk of
+  // the table finds them)
+  if (file_status(fd, &status) < 0 || !S_ISREG(status.st_mode) || major(status.st_dev) != 0)
+    return false;
   if (fstatfs(fd, &system) != 0) return true;  // a server that does not answer this
-  for (const unsigned long magic :
-       {0x65735546ul /* FUSE */, 0x01021997ul /* 9p */, 0xFF534D42ul /* CIFS */, 0xFE534D42ul /* SMB2 */})
+  for (const unsigned long magic : {0x65735546ul /* FUSE */, 0x01021997ul /* 9p */,
+                                    0xFF534D42ul /* CIFS */, 0xFE534D42ul /* SMB2 */})
     if ((static_cast<unsigned long>(system.f_type) & 0xFFFFFFFFul) == magic) return true;
   return false;
 }
@@ -362,7 +378,9 @@ uint64_t pid_namespace() {
   return path_status("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
-bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
+bool thread_lives(int thread_id) {
+  return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH;
+}
 
 bool process_lives(int process_id) { return kill(process_id, 0) == 0 || errno != ESRCH; }
 
@@ -409,7 +427,8 @@ int process_number(const char* name) {
   return parse_numbers(name, &pid, 1) && pid <= INT32_MAX ? static_cast<int>(pid) : 0;
 }
 
-void visit_descriptor_tables(int pid, const char* kind, bool (*visit)(void*, const char*), void* context) {
+void visit_descriptor_tables(int pid, const char* kind, bool (*visit)(void*, const char*),
+                             void* context) {
   char path[64];
   format_to(path, sizeof path, "/proc/%d/%s", pid, kind);
   if (!visit(context, path)) return;
@@ -417,7 +436,8 @@ void visit_descriptor_tables(int pid, const char* kind, bool (*visit)(void*, con
   (void)each_entry(path, [&](const char* thread) {
     char name[64], text[32];
     format_to(name, sizeof name, "/proc/%d/task/%s/comm", pid, thread);
-    if (read_text(name, text, sizeof text) <= 0 || strncmp(text, kServiceThreads, strlen(kServiceThreads)) != 0)
+    if (read_text(name, text, sizeof text) <= 0 ||
+        strncmp(text, kServiceThreads, strlen(kServiceThreads)) != 0)
       return true;
     format_to(name, sizeof name, "/proc/%d/task/%s/%s", pid, thread, kind);
     return visit(context, name);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program_file.h. A loader and a program with a sanitizer are known by the names that they define or need, which
-// all lie in one table of the dynamic section: glibc's loader has _rtld_global, musl's is a whole libc.
+// See program_file.h. A loader and a program with a sanitizer are known by the names that they
+// define or need, which all lie in one table of the dynamic section: glibc's loader has
+// _rtld_global, musl's is a whole libc.
 #include "sys/program_file.h"
 
 #include <elf.h>
@@ -75,7 +76,8 @@ Names find_names(int fd, const ElfW(Ehdr) & elf) {
   uint64_t address = 0;
   for (unsigned i = 0; i < dynamic.p_filesz / sizeof(ElfW(Dyn)) && i < kEntriesMax; ++i) {
     ElfW(Dyn) entry{};
-    if (!read_whole(fd, &entry, dynamic.p_offset + i * sizeof entry) || entry.d_tag == DT_NULL) break;
+    if (!read_whole(fd, &entry, dynamic.p_offset + i * sizeof entry) || entry.d_tag == DT_NULL)
+      break;
     if (entry.d_tag == DT_STRTAB) address = entry.d_un.d_ptr;
     if (entry.d_tag == DT_STRSZ) names.bytes = entry.d_un.d_val;
   }
@@ -101,7 +103,8 @@ void each_name(int fd, const Names& names, Visit visit) {
     if (got <= 0) return;
     done += static_cast<uint64_t>(got);
     const char *at = buffer, *end = buffer + kept + got;
-    while (const char* stop = static_cast<const char*>(memchr(at, 0, static_cast<size_t>(end - at)))) {
+    while (const char* stop =
+               static_cast<const char*>(memchr(at, 0, static_cast<size_t>(end - at)))) {
       if (!too_long) visit(at);
       too_long = false;
       at = stop + 1;
@@ -121,7 +124,8 @@ bool read_loader(int fd, const ElfW(Ehdr) & elf, char* path, size_t size) {
                        if (header.p_type != PT_INTERP) return true;
                        const size_t bytes = header.p_filesz;
                        whole = bytes > 1 && bytes <= size &&
-                               read_at(fd, path, bytes, header.p_offset) == static_cast<int64_t>(bytes) &&
+                               read_at(fd, path, bytes, header.p_offset) ==
+                                   static_cast<int64_t>(bytes) &&
                                path[bytes - 1] == '\0';
                        return false;
                      }) &&
@@ -144,12 +148,16 @@ Found look_at_names(int fd, const ElfW(Ehdr) & elf) {
     for (const auto& [symbol, which] : kSanitizers)
       if (strcmp(name, symbol) == 0) found.sanitizer = which;
   });
-  // GCC's -static-libasan exports none of these names. (UndefinedBehaviorSanitizer brings no malloc along.)
-  if (found.linked_symbolizer && found.linked_malloc && found.sanitizer == nullptr) found.sanitizer = "a sanitizer";
+  // GCC's -static-libasan exports none of these names. (UndefinedBehaviorSanitizer brings no malloc
+  // along.)
+  if (found.linked_symbolizer && found.linked_malloc && found.sanitizer == nullptr)
+    found.sanitizer = "a sanitizer";
   return found;
 }
 
-bool is_elf(int fd, ElfW(Ehdr) * elf) { return read_whole(fd, elf, 0) && memcmp(elf->e_ident, ELFMAG, SELFMAG) == 0; }
+bool is_elf(int fd, ElfW(Ehdr) * elf) {
+  return read_whole(fd, elf, 0) && memcmp(elf->e_ident, ELFMAG, SELFMAG) == 0;
+}
 
 // One that cannot be read is taken for glibc's.
 bool is_glibc_loader(const char* path) {
@@ -165,14 +173,16 @@ const char* gained_rights(int fd) {
   struct stat status;
   if (file_status(fd, &status) < 0) return nullptr;
   if ((status.st_mode & S_ISUID) && status.st_uid != getuid()) return "setuid";
-  if ((status.st_mode & S_ISGID) && (status.st_mode & S_IXGRP) && status.st_gid != getgid()) return "setgid";
+  if ((status.st_mode & S_ISGID) && (status.st_mode & S_IXGRP) && status.st_gid != getgid())
+    return "setgid";
   if (geteuid() != 0 && syscall(SYS_fgetxattr, fd, "security.capability", nullptr, 0L) > 0)
     return "given file capabilities";
   return nullptr;
 }
 
 ProgramKind look_at_elf(int fd, const ElfW(Ehdr) & elf, char* detail, size_t size) {
-  if (elf.e_ident[EI_CLASS] != kClass || elf.e_ident[EI_DATA] != kDataOrder || elf.e_machine != kMachine)
+  if (elf.e_ident[EI_CLASS] != kClass || elf.e_ident[EI_DATA] != kDataOrder ||
+      elf.e_machine != kMachine)
     return ProgramKind::kOtherMachine;
   if (!read_loader(fd, elf, detail, size)) return ProgramKind::kDamaged;
   const Found found = look_at_names(fd, elf);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads, futexes, clocks, scheduling. Allocation happens in thread_start only, under a HostGuard, so that an
-// interposed malloc serves it from DRAM: a service thread whose thread-local storage lay in tiered memory could wait
-// for itself.
+// Threads, futexes, clocks, scheduling. Allocation happens in thread_start only, under a HostGuard,
+// so that an interposed malloc serves it from DRAM: a service thread whose thread-local storage lay
+// in tiered memory could wait for itself.
 #include "sys/thread.h"
 
 #include <dlfcn.h>
@@ -37,9 +37,9 @@ namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;  // on top of libc's own part
 
-// Static TLS of the whole program lies on the stack that pthread_create is given; libc tells how much it wants (private
-// symbol, the JVM uses it too). Asked once (threads_prepare): neither a forked child nor an activation may wait for the
-// linker's lock.
+// Static TLS of the whole program lies on the stack that pthread_create is given; libc tells how
+// much it wants (private symbol, the JVM uses it too). Asked once (threads_prepare): neither a
+// forked child nor an activation may wait for the linker's lock.
 size_t stack_bytes(const pthread_attr_t* attributes) {
   static std::atomic<size_t> known{0};
   if (size_t bytes = known.load(std::memory_order_relaxed); bytes != 0) return bytes;
@@ -57,7 +57,8 @@ size_t stack_bytes(const pthread_attr_t* attributes) {
 // Lies in the page below the thread's stack, which loses its rights once the thread has started.
 struct ThreadStart {
   ThreadSpec spec;
-  std::atomic<int> started{0};  // 1 running, < 0: failed with that errno. The thread's last use of it
+  std::atomic<int> started{
+      0};  // 1 running, < 0: failed with that errno. The thread's last use of it
 };
 
 thread_local bool t_service __attribute__((tls_model("initial-exec"))) = false;
@@ -71,20 +72,23 @@ std::atomic<ServiceThreads> g_service_threads{};
 void count_service_thread(int more) {
   const uint32_t copy = memory_copy();
   ServiceThreads seen = g_service_threads.load(std::memory_order_relaxed);
-  while (!g_service_threads.compare_exchange_weak(seen, {copy, (seen.copy == copy ? seen.count : 0) + more},
-                                                  std::memory_order_acq_rel)) {}
+  while (!g_service_threads.compare_exchange_weak(
+      seen, {copy, (seen.copy == copy ? seen.count : 0) + more}, std::memory_order_acq_rel)) {}
 }
 
 thread_local bool t_own_files __attribute__((tls_model("initial-exec"))) = false;
 cpu_set_t g_allowed;
 std::atomic<bool> g_allowed_known{false};
 
-// Service threads whose descriptor table is not the program's: the copy of the memory in the upper half (a forked child
-// has none of its parent's), thread id in the lower. They end with their process only, so entries are not taken back.
+// Service threads whose descriptor table is not the program's: the copy of the memory in the upper
+// half (a forked child has none of its parent's), thread id in the lower. They end with their
+// process only, so entries are not taken back.
 constexpr unsigned kOwnFilesMax = 128;
 std::atomic<uint64_t> g_own_files[kOwnFilesMax];
 
-uint64_t own_files_entry(int tid) { return uint64_t{memory_copy()} << 32 | static_cast<uint32_t>(tid); }
+uint64_t own_files_entry(int tid) {
+  return uint64_t{memory_copy()} << 32 | static_cast<uint32_t>(tid);
+}
 
 void note_own_files() {
   const uint64_t mine = own_files_entry(thread_id());
@@ -102,8 +106,8 @@ void remember_allowed() {
   g_allowed_known.store(true, std::memory_order_release);
 }
 
-// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flags. close_range(), which they allow, can unshare
-// too (5.9): on a range without descriptors it does nothing else.
+// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flags. close_range(), which they
+// allow, can unshare too (5.9): on a range without descriptors it does nothing else.
 int own_descriptor_table() {
   if (syscall(SYS_unshare, CLONE_FILES) == 0) return 0;
   const int refused = -errno;
@@ -113,8 +117,8 @@ int own_descriptor_table() {
   return refused;
 }
 
-// The stacks of service threads, for a forked child, which inherits the memory but not the threads. Stacks for which
-// there is no entry stay mapped in the child.
+// The stacks of service threads, for a forked child, which inherits the memory but not the threads.
+// Stacks for which there is no entry stay mapped in the child.
 struct ThreadStack {
   std::atomic<char*> base{nullptr};
   std::atomic<size_t> bytes{0};
@@ -125,7 +129,8 @@ ThreadStack g_stacks[kStacksMax];
 void note_stack(char* base, size_t bytes) {
   for (ThreadStack& stack : g_stacks) {
     char* none = nullptr;
-    if (stack.base.load(std::memory_order_relaxed) != nullptr || !stack.base.compare_exchange_strong(none, base))
+    if (stack.base.load(std::memory_order_relaxed) != nullptr ||
+        !stack.base.compare_exchange_strong(none, base))
       continue;
     stack.bytes.store(bytes);
     return;
@@ -170,7 +175,8 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   // Inherited by fork: libc keeps its list of threads in their stacks and walks it in the child.
   pthread_attr_t attributes;
   if (int rc = pthread_attr_init(&attributes); rc != 0) return -rc;
-  const size_t stack_size = stack_bytes(&attributes) + round_up(spec.more_stack_bytes, page_bytes());
+  const size_t stack_size =
+      stack_bytes(&attributes) + round_up(spec.more_stack_bytes, page_bytes());
   void* guard_page = map_private(page_bytes() + stack_size, ForkPolicy::kInherit);
   if (guard_page == nullptr) return -ENOMEM;
   auto* start = new (guard_page) ThreadStart{spec};
@@ -186,14 +192,19 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     return rc;
   }
   note_stack(static_cast<char*>(guard_page), page_bytes() + stack_size);
-  wait_for_start(spec.name, [&] { return (rc = start->started.load(std::memory_order_acquire)) != 0; });
-  (void)protect(guard_page, page_bytes(), PROT_NONE);  // from here on a stack overflow raises SIGSEGV
-  return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by thread_end
+  wait_for_start(spec.name,
+                 [&] { return (rc = start->started.load(std::memory_order_acquire)) != 0; });
+  // from here on a stack overflow raises SIGSEGV
+  (void)protect(guard_page, page_bytes(), PROT_NONE);
+  return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by
+                           // thread_end
 }
 
 void start_failed(const char* what) {
-  fatal("%s: has not begun for 20 s; does the program replace functions of libc that wait for a lock of its own?",
-        what);
+  fatal(
+      "%s: has not begun for 20 s; does the program replace functions of libc that wait for a lock "
+      "of its own?",
+      what);
 }
 
 void thread_end(pthread_t thread) {
@@ -264,14 +275,15 @@ bool has_own_files(int tid) {
 int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
 
 namespace {
-// Without a priority of its own a SCHED_IDLE thread's I/O is of the idle class, which mq-deadline holds back for as
-// long as any other I/O of the device is queued or in flight, and looks at again only 3 ms later. Ours is what others
-// wait for.
+// Without a priority of its own a SCHED_IDLE thread's I/O is of the idle class, which mq-deadline
+// holds back for as long as any other I/O of the device is queued or in flight, and looks at again
+// only 3 ms later. Ours is what others wait for.
 void keep_io_priority() {
   constexpr int kOneThread = 1, kClassShift = 13, kBestEffort = 2;  // linux/ioprio.h
   long now = syscall(SYS_ioprio_get, kOneThread, 0);
-  if (now < 0 || now >> kClassShift != 0) return;       // refused, or set explicitly
-  int level = (getpriority(PRIO_PROCESS, 0) + 20) / 5;  // as the kernel derives it from the nice value
+  if (now < 0 || now >> kClassShift != 0) return;  // refused, or set explicitly
+  // as the kernel derives it from the nice value
+  int level = (getpriority(PRIO_PROCESS, 0) + 20) / 5;
   syscall(SYS_ioprio_set, kOneThread, 0, kBestEffort << kClassShift | level);
 }
 
@@ -383,16 +395,21 @@ void yield_cpu() { syscall(SYS_sched_yield); }
 
 void sleep_ns(uint64_t ns) {
   timespec t{static_cast<time_t>(ns / 1000000000u), static_cast<long>(ns % 1000000000u)};
-  // As libc's sleep and nanosleep do, so that a program's filter is likely to know it. Never less: waits count turns.
-  if (syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &t, nullptr) == 0 || !is_refusal(-errno)) return;
+  // As libc's sleep and nanosleep do, so that a program's filter is likely to know it. Never less:
+  // waits count turns.
+  if (syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &t, nullptr) == 0 || !is_refusal(-errno))
+    return;
   const uint32_t never = 0;
   syscall(SYS_futex, &never, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, never, &t, nullptr, 0);
 }
 
-int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared) {
-  timespec t{static_cast<time_t>(timeout_ns / 1000000000), static_cast<long>(timeout_ns % 1000000000)};
+int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns,
+               bool shared) {
+  timespec t{static_cast<time_t>(timeout_ns / 1000000000),
+             static_cast<long>(timeout_ns % 1000000000)};
   int operation = FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG);
-  const long rc = syscall(SYS_futex, word, operation, expected, timeout_ns < 0 ? nullptr : &t, nullptr, 0);
+  const long rc =
+      syscall(SYS_futex, word, operation, expected, timeout_ns < 0 ? nullptr : &t, nullptr, 0);
   const int result = rc < 0 ? -errno : 0;
   fatal_if_refused(result, "futex");
   return result;
@@ -415,34 +432,39 @@ int futex_wait_any(const FutexWait* words, unsigned count, int64_t timeout_ns) {
     waiters[i] = {words[i].expected, reinterpret_cast<uintptr_t>(words[i].word), kSize32, 0};
   const uint64_t end = now_ns() + static_cast<uint64_t>(timeout_ns < 0 ? 0 : timeout_ns);
   timespec until{static_cast<time_t>(end / 1000000000u), static_cast<long>(end % 1000000000u)};
-  const long rc = syscall(SYS_futex_waitv, waiters, count, 0, timeout_ns < 0 ? nullptr : &until, CLOCK_MONOTONIC);
+  const long rc = syscall(SYS_futex_waitv, waiters, count, 0, timeout_ns < 0 ? nullptr : &until,
+                          CLOCK_MONOTONIC);
   return rc < 0 ? -errno : 0;
 }
 
 void futex_wake(std::atomic<uint32_t>* word, int count, bool shared) {
   const int operation = FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG);
-  if (syscall(SYS_futex, word, operation, count, nullptr, nullptr, 0) < 0) fatal_if_refused(-errno, "futex");
+  if (syscall(SYS_futex, word, operation, count, nullptr, nullptr, 0) < 0)
+    fatal_if_refused(-errno, "futex");
 }
 
 namespace {
 constexpr uint64_t bit_of(int signal) { return 1ull << (signal - 1); }
-// All but those a thread's own instructions raise (blocked, they would kill) and glibc's two (thread cancellation,
-// setuid of all threads).
-constexpr uint64_t kBlockedSignals = ~(bit_of(SIGSEGV) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE) |
-                                       bit_of(SIGTRAP) | bit_of(SIGSYS) | bit_of(32) | bit_of(33));
+// All but those a thread's own instructions raise (blocked, they would kill) and glibc's two
+// (thread cancellation, setuid of all threads).
+constexpr uint64_t kBlockedSignals =
+    ~(bit_of(SIGSEGV) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE) | bit_of(SIGTRAP) |
+      bit_of(SIGSYS) | bit_of(32) | bit_of(33));
 constinit thread_local unsigned t_signal_blocks = 0;
 constinit thread_local uint64_t t_before = 0;  // the mask when the outermost block began
 }  // namespace
 
 void block_signals() {
-  if (t_signal_blocks++ == 0) syscall(SYS_rt_sigprocmask, SIG_BLOCK, &kBlockedSignals, &t_before, sizeof(uint64_t));
+  if (t_signal_blocks++ == 0)
+    syscall(SYS_rt_sigprocmask, SIG_BLOCK, &kBlockedSignals, &t_before, sizeof(uint64_t));
 }
 
 void unblock_signals() {
   if (--t_signal_blocks != 0) return;
   uint64_t held = 0;
   syscall(SYS_rt_sigprocmask, SIG_SETMASK, &t_before, &held, sizeof held);
-  // What a fork handler of the program's has unblocked meanwhile. (What it has blocked looks like our own.)
+  // What a fork handler of the program's has unblocked meanwhile. (What it has blocked looks like
+  // our own.)
   if ((t_before & ~held) == 0) return;
   const uint64_t mask = t_before & held;
   syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, sizeof mask);
@@ -451,7 +473,8 @@ void unblock_signals() {
 void Mutex::lock() {
   uint32_t free = 0;
   if (state_.compare_exchange_strong(free, 1, std::memory_order_acquire)) return;
-  while (state_.exchange(2, std::memory_order_acquire) != 0) (void)futex_wait(&state_, 2, -1, false);
+  while (state_.exchange(2, std::memory_order_acquire) != 0)
+    (void)futex_wait(&state_, 2, -1, false);
 }
 
 bool Mutex::lock_within(int64_t timeout_ns) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads, futexes, clocks, scheduling. 0 / -errno.
-// Threading: any thread, also on the fault path and in a forked child, except thread_start, thread_end and
-// threads_prepare: they block, and libc and the linker allocate in them (under a HostGuard where that matters).
+// Threading: any thread, also on the fault path and in a forked child, except thread_start,
+// thread_end and threads_prepare: they block, and libc and the linker allocate in them (under a
+// HostGuard where that matters).
 #pragma once
 #include <pthread.h>
 
@@ -16,58 +17,68 @@ struct ThreadSpec {
   const char* name = "lunar";  // 15 characters at most
   void (*run)(void* argument) = nullptr;
   void* argument = nullptr;
-  // gets a descriptor table of its own, so that a close() in the program does not close the pager's descriptors
+  // gets a descriptor table of its own, so that a close() in the program does not close the pager's
+  // descriptors
   bool unshare_files = false;
-  // uses the program's descriptor table. Neither of the two: the thread that starts this one has a table of its own
+  // uses the program's descriptor table. Neither of the two: the thread that starts this one has a
+  // table of its own
   bool program_files = false;
-  // When the thread ends (a seccomp filter may kill it) while the process lives, the kernel stores 0 here and wakes one
-  // waiter of this word's shared futex.
+  // When the thread ends (a seccomp filter may kill it) while the process lives, the kernel stores
+  // 0 here and wakes one waiter of this word's shared futex.
   std::atomic<uint32_t>* ended = nullptr;
   size_t more_stack_bytes = 0;  // for a thread that runs code of the program; populated on use
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
-// Waits until begun(), for something that a starting thread does; ends the process with a line if that takes 20 s. The
-// time is counted in attempts, not by the clock: the process may be stopped meanwhile.
+// Waits until begun(), for something that a starting thread does; ends the process with a line if
+// that takes 20 s. The time is counted in attempts, not by the clock: the process may be stopped
+// meanwhile.
 template <class Begun>
 void wait_for_start(const char* what, Begun begun);
 void thread_end(pthread_t thread);  // joins it, and unmaps the stack that thread_start mapped
-// In a child of libc's fork(), from a fork handler: unmaps the stacks of the parent's service threads, except the one
-// that `here` lies in. (Children of _Fork and clone keep them: libc still has them in its list of threads.)
+// In a child of libc's fork(), from a fork handler: unmaps the stacks of the parent's service
+// threads, except the one that `here` lies in. (Children of _Fork and clone keep them: libc still
+// has them in its list of threads.)
 void threads_unmap_parents(const void* here);
-// Asks the dynamic linker what thread_start will need. To be called once, when no other thread can stay inside the
-// linker for long.
+// Asks the dynamic linker what thread_start will need. To be called once, when no other thread can
+// stay inside the linker for long.
 void threads_prepare();
-void allow_fault_signals();  // calling service thread: SIGSEGV and SIGBUS go to the program's handlers
+void allow_fault_signals();  // calling service thread: SIGSEGV and SIGBUS go to the program's
+                             // handlers
 
 bool in_service_thread();     // the calling thread was started by thread_start
 int service_threads();        // how many this process has
 bool in_program_files();      // the calling thread uses the program's descriptor table
 bool has_own_files(int tid);  // a service thread of this process with a descriptor table of its own
 int thread_id();              // gettid
-// What the kernel walks when the calling thread ends (linux/futex.h: robust_list_head); nullptr: it has none.
+// What the kernel walks when the calling thread ends (linux/futex.h: robust_list_head); nullptr: it
+// has none.
 struct RobustList {
   void* first;
   long futex_offset;  // of a mutex' futex word from its link
   void* pending;
 };
 const RobustList* robust_list();
-// Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover its nice value, or
-// CAP_SYS_NICE.
+// Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover
+// its nice value, or CAP_SYS_NICE.
 bool idle_policy_can_be_left();
 [[nodiscard]] int set_idle_policy(bool idle);  // SCHED_IDLE / SCHED_OTHER, calling thread
-[[nodiscard]] int set_batch_policy();          // SCHED_BATCH, calling thread: does not preempt by waking up
-[[nodiscard]] int set_affinity(int cpu);       // calling thread onto one allowed CPU; -1: back to all of them
-// A thread of this process onto all CPUs that were allowed except `cpu`, unless that is the only one.
+[[nodiscard]] int set_batch_policy();  // SCHED_BATCH, calling thread: does not preempt by waking up
+// calling thread onto one allowed CPU; -1: back to all of them
+[[nodiscard]] int set_affinity(int cpu);
+// A thread of this process onto all CPUs that were allowed except `cpu`, unless that is the only
+// one.
 [[nodiscard]] int set_affinity_but(int tid, int cpu);
 int current_cpu();
 int cpu_count();  // CPUs this process may use
-// Nanoseconds that a thread of this process has run since it started, and has waited for a CPU while runnable; zeros if
-// the kernel does not tell (/proc/self/task/TID/schedstat). Takes about 3 us.
+// Nanoseconds that a thread of this process has run since it started, and has waited for a CPU
+// while runnable; zeros if the kernel does not tell (/proc/self/task/TID/schedstat). Takes about 3
+// us.
 struct CpuTime {
   uint64_t ran, waited;
 };
 CpuTime cpu_time_of(int tid);
-// CPU on which a thread of this process ran last, from /proc/self/task/TID/stat; or -errno. Takes about 5 us.
+// CPU on which a thread of this process ran last, from /proc/self/task/TID/stat; or -errno. Takes
+// about 5 us.
 [[nodiscard]] int cpu_of_thread(int tid);
 
 uint64_t now_ns();         // CLOCK_MONOTONIC (vDSO)
@@ -86,12 +97,15 @@ void wait_for_start(const char* what, Begun begun) {
   }
 }
 
-// Futex on a 32-bit word. timeout_ns < 0: no timeout. shared: the word lies in memory shared between processes. 0 when
-// woken (also spuriously), -EAGAIN: *word is not `expected`, -ETIMEDOUT, -EINTR.
-[[nodiscard]] int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared);
+// Futex on a 32-bit word. timeout_ns < 0: no timeout. shared: the word lies in memory shared
+// between processes. 0 when woken (also spuriously), -EAGAIN: *word is not `expected`, -ETIMEDOUT,
+// -EINTR.
+[[nodiscard]] int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected,
+                             int64_t timeout_ns, bool shared);
 void futex_wake(std::atomic<uint32_t>* word, int count, bool shared);
-// Waits until one of several shared futexes is woken or differs from what is expected. -ENOSYS or -EPERM where a
-// filter refuses futex_waitv, unless there is only one. At most kFutexWaitMax (-EINVAL).
+// Waits until one of several shared futexes is woken or differs from what is expected. -ENOSYS or
+// -EPERM where a filter refuses futex_waitv, unless there is only one. At most kFutexWaitMax
+// (-EINVAL).
 struct FutexWait {
   const std::atomic<uint32_t>* word;
   uint32_t expected;
@@ -99,12 +113,14 @@ struct FutexWait {
 constexpr unsigned kFutexWaitMax = 128;
 [[nodiscard]] int futex_wait_any(const FutexWait* words, unsigned count, int64_t timeout_ns);
 
-// Short spin lock for runtime-internal state (held for instructions, never across a fault, a system call or I/O).
+// Short spin lock for runtime-internal state (held for instructions, never across a fault, a system
+// call or I/O).
 class SpinLock {
  public:
   void lock() {
     while (flag_.exchange(true, std::memory_order_acquire)) {
-      for (int i = 0; flag_.load(std::memory_order_relaxed); ++i) i < 200 ? cpu_relax() : yield_cpu();
+      for (int i = 0; flag_.load(std::memory_order_relaxed); ++i)
+        i < 200 ? cpu_relax() : yield_cpu();
     }
   }
   bool try_lock() { return !flag_.exchange(true, std::memory_order_acquire); }
@@ -130,9 +146,10 @@ class Mutex {
   std::atomic<uint32_t> state_{0};  // 0 free, 1 held, 2 held with waiters
 };
 
-// Block signals on the calling thread, except those that its own instructions raise (SIGSEGV, SIGSYS, ...) and the two
-// that glibc uses: a handler may fork, and fork waits for locks that this thread holds. Blocks nest: only the outermost
-// makes system calls. A forked child inherits the blocks of the thread that forked.
+// Block signals on the calling thread, except those that its own instructions raise (SIGSEGV,
+// SIGSYS, ...) and the two that glibc uses: a handler may fork, and fork waits for locks that this
+// thread holds. Blocks nest: only the outermost makes system calls. A forked child inherits the
+// blocks of the thread that forked.
 void block_signals();
 void unblock_signals();
 class ScopedSignalBlock {  // for the life of the object
@@ -157,8 +174,8 @@ class Locked {
   L& lock_;
 };
 
-// With a sleeping lock signals are blocked too: it is held for long enough to be interrupted, and fork takes most of
-// these locks.
+// With a sleeping lock signals are blocked too: it is held for long enough to be interrupted, and
+// fork takes most of these locks.
 template <>
 class Locked<Mutex> {
  public:

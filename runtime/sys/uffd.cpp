@@ -29,8 +29,8 @@ struct PoisonArguments {  // struct uffdio_poison
 };
 constexpr unsigned long kIoctlMove = _IOWR(0xAA, 0x05, MoveArguments);
 constexpr unsigned long kIoctlPoison = _IOWR(0xAA, 0x08, PoisonArguments);
-constexpr uint64_t kNeeded = UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
-                             UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE;
+constexpr uint64_t kNeeded = UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP |
+                             UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE;
 
 std::atomic<int> g_device{-1};  // /dev/userfaultfd, kept
 std::atomic<uint64_t> g_device_number{0};
@@ -45,10 +45,14 @@ bool is_device(int fd, uint64_t* number) {
 int kept_device() {
   const int fd = g_device.load(std::memory_order_relaxed);
   uint64_t number = 0;
-  return fd >= 0 && is_device(fd, &number) && number == g_device_number.load(std::memory_order_relaxed) ? fd : -1;
+  return fd >= 0 && is_device(fd, &number) &&
+                 number == g_device_number.load(std::memory_order_relaxed)
+             ? fd
+             : -1;
 }
 
-// The kept device comes first: rights may be gone, and a seccomp filter may end a process that makes the system call.
+// The kept device comes first: rights may be gone, and a seccomp filter may end a process that
+// makes the system call.
 int open_raw() {
   const int kept = kept_device();
   if (kept >= 0) {
@@ -75,21 +79,27 @@ int parse_inherited(const char* text, uint64_t* device) {
 }
 
 int explain_refusal(int error, ErrorText* why) {
-  if (error == -EMFILE) return why->set(error, "userfaultfd: no file descriptor left; raise the limit (ulimit -n)");
+  if (error == -EMFILE)
+    return why->set(error, "userfaultfd: no file descriptor left; raise the limit (ulimit -n)");
   if (error == -ENFILE)
-    return why->set(error, "userfaultfd: no file descriptor left on this machine; raise fs.file-max");
-  if (error == -ENOSYS) {
     return why->set(error,
-                    "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel with "
-                    "CONFIG_USERFAULTFD, or pass the device in: docker run --device /dev/userfaultfd");
+                    "userfaultfd: no file descriptor left on this machine; raise fs.file-max");
+  if (error == -ENOSYS) {
+    return why->set(
+        error,
+        "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel "
+        "with "
+        "CONFIG_USERFAULTFD, or pass the device in: docker run --device /dev/userfaultfd");
   }
   if (getuid() == 0) {
     return why->set(error,
-                    "userfaultfd: not permitted, even to root (a container's system call filter?); pass the device in: "
+                    "userfaultfd: not permitted, even to root (a container's system call filter?); "
+                    "pass the device in: "
                     "docker run --device /dev/userfaultfd");
   }
   return why->set(error,
-                  "userfaultfd: not permitted for this user; as root run `sysctl -w vm.unprivileged_userfaultfd=1`, "
+                  "userfaultfd: not permitted for this user; as root run `sysctl -w "
+                  "vm.unprivileged_userfaultfd=1`, "
                   "or give access to the device node with `setfacl -m u:%u:rw /dev/userfaultfd`",
                   static_cast<unsigned>(getuid()));
 }
@@ -98,13 +108,16 @@ int explain_refusal(int error, ErrorText* why) {
 
 int uffd_device_number() { return kept_device(); }
 
-bool uffd_device_is(int fd) { return fd >= 0 && fd == g_device.load(std::memory_order_relaxed) && fd == kept_device(); }
+bool uffd_device_is(int fd) {
+  return fd >= 0 && fd == g_device.load(std::memory_order_relaxed) && fd == kept_device();
+}
 
 int uffd_keep_device(const char* inherited) {
   if (kept_device() >= 0) return kept_device();
   uint64_t number = 0, named = 0;
   int fd = parse_inherited(inherited, &named);
-  if (fd < 0 || !is_device(fd, &number) || number != named) {  // the program may have put another file there
+  if (fd < 0 || !is_device(fd, &number) ||
+      number != named) {  // the program may have put another file there
     fd = open_file("/dev/userfaultfd", O_RDWR);
     if (fd < 0 || !is_device(fd, &number)) return -1;
     fd = move_high(fd);
@@ -122,7 +135,8 @@ int uffd_open(bool* write_protect, ErrorText* why) {
   api.features = kNeeded;
   const int rc = ioctl(fd, UFFDIO_API, &api) == 0 ? 0 : -errno;
   *write_protect = (api.features & UFFD_FEATURE_PAGEFAULT_FLAG_WP) != 0;
-  // Some kernels accept features that they do not know (6.1, before 6.1.27): their answer lists those that they have.
+  // Some kernels accept features that they do not know (6.1, before 6.1.27): their answer lists
+  // those that they have.
   if (rc == 0 && (api.features & kNeeded) == kNeeded) return fd;
   close_file(fd);
   if (rc != 0 && rc != -EINVAL)
@@ -141,8 +155,8 @@ int uffd_register(int uffd, void* address, size_t bytes, bool write_protect) {
 int uffd_unregister(int uffd, void* address, size_t bytes) {
   uffdio_range range{reinterpret_cast<uintptr_t>(address), bytes};
   const int rc = ioctl(uffd, UFFDIO_UNREGISTER, &range) == 0 ? 0 : -errno;
-  // The kernel wakes first and then removes the registration: a thread that faults in between (it holds only the lock
-  // of the map) would sleep forever.
+  // The kernel wakes first and then removes the registration: a thread that faults in between (it
+  // holds only the lock of the map) would sleep forever.
   (void)uffd_wake(uffd, address, bytes);
   return rc;
 }
@@ -156,14 +170,16 @@ int uffd_read(int uffd, UffdMessage* out, unsigned max) {
   for (unsigned i = 0; i < static_cast<unsigned>(got) / sizeof messages[0]; ++i) {
     if (messages[i].event == UFFD_EVENT_UNMAP) {
       const auto& range = messages[i].arg.remove;
-      out[n++] = {range.start, 0, false, false, UffdMessage::Kind::kUnmap, range.end - range.start, 0};
+      out[n++] = {
+          range.start, 0, false, false, UffdMessage::Kind::kUnmap, range.end - range.start, 0};
     } else if (messages[i].event == UFFD_EVENT_REMAP) {
       const auto& range = messages[i].arg.remap;
       out[n++] = {range.from, 0, false, false, UffdMessage::Kind::kRemap, range.len, range.to};
     }
     if (messages[i].event != UFFD_EVENT_PAGEFAULT) continue;
     const auto& fault = messages[i].arg.pagefault;
-    out[n++] = {fault.address, static_cast<int32_t>(fault.feat.ptid), (fault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0,
+    out[n++] = {fault.address, static_cast<int32_t>(fault.feat.ptid),
+                (fault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0,
                 (fault.flags & UFFD_PAGEFAULT_FLAG_WP) != 0};
   }
   return static_cast<int>(n);
@@ -197,7 +213,8 @@ int uffd_wake(int uffd, void* address, size_t bytes) {
 }
 
 int64_t uffd_move(int uffd, void* dst, void* src, size_t bytes) {
-  MoveArguments arguments{reinterpret_cast<uintptr_t>(dst), reinterpret_cast<uintptr_t>(src), bytes, 0, 0};
+  MoveArguments arguments{reinterpret_cast<uintptr_t>(dst), reinterpret_cast<uintptr_t>(src), bytes,
+                          0, 0};
   if (ioctl(uffd, kIoctlMove, &arguments) == 0) return static_cast<int64_t>(bytes);
   int rc = -errno;
   fatal_if_refused(rc, "ioctl(UFFDIO_MOVE)");

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // io_uring, by liburing.
 //
-// Idea: ask for the ring that costs least on the path of one waiting thread, and step down to what the kernel has:
-//   SINGLE_ISSUER|DEFER_TASKRUN (6.1)   completions are finished by the thread that waits, when it asks
+// Idea: ask for the ring that costs least on the path of one waiting thread, and step down to what
+// the kernel has:
+//   SINGLE_ISSUER|DEFER_TASKRUN (6.1)   completions are finished by the thread that waits, when it
+//                                       asks
 //   COOP_TASKRUN (5.19)                 no interrupt of a running thread to finish a completion
 //   plain (5.11)
-// TASKRUN_FLAG tells through shared memory that work waits to be run, so a spinning thread makes no system call until
-// there is something to fetch. The ring's descriptor is registered with the thread: io_uring_enter goes on working when
-// the program closes descriptors that are not its own.
-// Threading: a Uring belongs to the thread that made it. May not: allocate after init, call libc's mmap family
-// (liburing issues its system calls itself).
+// TASKRUN_FLAG tells through shared memory that work waits to be run, so a spinning thread makes no
+// system call until there is something to fetch. The ring's descriptor is registered with the
+// thread: io_uring_enter goes on working when the program closes descriptors that are not its own.
+// Threading: a Uring belongs to the thread that made it. May not: allocate after init, call libc's
+// mmap family (liburing issues its system calls itself).
 #include "sys/uring.h"
 
 #include "sys/memory_copy.h"
@@ -60,7 +62,8 @@ bool knows_fixed_vectors(io_uring* ring) {
   int answer = known.load(std::memory_order_relaxed);
   if (answer < 0) {
     constexpr unsigned kOps = 64;
-    alignas(io_uring_probe) char memory[sizeof(io_uring_probe) + kOps * sizeof(io_uring_probe_op)] = {};
+    alignas(
+        io_uring_probe) char memory[sizeof(io_uring_probe) + kOps * sizeof(io_uring_probe_op)] = {};
     auto* probe = reinterpret_cast<io_uring_probe*>(memory);
     answer = io_uring_register_probe(ring, probe, kOps) == 0 && probe->ops_len > kOpWritevFixed &&
              (probe->ops[kOpReadvFixed].flags & IO_URING_OP_SUPPORTED) &&
@@ -73,9 +76,10 @@ bool knows_fixed_vectors(io_uring* ring) {
 }  // namespace
 
 int Uring::init(const UringSetup& setup) {
-  constexpr unsigned kDeferred =
-      IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
-  constexpr unsigned kCooperative = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
+  constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+                                 IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
+  constexpr unsigned kCooperative =
+      IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   const unsigned attempts[] = {IORING_SETUP_SQPOLL, kDeferred, kCooperative, 0};
   const unsigned must = setup.large ? IORING_SETUP_SQE128 | IORING_SETUP_CQE32 : 0u;
   const MakingDescriptor making;
@@ -83,22 +87,26 @@ int Uring::init(const UringSetup& setup) {
   for (unsigned flags : attempts) {
     if ((flags & IORING_SETUP_SQPOLL) && !setup.sqpoll) continue;
     // Completions must not wait for the thread that submitted: it may compute, or be gone.
-    if (setup.shared && (flags == kDeferred || (flags == kCooperative && !setup.in_turns))) continue;
+    if (setup.shared && (flags == kDeferred || (flags == kCooperative && !setup.in_turns)))
+      continue;
     status = try_init(&ring_, setup.entries, flags | must);
     if (status == 0) break;
   }
   if (status < 0) return status;
   deferred_ = (ring_.flags & IORING_SETUP_DEFER_TASKRUN) != 0;
-  // A child that inherited the ring would submit into its parent's queue. Kernels without the feature map the rings
-  // in a way that liburing cannot mark: fork is refused there by the layer above, not here.
+  // A child that inherited the ring would submit into its parent's queue. Kernels without the
+  // feature map the rings in a way that liburing cannot mark: fork is refused there by the layer
+  // above, not here.
   (void)io_uring_ring_dontfork(&ring_);
   if (setup.large) {  // liburing 2.3 marks half of the larger entries
-    (void)syscall(SYS_madvise, ring_.sq.sqes, ring_.sq.ring_entries * 2 * sizeof(io_uring_sqe), MADV_DONTFORK);
+    (void)syscall(SYS_madvise, ring_.sq.sqes, ring_.sq.ring_entries * 2 * sizeof(io_uring_sqe),
+                  MADV_DONTFORK);
   }
   fixed_vectors_ = knows_fixed_vectors(&ring_);
   // Threads with a table of their own have no number that the program could take for its own.
   if (in_program_files()) ring_.ring_fd = ring_.enter_ring_fd = move_high(ring_.ring_fd);
-  // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used as it is.
+  // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used
+  // as it is.
   if (!setup.shared) (void)io_uring_register_ring_fd(&ring_);
   ready_ = true;
   identity_ = file_identity(ring_.ring_fd);
@@ -114,10 +122,11 @@ void Uring::destroy() {
   const bool in_table_of_program = descriptor_ >= 0;
   if (in_table_of_program) note_own_descriptor(descriptor_, false);
   descriptor_ = -1;
-  // The program may have closed our number, and have a file of its own under it, a ring too: not ours to close.
+  // The program may have closed our number, and have a file of its own under it, a ring too: not
+  // ours to close.
   const bool in_place = is_file(ring_.ring_fd, identity_);
-  // In a forked child: its memory is not mapped there, and may be something else by now. (The descriptor of a service
-  // thread's ring is not there at all.)
+  // In a forked child: its memory is not mapped there, and may be something else by now. (The
+  // descriptor of a service thread's ring is not there at all.)
   if (copy_ != memory_copy()) {
     pinned_bytes_ = 0;
     if (in_place) close_file(ring_.ring_fd);
@@ -125,19 +134,22 @@ void Uring::destroy() {
   }
   if (in_place) {
     unregister_buffers();
-    // The kernel ends a ring some milliseconds later, in the background; its files, and the locks on them, go now.
+    // The kernel ends a ring some milliseconds later, in the background; its files, and the locks
+    // on them, go now.
     (void)io_uring_unregister_files(&ring_);
     io_uring_queue_exit(&ring_);
     return;
   }
-  // The descriptor was closed under us. The kernel ends the ring with the thread (its registration holds it); the
-  // mappings go through liburing with a descriptor number that cannot hit anything.
+  // The descriptor was closed under us. The kernel ends the ring with the thread (its registration
+  // holds it); the mappings go through liburing with a descriptor number that cannot hit anything.
   ring_.ring_fd = -1;
   ring_.int_flags = 0;
   io_uring_queue_exit(&ring_);
 }
 
-int Uring::register_files(const int* fds, unsigned count) { return io_uring_register_files(&ring_, fds, count); }
+int Uring::register_files(const int* fds, unsigned count) {
+  return io_uring_register_files(&ring_, fds, count);
+}
 
 int Uring::register_buffers(const iovec* iov, unsigned count) {
   int64_t bytes = 0;
@@ -151,16 +163,17 @@ int Uring::register_buffers(const iovec* iov, unsigned count) {
   return status;
 }
 
-// Now, and not by the kernel after the ring's end: until then VmPin shows pages without a known owner, and the evictor
-// takes them for the program's (pager/evict/pins.h). Where that fails they stay counted as ours.
+// Now, and not by the kernel after the ring's end: until then VmPin shows pages without a known
+// owner, and the evictor takes them for the program's (pager/evict/pins.h). Where that fails they
+// stay counted as ours.
 void Uring::unregister_buffers() {
   if (pinned_bytes_ == 0 || io_uring_unregister_buffers(&ring_) < 0) return;
   note_own_pinned(-pinned_bytes_);
   pinned_bytes_ = 0;
 }
 
-bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index,
-                        uint64_t user) {
+bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset,
+                        int buffer_index, uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_readv(sqe, fd, iov, count, offset);
@@ -173,8 +186,8 @@ bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned coun
   return true;
 }
 
-bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index,
-                         uint64_t user, int flags) {
+bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset,
+                         int buffer_index, uint64_t user, int flags) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_writev(sqe, fd, iov, count, offset);
@@ -188,8 +201,8 @@ bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned cou
   return true;
 }
 
-bool Uring::queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
-                       uint64_t user) {
+bool Uring::queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, uint64_t offset,
+                       int buffer_index, uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   if (buffer_index >= 0)
@@ -201,8 +214,8 @@ bool Uring::queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, ui
   return true;
 }
 
-bool Uring::queue_write(int fd, bool fixed_file, const void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
-                        uint64_t user, int flags) {
+bool Uring::queue_write(int fd, bool fixed_file, const void* buffer, unsigned bytes,
+                        uint64_t offset, int buffer_index, uint64_t user, int flags) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   if (buffer_index >= 0)
@@ -232,7 +245,8 @@ bool Uring::queue_fsync(int fd, bool fixed_file, uint64_t user) {
   return true;
 }
 
-bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, bool keep, uint64_t user) {
+bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, bool keep,
+                          uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_rw(IORING_OP_FALLOCATE, sqe, fd, reinterpret_cast<const void*>(length),
@@ -251,7 +265,8 @@ bool Uring::queue_nop(uint64_t user) {
   return true;
 }
 
-bool Uring::queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index, uint64_t user) {
+bool Uring::queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index,
+                       uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_rw(IORING_OP_URING_CMD, sqe, fd, nullptr, 0, 0);
@@ -284,10 +299,10 @@ int Uring::await(int64_t timeout_ns) {
   __kernel_timespec time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
   argument.sigmask_sz = _NSIG / 8;
   if (timeout_ns >= 0) argument.ts = reinterpret_cast<uintptr_t>(&time);
-  const int status = io_uring_enter2(
-      static_cast<unsigned>(ring_.enter_ring_fd), 0, 1,
-      IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG | (ring_.int_flags & 1 ? IORING_ENTER_REGISTERED_RING : 0u),
-      reinterpret_cast<sigset_t*>(&argument), sizeof argument);
+  const int status = io_uring_enter2(static_cast<unsigned>(ring_.enter_ring_fd), 0, 1,
+                                     IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG |
+                                         (ring_.int_flags & 1 ? IORING_ENTER_REGISTERED_RING : 0u),
+                                     reinterpret_cast<sigset_t*>(&argument), sizeof argument);
   return status < 0 ? status : 0;
 }
 
@@ -299,7 +314,8 @@ unsigned Uring::reap(Cqe* out, unsigned max, bool drive) {
     io_uring_for_each_cqe(&ring_, head, cqe) {
       if (taken == max) break;
       ++seen;
-      if (cqe->user_data == LIBURING_UDATA_TIMEOUT) continue;  // liburing's own, on kernels without EXT_ARG
+      if (cqe->user_data == LIBURING_UDATA_TIMEOUT)
+        continue;  // liburing's own, on kernels without EXT_ARG
       out[taken++] = {cqe->user_data, cqe->res, cqe->flags};
     }
     if (seen) io_uring_cq_advance(&ring_, seen);
@@ -340,7 +356,8 @@ int uring_probe_window(void* buffer, size_t bytes) {
   const iovec part = {buffer, bytes};
   note_own_pinned(static_cast<int64_t>(bytes));
   status = io_uring_register_buffers(&ring, &part, 1);
-  const int given_back = status < 0 ? 0 : io_uring_unregister_buffers(&ring);  // see Uring::unregister_buffers
+  // see Uring::unregister_buffers
+  const int given_back = status < 0 ? 0 : io_uring_unregister_buffers(&ring);
   io_uring_queue_exit(&ring);
   if (given_back == 0) note_own_pinned(-static_cast<int64_t>(bytes));
   return status;

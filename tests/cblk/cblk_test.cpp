@@ -31,13 +31,16 @@ std::string kind_name, directory;
 bool everything = false, refused = false;
 pid_t main_process;
 std::vector<std::string> files;
-std::vector<int> loops;  // held open: a loop device ends with its last opener, also when the test is killed
-std::vector<const char*> arguments, left;  // those of the program that are no case; the running case and those after it
+// held open: a loop device ends with its last opener, also when the test is killed
+std::vector<int> loops;
+// those of the program that are no case; the running case and those after it
+std::vector<const char*> arguments, left;
 double case_waited = 0;
 constexpr double kNoCpuMin = 0.05;
 constexpr int kAttempts = 4;
 
-// Written, not only reserved: a first write would have to convert the extent, under a lock of the file.
+// Written, not only reserved: a first write would have to convert the extent, under a lock of the
+// file.
 void make_file(const std::string& path, size_t bytes) {
   static char zeros[1 << 20];
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -59,7 +62,8 @@ std::string attach_loop(const std::string& file) {
     const int number = ioctl(control, LOOP_CTL_GET_FREE, 0);
     if (number < 0) break;
     const std::string name = "/dev/loop" + std::to_string(number);
-    const int loop = open(name.c_str(), O_RDWR | O_CLOEXEC), backing = open(file.c_str(), O_RDWR | O_CLOEXEC);
+    const int loop = open(name.c_str(), O_RDWR | O_CLOEXEC),
+              backing = open(file.c_str(), O_RDWR | O_CLOEXEC);
     if (loop >= 0 && backing >= 0) {
       loop_config config = {};
       config.fd = static_cast<unsigned>(backing);
@@ -81,7 +85,8 @@ std::string attach_loop(const std::string& file) {
   return path;
 }
 
-// What kind nvme was given: namespaces that it may overwrite, one for each size and number that the cases ask for.
+// What kind nvme was given: namespaces that it may overwrite, one for each size and number that the
+// cases ask for.
 struct Namespace {
   std::string uri, block_device;
   size_t blocks;
@@ -134,27 +139,32 @@ void clean_up() {
   files.clear();
 }
 
-// Seconds that the threads of this process were ready to run and had no CPU, as the kernel counts them.
+// Seconds that the threads of this process were ready to run and had no CPU, as the kernel counts
+// them.
 double waited_for_a_cpu() {
   double sum = 0;
   DIR* threads = opendir("/proc/self/task");
   while (const dirent* thread = threads ? readdir(threads) : nullptr) {
     unsigned long long ran, waited;
-    FILE* file = fopen((std::string("/proc/self/task/") + thread->d_name + "/schedstat").c_str(), "r");
-    if (file && fscanf(file, "%llu %llu", &ran, &waited) == 2) sum += static_cast<double>(waited) * 1e-9;
+    FILE* file =
+        fopen((std::string("/proc/self/task/") + thread->d_name + "/schedstat").c_str(), "r");
+    if (file && fscanf(file, "%llu %llu", &ran, &waited) == 2)
+      sum += static_cast<double>(waited) * 1e-9;
     if (file) fclose(file);
   }
   if (threads) closedir(threads);
   return sum;
 }
 
-// Cases on sim: count in tenths of a second. One that failed while the machine had no CPU for it says nothing: it runs
-// again, with those after it, in a fresh program. Returns when it does say something.
+// Cases on sim: count in tenths of a second. One that failed while the machine had no CPU for it
+// says nothing: it runs again, with those after it, in a fresh program. Returns when it does say
+// something.
 void run_again_if_starved() {
   const double waited = waited_for_a_cpu() - case_waited;
   const char* before = getenv("CBLK_TEST_ATTEMPT");
   const int attempt = before ? atoi(before) : 1;
-  if (getpid() != main_process || kind_name != "sim" || waited < kNoCpuMin || attempt == kAttempts) return;
+  if (getpid() != main_process || kind_name != "sim" || waited < kNoCpuMin || attempt == kAttempts)
+    return;
   fprintf(stderr, "case %s: its threads waited %.0f ms for a CPU: again\n", running, waited * 1e3);
   setenv("CBLK_TEST_ATTEMPT", std::to_string(attempt + 1).c_str(), 1);
   std::vector<const char*> words = arguments;
@@ -194,7 +204,8 @@ bool full_strength() { return everything; }
 std::string device(size_t blocks, int number) {
   if (kind_name == "sim") return "sim:" + std::to_string(blocks * kBlock);
   if (kind_name == "nvme") return fresh_namespace(blocks, number);
-  const std::string file = directory + "/lun" + std::to_string(number) + "-" + std::to_string(blocks);
+  const std::string file =
+      directory + "/lun" + std::to_string(number) + "-" + std::to_string(blocks);
   bool known = false;
   for (const std::string& one : files) known |= one == file;
   if (kind_name != "block") {
@@ -210,7 +221,8 @@ std::string device(size_t blocks, int number) {
     const int fd = open(loop.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
     for (size_t at = 0; at < blocks; at += 256) {
       const size_t bytes = (blocks - at < 256 ? blocks - at : 256) * kBlock;
-      REQUIRE(pwrite(fd, zeros, bytes, static_cast<off_t>(at * kBlock)) == static_cast<ssize_t>(bytes));
+      REQUIRE(pwrite(fd, zeros, bytes, static_cast<off_t>(at * kBlock)) ==
+              static_cast<ssize_t>(bytes));
     }
     close(fd);
     return loop;
@@ -231,7 +243,8 @@ chunk_id_t open_physical(size_t blocks, int requests, int flags, int mode) {
 }
 
 chunk_id_t open_sim(const char* settings, int requests, int flags, int mode) {
-  const chunk_id_t id = cblk_open((std::string("sim:16m,") + settings).c_str(), requests, mode, 0, flags);
+  const chunk_id_t id =
+      cblk_open((std::string("sim:16m,") + settings).c_str(), requests, mode, 0, flags);
   REQUIRE(id != NULL_CHUNK_ID);
   return id;
 }
@@ -312,11 +325,13 @@ int main(int argc, char** argv) {
   lunar_test::g_at_failure = end_badly;
   setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc < 2) {
-    fprintf(stderr, "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [--no-ring] [CASE...]\n", argv[0]);
+    fprintf(stderr,
+            "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [--no-ring] [CASE...]\n",
+            argv[0]);
     return 2;
   }
-  for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT", "CFLSH_BLK_TIMEOUT_UNITS",
-                           "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
+  for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT",
+                           "CFLSH_BLK_TIMEOUT_UNITS", "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
     unsetenv(name);
   kind_name = argv[1];
   if (kind_name.compare(0, 5, "nvme=") == 0) {

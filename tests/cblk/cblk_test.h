@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the block library share: the devices that its cases run on. The library is seen through its public
-// header only.
+// What the tests of the block library share: the devices that its cases run on. The library is seen
+// through its public header only.
 //
-//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: those without a tag; --all: all;
-//                                --no-ring: on a host that refuses io_uring
-//   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in blocks of 4 KiB) that
-//                                            cases ask for: 4096 (two of them), 8192, 256, 80, 100 (two)
+//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: those without a
+//                                tag; --all: all; --no-ring: on a host that refuses io_uring
+//   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in
+//                                            blocks of 4 KiB) that cases ask for: 4096 (two of
+//                                            them), 8192, 256, 80, 100 (two)
 //
 // Threading: cases run one after the other on the main thread; REQUIRE may be used by any.
 #pragma once
@@ -29,24 +30,25 @@ namespace cblk_test {
 constexpr size_t kBlock = 4096;
 
 // The call fails with -1 and that errno.
-#define REFUSES(call, wanted)                                                                                   \
-  do {                                                                                                          \
-    errno = 0;                                                                                                  \
-    const long long refused_result = (call);                                                                    \
-    REQUIRE(refused_result == -1 && errno == (wanted), "%s gave %lld; wanted -1 and %s", #call, refused_result, \
-            #wanted);                                                                                           \
+#define REFUSES(call, wanted)                                                                   \
+  do {                                                                                          \
+    errno = 0;                                                                                  \
+    const long long refused_result = (call);                                                    \
+    REQUIRE(refused_result == -1 && errno == (wanted), "%s gave %lld; wanted -1 and %s", #call, \
+            refused_result, #wanted);                                                           \
   } while (0)
 
 // ---- devices ----
 const std::string& kind();  // "file", ...
 bool survives();            // contents outlive a close, and other processes see them
 bool full_strength();       // --all
-void refuse_rings();        // from now on, in this process and its children: as containers' profiles do
+void refuse_rings();  // from now on, in this process and its children: as containers' profiles do
 bool rings_refused();
 // A fresh device of so many blocks, zeros; gone when the test ends. `number`: several at one time.
 std::string device(size_t blocks, int number = 0);
 constexpr size_t kBlocks = 4096;  // 16 MiB: what cases take unless they need otherwise
-chunk_id_t open_physical(size_t blocks = kBlocks, int requests = 0, int flags = 0, int mode = O_RDWR);
+chunk_id_t open_physical(size_t blocks = kBlocks, int requests = 0, int flags = 0,
+                         int mode = O_RDWR);
 // A sim: device with settings, for what real ones do not do on demand.
 chunk_id_t open_sim(const char* settings, int requests = 0, int flags = 0, int mode = O_RDWR);
 

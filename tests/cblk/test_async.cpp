@@ -9,7 +9,8 @@
 
 namespace {
 
-constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING, kUserTag = CBLK_ARESULT_USER_TAG;
+constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING,
+              kUserTag = CBLK_ARESULT_USER_TAG;
 
 }  // namespace
 
@@ -53,7 +54,8 @@ TEST_CASE("next_tag") {
   REFUSES(cblk_aresult(id, &tag, &status, kNext), ENOENT);  // nothing active
   REFUSES(cblk_aresult(id, &tag, &status, kNext | kBlocking), ENOENT);
   int tags[8];
-  for (int i = 0; i < 8; ++i) REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
+  for (int i = 0; i < 8; ++i)
+    REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
   tag = 12;
   REQUIRE(cblk_aresult(id, &tag, &status, kNext) == 0);  // nothing done
   REQUIRE(tag == -1);
@@ -109,11 +111,13 @@ TEST_CASE("commands_run_out") {
   const chunk_id_t id = open_sim("latency_us=20000", 4);
   Buffer buffer(8);
   int tags[5];
-  for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
+  for (int i = 0; i < 4; ++i)
+    REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
   REFUSES(cblk_aread(id, buffer.block(4), 4, 1, &tags[4], nullptr, 0), EWOULDBLOCK);
   chunk_stats_t stats;
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
-  REQUIRE(stats.num_no_cmds_free == 1 && stats.num_no_cmds_free_fail == 1 && stats.num_act_areads == 4);
+  REQUIRE(stats.num_no_cmds_free == 1 && stats.num_no_cmds_free_fail == 1 &&
+          stats.num_act_areads == 4);
   // Another thread fetches one: a waiter gets its place.
   std::thread fetcher([&] {
     usleep(20000);
@@ -125,7 +129,8 @@ TEST_CASE("commands_run_out") {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// The device owes nothing and no thread fetches: soon. While it does owe, as long as CFLSH_BLK_TIMEOUT says.
+// The device owes nothing and no thread fetches: soon. While it does owe, as long as
+// CFLSH_BLK_TIMEOUT says.
 TEST_CASE("waiting_for_a_command_ends_in_EBUSY") {
   if (kind() != "sim") return;  // its latency is chosen
   const chunk_id_t id = open_physical(kBlocks, 1);
@@ -139,7 +144,8 @@ TEST_CASE("waiting_for_a_command_ends_in_EBUSY") {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// As in the original: a command is active until its result was fetched, not only until the device is done with it.
+// As in the original: a command is active until its result was fetched, not only until the device
+// is done with it.
 TEST_CASE("a_command_counts_as_active_until_it_is_fetched") {
   const chunk_id_t id = open_physical();
   Buffer buffer(2);
@@ -148,7 +154,8 @@ TEST_CASE("a_command_counts_as_active_until_it_is_fetched") {
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tags[0], nullptr, 0) == 0);
   REQUIRE(cblk_awrite(id, buffer.block(1), 1, 1, &tags[1], nullptr, 0) == 0);
   REQUIRE(cblk_aresult(id, &tags[1], ignored(), kBlocking) == 1);
-  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 1 && stats.num_act_awrites == 0);
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 1 &&
+          stats.num_act_awrites == 0);
   int n = 0;
   cblk_io_t none = {}, *list[1] = {&none};  // harvests, fetches nothing
   none.request_type = CBLK_IO_TYPE_READ;
@@ -158,7 +165,8 @@ TEST_CASE("a_command_counts_as_active_until_it_is_fetched") {
   usleep(50000);
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 1);
   REQUIRE(cblk_aresult(id, &tags[0], ignored(), kBlocking) == 1);
-  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 0 && stats.max_num_act_areads >= 1);
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 0 &&
+          stats.max_num_act_areads >= 1);
   // No call fetches one with a status: it ends by itself.
   cblk_arw_status_t status;
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tags[0], &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
@@ -175,24 +183,27 @@ TEST_CASE("status_is_filled_in_the_background") {
   stamp(buffer, 40, 16, 3);
   for (int i = 0; i < 16; ++i) {
     memset(&status[i], 0xff, sizeof status[i]);
-    REQUIRE(cblk_awrite(id, buffer.block(i), 40 + i, 1, &tag, &status[i], CBLK_ARW_USER_STATUS_FLAG) == 0);
+    REQUIRE(cblk_awrite(id, buffer.block(i), 40 + i, 1, &tag, &status[i],
+                        CBLK_ARW_USER_STATUS_FLAG) == 0);
   }
   for (cblk_arw_status_t& one : status) {
     await_status(one);
-    REQUIRE(one.status == CBLK_ARW_STATUS_SUCCESS && one.blocks_transferred == 1 && one.fail_errno == 0);
+    REQUIRE(one.status == CBLK_ARW_STATUS_SUCCESS && one.blocks_transferred == 1 &&
+            one.fail_errno == 0);
   }
   REFUSES(cblk_aresult(id, &tag, ignored(), 0), ENOMSG);
   REFUSES(cblk_aresult(id, &tag, ignored(), kNext), ENOENT);
   // With a tag of the caller's too.
   int mine = 4242;
-  REQUIRE(cblk_aread(id, buffer, 40, 16, &mine, &status[0], CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_USER_TAG_FLAG) == 0);
+  REQUIRE(cblk_aread(id, buffer, 40, 16, &mine, &status[0],
+                     CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_USER_TAG_FLAG) == 0);
   await_status(status[0]);
   REQUIRE(status[0].blocks_transferred == 16 && is_stamped(buffer, 40, 16, 3));
   REFUSES(cblk_aresult(id, &mine, ignored(), kUserTag), EINVAL);
   // Its place is free again without any fetch.
   for (int i = 0; i < 1000; ++i) {
-    REQUIRE(cblk_aread(id, buffer, 40, 1, &tag, &status[i % 16], CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_WAIT_CMD_FLAGS) ==
-            0);
+    REQUIRE(cblk_aread(id, buffer, 40, 1, &tag, &status[i % 16],
+                       CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_WAIT_CMD_FLAGS) == 0);
     if (i % 16 == 15) {
       for (cblk_arw_status_t& one : status) await_status(one);
     }
@@ -284,7 +295,8 @@ TEST_CASE("no_thread_for_the_background_is_ENOMEM") {
   in_child(
       [](void*) {
         const rlimit none = {0, 0};
-        if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)) {
+        if (setrlimit(RLIMIT_NPROC, &none) != 0 ||
+            (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)) {
           printf("skipped: this user's threads cannot be limited\n");
           return;
         }
@@ -303,17 +315,21 @@ TEST_CASE("no_thread_for_the_background_is_ENOMEM") {
         int n = 1;
         REQUIRE(cblk_listio(id, &list, 1, nullptr, 0, nullptr, 0, &out, &n, 0, 0) == 0);
         REQUIRE(io.stat.status != CBLK_ARW_STATUS_PENDING && io.stat.fail_errno == ENOMEM);
-        for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);  // none was lost
         for (int i = 0; i < 4; ++i)
-          REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+          REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);  // none was lost
+        for (int i = 0; i < 4; ++i)
+          REQUIRE(cblk_aresult(id, &tag, ignored(),
+                               CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
         chunk_stats_t stats;
-        REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_failed_threads >= 1 && stats.num_active_threads == 0);
+        REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_failed_threads >= 1 &&
+                stats.num_active_threads == 0);
         REQUIRE(cblk_close(id, 0) == 0);
       },
       nullptr);
 }
 
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they keep memory of their own for each thread
+#if !defined(__SANITIZE_THREAD__) && \
+    !defined(__SANITIZE_ADDRESS__)  // they keep memory of their own for each thread
 TEST_CASE("a_closed_chunk_leaves_no_memory_behind") {
   if (kind() != "sim") return;
   const auto mapped_pages = [] {
@@ -360,7 +376,8 @@ TEST_CASE("a_close_ends_with_the_last_fetch") {
     usleep(50000);  // let the close begin; right either way
     for (int i = 0; i < 4; ++i) {
       int any;
-      REQUIRE(cblk_aresult(id, &any, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+      REQUIRE(cblk_aresult(id, &any, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) ==
+              1);
     }
   });
   const double start = seconds();
@@ -369,7 +386,8 @@ TEST_CASE("a_close_ends_with_the_last_fetch") {
   fetcher.join();
 }
 
-// Two threads that wait for one tag: one gets the result, the other learns that there is none any more.
+// Two threads that wait for one tag: one gets the result, the other learns that there is none any
+// more.
 TEST_CASE("two_waiters_for_one_tag") {
   if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=50000");

@@ -264,10 +264,12 @@ TEST_CASE("counters_are_right") {
   for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) > 0);
   REFUSES(cblk_read(id, buffer, kBlocks, 1, 0), EINVAL);
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
-  REQUIRE(stats.num_reads == 5 && stats.num_writes == 3 && stats.num_areads == 1 && stats.num_awrites == 1);
+  REQUIRE(stats.num_reads == 5 && stats.num_writes == 3 && stats.num_areads == 1 &&
+          stats.num_awrites == 1);
   REQUIRE(stats.num_blocks_read == 22 && stats.num_blocks_written == 27);
   REQUIRE(stats.num_act_reads == 0 && stats.num_act_areads == 0 && stats.num_act_awrites == 0);
-  REQUIRE(stats.max_num_act_reads == 1 && stats.max_num_act_areads == 1 && stats.max_num_act_awrites == 1);
+  REQUIRE(stats.max_num_act_reads == 1 && stats.max_num_act_areads == 1 &&
+          stats.max_num_act_awrites == 1);
   REQUIRE(stats.num_errors == 0 && stats.num_cache_hits == 0);
   REQUIRE(cblk_close(id, 0) == 0);
 }
@@ -285,14 +287,15 @@ TEST_CASE("device_errors_reach_the_caller") {
   cblk_arw_status_t status = {};
   REQUIRE(cblk_awrite(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
   await_status(status);
-  REQUIRE(status.status == CBLK_ARW_STATUS_FAIL && status.fail_errno == EIO && status.blocks_transferred == 0);
+  REQUIRE(status.status == CBLK_ARW_STATUS_FAIL && status.fail_errno == EIO &&
+          status.blocks_transferred == 0);
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
   REQUIRE(stats.num_errors == 3);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Errors that also mean that a command lives on, or is none, do not come from a device: no caller would fetch such a
-// command's end.
+// Errors that also mean that a command lives on, or is none, do not come from a device: no caller
+// would fetch such a command's end.
 TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys") {
   if (kind() != "sim") return;
   for (const int wrong : {EINVAL, ETIMEDOUT, ENOMSG, ENOENT, EAGAIN, ENOSPC, ENODEV}) {
@@ -306,7 +309,8 @@ TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys") {
     for (const int flags : {CBLK_ARESULT_BLOCKING, CBLK_ARESULT_BLOCKING | CBLK_ARESULT_NEXT_TAG}) {
       REQUIRE(cblk_awrite(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
       REFUSES(cblk_aresult(id, &tag, ignored(), flags), told);
-      REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);  // its place is free
+      // its place is free
+      REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
     }
     cblk_arw_status_t status = {};
     REQUIRE(cblk_awrite(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
@@ -322,16 +326,20 @@ TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys") {
     }
     int none = 0;
     REQUIRE(cblk_listio(id, list, 2, nullptr, 0, list, 2, nullptr, &none, 2000000, 0) == 0);
-    for (const cblk_io_t& one : io) REQUIRE(one.stat.status == CBLK_ARW_STATUS_FAIL && one.stat.fail_errno == told);
+    for (const cblk_io_t& one : io)
+      REQUIRE(one.stat.status == CBLK_ARW_STATUS_FAIL && one.stat.fail_errno == told);
     REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
     REQUIRE(cblk_close(id, 0) == 0);
     const chunk_cg_id_t group = cblk_cg_open(uri.c_str(), 4, O_RDWR, 2, 0, CBLK_GROUP_ID);
     REQUIRE(group != NULL_CHUNK_CG_ID);
     cflsh_cg_tag_t of_group;
     for (int i = 0; i < 2; ++i)
-      REQUIRE(cblk_cg_awrite(group, buffer.block(static_cast<size_t>(i)), i, 1, &of_group, nullptr, 0) == 0);
+      REQUIRE(cblk_cg_awrite(group, buffer.block(static_cast<size_t>(i)), i, 1, &of_group, nullptr,
+                             0) == 0);
     for (int i = 0; i < 2; ++i)
-      REFUSES(cblk_cg_aresult(group, &of_group, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), told);
+      REFUSES(cblk_cg_aresult(group, &of_group, ignored(),
+                              CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING),
+              told);
     REQUIRE(cblk_cg_aresult(group, &of_group, ignored(), CBLK_ARESULT_NEXT_TAG) == 0);
     REQUIRE(cblk_cg_close(group, 0) == 0);
   }
@@ -402,8 +410,10 @@ TEST_CASE("close_races_with_everything") {
             return;
           }
           int tag;
-          if (t % 2 ? cblk_read(id, buffer, t, 1, 0) == 1 : cblk_aread(id, buffer, t, 1, &tag, nullptr, 0) == 0) {
-            if (t % 2 == 0 && cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) != 1) REQUIRE(errno == EINVAL);
+          if (t % 2 ? cblk_read(id, buffer, t, 1, 0) == 1
+                    : cblk_aread(id, buffer, t, 1, &tag, nullptr, 0) == 0) {
+            if (t % 2 == 0 && cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) != 1)
+              REQUIRE(errno == EINVAL);
             continue;
           }
           if (errno == EWOULDBLOCK) continue;

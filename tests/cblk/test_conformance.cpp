@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What callers of IBM's library rely on, a line a behaviour, on a physical chunk and on a virtual one. Its source is
-// IBM's library, its test program and its samples; where this library differs on purpose, capiblock.h and the man pages
-// say so and no line is here.
+// What callers of IBM's library rely on, a line a behaviour, on a physical chunk and on a virtual
+// one. Its source is IBM's library, its test program and its samples; where this library differs on
+// purpose, capiblock.h and the man pages say so and no line is here.
 #include <thread>
 
 #include "cblk_test.h"
@@ -18,16 +18,20 @@ using Line = void (*)(Lun);
 constexpr size_t kSized = 240;  // blocks of a virtual chunk here; a multiple of 2 and 3
 
 chunk_id_t open_chunk(Lun lun, int requests = 16, int number = 0) {
-  const chunk_id_t id = cblk_open(device(kBlocks, number).c_str(), requests, O_RDWR, 0, lun.flags());
-  if (id != NULL_CHUNK_ID && lun.is_virtual && cblk_set_size(id, kSized, 0) != 0) return NULL_CHUNK_ID;
+  const chunk_id_t id =
+      cblk_open(device(kBlocks, number).c_str(), requests, O_RDWR, 0, lun.flags());
+  if (id != NULL_CHUNK_ID && lun.is_virtual && cblk_set_size(id, kSized, 0) != 0)
+    return NULL_CHUNK_ID;
   return id;
 }
 
 chunk_cg_id_t open_raid0(Lun lun, int devices, int requests = 16) {
   std::string path;
   for (int i = 0; i < devices; ++i) path += (i ? ":" : "") + device(kBlocks, i);
-  const chunk_cg_id_t id = cblk_cg_open(path.c_str(), requests, O_RDWR, 1, 0, CBLK_GROUP_RAID0 | lun.flags());
-  if (id != NULL_CHUNK_CG_ID && lun.is_virtual && cblk_cg_set_size(id, kSized, CBLK_GROUP_RAID0) != 0)
+  const chunk_cg_id_t id =
+      cblk_cg_open(path.c_str(), requests, O_RDWR, 1, 0, CBLK_GROUP_RAID0 | lun.flags());
+  if (id != NULL_CHUNK_CG_ID && lun.is_virtual &&
+      cblk_cg_set_size(id, kSized, CBLK_GROUP_RAID0) != 0)
     return NULL_CHUNK_CG_ID;
   return id;
 }
@@ -68,7 +72,8 @@ void raid0_requests_are_a_devices(Lun lun) {
   Buffer buffer(8);
   cflsh_cg_tag_t tags[8], tag;
   for (int i = 0; i < 8; ++i) {
-    REQUIRE(cblk_cg_aread(id, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, CBLK_GROUP_RAID0) == 0);
+    REQUIRE(cblk_cg_aread(id, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr,
+                          CBLK_GROUP_RAID0) == 0);
     REQUIRE(tags[i].tag >= 0 && tags[i].tag < 4);
     REQUIRE(tags[i].id % 2 == (tags[0].id + i) % 2);
   }
@@ -76,7 +81,8 @@ void raid0_requests_are_a_devices(Lun lun) {
   REFUSES(cblk_cg_aread(id, buffer, 9, 1, &tag, nullptr, CBLK_GROUP_RAID0), EWOULDBLOCK);
   uint64_t status = 0;
   for (cflsh_cg_tag_t& one : tags)
-    REQUIRE(cblk_cg_aresult(id, &one, &status, CBLK_GROUP_RAID0 | CBLK_ARESULT_BLOCKING) == 1 && status == 1);
+    REQUIRE(cblk_cg_aresult(id, &one, &status, CBLK_GROUP_RAID0 | CBLK_ARESULT_BLOCKING) == 1 &&
+            status == 1);
   REQUIRE(cblk_cg_close(id, 0) == 0);
 }
 
@@ -94,7 +100,8 @@ void a_raid0s_commands_move_one_block(Lun lun) {
 void a_group_has_chunks(Lun lun) {
   const std::string path = device(kBlocks);
   for (const int chunks : {0, -1}) {
-    REFUSES(cblk_cg_open(path.c_str(), 8, O_RDWR, chunks, 0, CBLK_GROUP_RAID0 | lun.flags()), EINVAL);
+    REFUSES(cblk_cg_open(path.c_str(), 8, O_RDWR, chunks, 0, CBLK_GROUP_RAID0 | lun.flags()),
+            EINVAL);
     REFUSES(cblk_cg_open(path.c_str(), 8, O_RDWR, chunks, 0, CBLK_GROUP_ID), EINVAL);
   }
 }
@@ -142,7 +149,8 @@ void a_list_waits_for_copies(Lun lun) {
   Buffer out(8), in(8);
   stamp(out, 1, 8, 1);
   for (const bool write : {true, false}) {
-    Ios issue(write ? CBLK_IO_TYPE_WRITE : CBLK_IO_TYPE_READ, write ? out : in), wait(issue), complete;
+    Ios issue(write ? CBLK_IO_TYPE_WRITE : CBLK_IO_TYPE_READ, write ? out : in), wait(issue),
+        complete;
     std::swap(wait.list[1], wait.list[6]);
     int n = 8;
     REQUIRE(cblk_listio(id, issue.list, 8, nullptr, 0, wait.list, 8, complete.list, &n, 0, 0) == 0);
@@ -171,13 +179,15 @@ void a_list_is_polled(Lun lun) {
     n = 8;
     REQUIRE(cblk_listio(id, nullptr, 0, pending.list, 8, nullptr, 0, complete.list, &n, 0, 0) == 0);
     for (int i = 0; i < n; ++i)
-      REQUIRE(complete.ios[i].stat.status == CBLK_ARW_STATUS_SUCCESS && complete.ios[i].stat.blocks_transferred == 1);
+      REQUIRE(complete.ios[i].stat.status == CBLK_ARW_STATUS_SUCCESS &&
+              complete.ios[i].stat.blocks_transferred == 1);
     seen += n;
     REQUIRE(seconds() < end);
   }
   REQUIRE(seen == 8 && pending.count(CBLK_ARW_STATUS_SUCCESS) == 8);
   n = 8;
-  REQUIRE(cblk_listio(id, nullptr, 0, pending.list, 8, nullptr, 0, complete.list, &n, 0, 0) == 0 && n == 0);
+  REQUIRE(cblk_listio(id, nullptr, 0, pending.list, 8, nullptr, 0, complete.list, &n, 0, 0) == 0 &&
+          n == 0);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -191,20 +201,23 @@ void an_io_that_is_refused_has_failed(Lun lun) {
   int n = 1;
   REQUIRE(cblk_listio(id, issue.list, 8, nullptr, 0, wait.list, 7, complete.list, &n, 0, 0) == 0);
   REQUIRE(wait.ios[2].stat.status == CBLK_ARW_STATUS_FAIL && wait.ios[2].stat.fail_errno == EINVAL);
-  REQUIRE(issue.ios[2].stat.status == CBLK_ARW_STATUS_FAIL && issue.ios[2].stat.fail_errno == EINVAL);
+  REQUIRE(issue.ios[2].stat.status == CBLK_ARW_STATUS_FAIL &&
+          issue.ios[2].stat.fail_errno == EINVAL);
   issue.ios[7].lba = -1;  // in no wait list: told as a completion
   Ios rest(issue);
   uint64_t status;
   REQUIRE(cblk_aresult(id, &issue.ios[7].tag, &status, CBLK_ARESULT_BLOCKING) == 1);
   n = 1;
   REQUIRE(cblk_listio(id, issue.list + 7, 1, nullptr, 0, nullptr, 0, complete.list, &n, 0, 0) == 0);
-  REQUIRE(n == 1 && complete.ios[0].stat.status == CBLK_ARW_STATUS_FAIL && complete.ios[0].stat.fail_errno == EINVAL);
+  REQUIRE(n == 1 && complete.ios[0].stat.status == CBLK_ARW_STATUS_FAIL &&
+          complete.ios[0].stat.fail_errno == EINVAL);
   int tag = 5;  // never issued
   Ios lost(CBLK_IO_TYPE_READ, in);
   lost.ios[0].tag = tag;
   n = 1;
   REQUIRE(cblk_listio(id, nullptr, 0, lost.list, 1, nullptr, 0, complete.list, &n, 0, 0) == 0);
-  REQUIRE(n == 1 && complete.ios[0].stat.status == CBLK_ARW_STATUS_FAIL && complete.ios[0].stat.fail_errno == ENOMSG);
+  REQUIRE(n == 1 && complete.ios[0].stat.status == CBLK_ARW_STATUS_FAIL &&
+          complete.ios[0].stat.fail_errno == ENOMSG);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -217,15 +230,19 @@ void a_list_has_entries(Lun lun) {
   REFUSES(cblk_listio(id, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, &n, 0, 0), EINVAL);
   n = 1;
   REFUSES(cblk_listio(id, issue.list, 0, nullptr, 0, nullptr, 0, complete.list, &n, 0, 0), EINVAL);
-  REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, nullptr, 0, complete.list, nullptr, 0, 0), EINVAL);
-  REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, issue.list, 1, nullptr, nullptr, 0, 0), EINVAL);
+  REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, nullptr, 0, complete.list, nullptr, 0, 0),
+          EINVAL);
+  REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, issue.list, 1, nullptr, nullptr, 0, 0),
+          EINVAL);
   n = 1;
   REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, nullptr, 0, nullptr, &n, 0, 0), EINVAL);
   for (int room : {0, -1})
-    REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, nullptr, 1, complete.list, &room, 0, 0), EINVAL);
+    REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, nullptr, 1, complete.list, &room, 0, 0),
+            EINVAL);
   issue.ios[0].flags = CBLK_IO_USER_STATUS;
   n = 1;
-  REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, issue.list, 1, complete.list, &n, 1, 0), EINVAL);
+  REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, issue.list, 1, complete.list, &n, 1, 0),
+          EINVAL);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -240,12 +257,16 @@ void a_list_without_a_buffer_is_refused(Lun lun) {
     else
       issue.ios[3].buf = nullptr;
     int n = 8;
-    REFUSES(cblk_listio(id, issue.list, 8, nullptr, 0, wait.list, 8, complete.list, &n, 0, 0), EINVAL);
-    REQUIRE(issue.ios[3].stat.status == CBLK_ARW_STATUS_INVALID && issue.ios[3].stat.fail_errno == EINVAL);
+    REFUSES(cblk_listio(id, issue.list, 8, nullptr, 0, wait.list, 8, complete.list, &n, 0, 0),
+            EINVAL);
+    REQUIRE(issue.ios[3].stat.status == CBLK_ARW_STATUS_INVALID &&
+            issue.ios[3].stat.fail_errno == EINVAL);
     n = 8;
-    REFUSES(cblk_listio(id, nullptr, 0, issue.list, 8, nullptr, 0, complete.list, &n, 0, 0), EINVAL);
+    REFUSES(cblk_listio(id, nullptr, 0, issue.list, 8, nullptr, 0, complete.list, &n, 0, 0),
+            EINVAL);
     n = 8;
-    REFUSES(cblk_listio(id, nullptr, 0, nullptr, 0, issue.list, 8, complete.list, &n, 0, 0), EINVAL);
+    REFUSES(cblk_listio(id, nullptr, 0, nullptr, 0, issue.list, 8, complete.list, &n, 0, 0),
+            EINVAL);
   }
   int tag;
   uint64_t status;
@@ -385,7 +406,8 @@ void a_result_needs_a_place(Lun lun) {
   REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &of_group, nullptr, 0) == 0);
   REFUSES(cblk_cg_aresult(group, &of_group, nullptr, CBLK_ARESULT_BLOCKING), EINVAL);
   REFUSES(cblk_cg_aresult(group, &of_group, nullptr, CBLK_ARESULT_NEXT_TAG), EINVAL);
-  REQUIRE(cblk_cg_aresult(group, &of_group, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_cg_aresult(group, &of_group, &status,
+                          CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_close(id, 0) == 0 && cblk_cg_close(group, 0) == 0);
 }
 
@@ -424,15 +446,18 @@ void a_result_keeps_a_chunk_open(Lun lun) {
 void a_group_that_waits_too_long(Lun lun) {
   if (lun.is_virtual || kind() != "sim") return;  // its devices are sim: in any case
   const Environment limit("CFLSH_BLK_TIMEOUT", "1");
-  const chunk_cg_id_t group = cblk_cg_open("(sim:1m,latency_us=2500000):(sim:1m,latency_us=2500000)", 4, O_RDWR, 1, 0,
-                                           CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE);
+  const chunk_cg_id_t group =
+      cblk_cg_open("(sim:1m,latency_us=2500000):(sim:1m,latency_us=2500000)", 4, O_RDWR, 1, 0,
+                   CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(2);
   cflsh_cg_tag_t tag;
   uint64_t status;
   for (int i = 0; i < 2; ++i)
-    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
-  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), ETIME);
+    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) ==
+            0);
+  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING),
+          ETIME);
   usleep(2000000);
   for (int i = 0; i < 2; ++i)
     (void)!cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING);
@@ -444,7 +469,8 @@ void a_group_with_nothing_under_way(Lun lun) {
   REQUIRE(group != NULL_CHUNK_CG_ID);
   cflsh_cg_tag_t tag = {0, 0};
   uint64_t status;
-  REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);  // a chunk says ENOENT
+  // a chunk says ENOENT
+  REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
@@ -466,7 +492,8 @@ void a_size_above_the_lun(Lun lun) {
 void reserved_paths(Lun lun) {
   const std::string path = device(kBlocks);
   for (const int reserve : {CBLK_OPN_RESERVE, CBLK_OPN_FORCED_RESERVE})
-    REFUSES(cblk_open(path.c_str(), 8, O_RDWR, 0, CBLK_OPN_MPIO_FO | reserve | lun.flags()), EINVAL);
+    REFUSES(cblk_open(path.c_str(), 8, O_RDWR, 0, CBLK_OPN_MPIO_FO | reserve | lun.flags()),
+            EINVAL);
 }
 
 constexpr struct {

@@ -10,7 +10,8 @@
 
 namespace {
 
-// In place of the file at `path`, every descriptor of it reaches something that takes no I/O; and back.
+// In place of the file at `path`, every descriptor of it reaches something that takes no I/O; and
+// back.
 class Broken {
  public:
   explicit Broken(const std::string& path) {
@@ -61,7 +62,8 @@ TEST_CASE("the_cache_answers_and_stays_true") {
   REQUIRE(cblk_read(id, buffer, 20, 1, 0) == 1);
   REQUIRE(hits() == 1 && is_stamped(buffer, 20, 1, 1));
   int tag = 0;
-  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1);  // > 0: done already, nothing to fetch
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) ==
+          1);  // > 0: done already, nothing to fetch
   REQUIRE(hits() == 2);
   REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
   cblk_arw_status_t status = {};
@@ -77,7 +79,8 @@ TEST_CASE("the_cache_answers_and_stays_true") {
   REQUIRE(cblk_awrite(id, buffer, 20, 1, &tag, nullptr, 0) == 0);
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 0);  // a miss
-  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1 && is_stamped(buffer, 20, 1, 3));
+  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1 &&
+          is_stamped(buffer, 20, 1, 3));
   // filled by the last one
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1 && is_stamped(buffer, 20, 1, 3));
   chunk_attrs_t attrs;
@@ -96,17 +99,19 @@ TEST_CASE("a_cache_of_one_chunk_only") {
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer block(1);
   chunk_stats_t stats;
-  for (uint64_t version = 1; version < 10 && survives(); ++version) {  // its chunks would tell of each other's past
+  for (uint64_t version = 1; version < 10 && survives();
+       ++version) {  // its chunks would tell of each other's past
     stamp(block, 3, 1, version);
     REQUIRE(cblk_cg_write(group, block, 3, 1, 0) == 1);
-    for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_read(group, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
+    for (int i = 0; i < 4; ++i)
+      REQUIRE(cblk_cg_read(group, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
   }
   REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_cache_hits == 0);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-// What lies beyond the end is out of it at once, also where the scrub then fails: it may have reached any of the
-// blocks.
+// What lies beyond the end is out of it at once, also where the scrub then fails: it may have
+// reached any of the blocks.
 TEST_CASE("the_cache_forgets_the_tail_of_a_shrunk_chunk") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const std::string path = device(kBlocks);
@@ -136,8 +141,8 @@ TEST_CASE("the_cache_forgets_the_tail_of_a_shrunk_chunk") {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are wide: other things
-// run too.
+// The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are
+// wide: other things run too.
 TEST_CASE("a_cached_read_takes_no_time") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const chunk_id_t id = open_physical();
@@ -191,8 +196,8 @@ TEST_CASE("the_size_can_be_limited") {
 }
 
 TEST_CASE("odd_values_are_as_good_as_none") {
-  Environment a("CFLSH_BLK_MAX_XFER", "-3"), b("CFLSH_BLK_CACHE_SIZE", "many"), c("CFLSH_BLK_SIZE", "12x"),
-      d("CFLSH_BLK_TIMEOUT", "");
+  Environment a("CFLSH_BLK_MAX_XFER", "-3"), b("CFLSH_BLK_CACHE_SIZE", "many"),
+      c("CFLSH_BLK_SIZE", "12x"), d("CFLSH_BLK_TIMEOUT", "");
   const chunk_id_t id = open_physical();
   chunk_attrs_t attrs;
   size_t blocks = 0;
@@ -236,7 +241,8 @@ TEST_CASE("a_trace_names_what_failed") {
   traced([] { setenv("CFLSH_BLK_LUN_ID", "17", 1); });
   const std::string text = text_of(trace_path);
   unlink(trace_path.c_str());
-  REQUIRE(has(text, "open sim:1m lun 17 mode 2 flags 0x4 requests 64: "));  // a number for each word
+  // a number for each word
+  REQUIRE(has(text, "open sim:1m lun 17 mode 2 flags 0x4 requests 64: "));
   REQUIRE(has(text, "read") && has(text, "close") && !has(text, "%"));
 }
 
@@ -302,13 +308,17 @@ TEST_CASE("the_symbols_of_the_watching_daemon_are_there") {
   void* handle = &handle;
   chunk_stats_t stats;
   char text[] = "1";
-  REFUSES(reinterpret_cast<int (*)(char*, void**)>(symbol("cblk_eras_register"))(text, &handle), ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*)>(symbol("cblk_eras_unregister"))(handle), ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*, int, char*, uint64_t)>(symbol("cblk_eras_set_trace"))(handle, 1, text, 0),
+  REFUSES(reinterpret_cast<int (*)(char*, void**)>(symbol("cblk_eras_register"))(text, &handle),
           ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*, char*, uint64_t)>(symbol("cblk_eras_live_dump"))(handle, text, 0), ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*, char*, chunk_stats_t*, uint64_t)>(symbol("cblk_eras_get_stat"))(handle, text,
-                                                                                                          &stats, 0),
+  REFUSES(reinterpret_cast<int (*)(void*)>(symbol("cblk_eras_unregister"))(handle), ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*, int, char*, uint64_t)>(symbol("cblk_eras_set_trace"))(
+              handle, 1, text, 0),
+          ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*, char*, uint64_t)>(symbol("cblk_eras_live_dump"))(handle,
+                                                                                           text, 0),
+          ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*, char*, chunk_stats_t*, uint64_t)>(
+              symbol("cblk_eras_get_stat"))(handle, text, &stats, 0),
           ENOSYS);
   REQUIRE(reinterpret_cast<int (*)()>(symbol("cblk_eras_term"))() == 0);
 }

@@ -31,7 +31,8 @@ void round_trip(uint64_t lba, uint64_t version) {
   REQUIRE(is_stamped(*buffer, lba, 4, version));
   memset(*buffer, 0, 4 * kBlock);
   cblk_arw_status_t status;
-  REQUIRE(cblk_aread(id, *buffer, static_cast<cflash_offset_t>(lba), 4, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
+  REQUIRE(cblk_aread(id, *buffer, static_cast<cflash_offset_t>(lba), 4, &tag, &status,
+                     CBLK_ARW_USER_STATUS_FLAG) == 0);
   await_status(status);
   REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && is_stamped(*buffer, lba, 4, version));
 }
@@ -162,7 +163,7 @@ TEST_CASE("a_virtual_chunk_must_be_cloned") {
         memset(*buffer, 0, kBlock);
         REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1);
         REQUIRE(is_stamped(*buffer, 11, 1, 1));
-        REFUSES(cblk_write(id, *buffer, 11, 1, 0), EINVAL);     // asked for less than the parent has
+        REFUSES(cblk_write(id, *buffer, 11, 1, 0), EINVAL);  // asked for less than the parent has
         REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);  // and cannot have it back
         REQUIRE(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0) == 0);
         REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
@@ -335,7 +336,8 @@ TEST_CASE("clone_is_EBUSY_with_active_commands") {
   in_child(
       [](void*) {
         REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY);
-        in_child([](void*) { REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY); }, nullptr);  // no less so there
+        // no less so there
+        in_child([](void*) { REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY); }, nullptr);
       },
       nullptr);
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
@@ -363,7 +365,8 @@ TEST_CASE("a_clone_outlives_its_parent") {
           char wait;
           REQUIRE(read(ends[0], &wait, 1) == 1);
           memset(block, 0, kBlock);
-          char answer = cblk_read(mine, block, 5, 1, 0) == 1 && is_stamped(block, 5, 1, 1) ? 'y' : 'n';
+          char answer =
+              cblk_read(mine, block, 5, 1, 0) == 1 && is_stamped(block, 5, 1, 1) ? 'y' : 'n';
           REQUIRE(write(ends[1], &answer, 1) == 1);
           _exit(0);
         }
@@ -376,7 +379,8 @@ TEST_CASE("a_clone_outlives_its_parent") {
   size_t size;
   REQUIRE(cblk_get_size(other, &size, 0) == 0);
   Buffer block(1);
-  for (size_t i = 0; i < size; ++i) REQUIRE(cblk_write(other, block, static_cast<cflash_offset_t>(i), 1, 0) == 1);
+  for (size_t i = 0; i < size; ++i)
+    REQUIRE(cblk_write(other, block, static_cast<cflash_offset_t>(i), 1, 0) == 1);
   REQUIRE(write(ends[1], "g", 1) == 1);
   usleep(200000);
   char answer = 0;

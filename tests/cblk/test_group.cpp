@@ -24,8 +24,10 @@ TEST_CASE("cg_open_says_what_is_wrong") {
   REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID | CBLK_OPN_VIRT_LUN), EINVAL);
   REFUSES(cblk_cg_open(path.c_str(), 8193, O_RDWR, 2, 0, CBLK_GROUP_ID), ENOMEM);
   REFUSES(cblk_cg_open((path + "::" + path).c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), EINVAL);
-  REFUSES(cblk_cg_open((path + ":/nowhere/at/all").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), ENOENT);
-  REFUSES(cblk_cg_open(("(" + path + ":" + path).c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), EINVAL);
+  REFUSES(cblk_cg_open((path + ":/nowhere/at/all").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0),
+          ENOENT);
+  REFUSES(cblk_cg_open(("(" + path + ":" + path).c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0),
+          EINVAL);
   const std::string nine = "sim:1m:sim:1m:sim:1m:sim:1m:sim:1m:sim:1m:sim:1m:sim:1m:sim:1m";
   REFUSES(cblk_cg_open(nine.c_str(), 0, O_RDWR, 9, 0, CBLK_GROUP_RAID0), EINVAL);
 }
@@ -63,7 +65,8 @@ TEST_CASE("a_group_is_one_lun_for_several_chunks") {
     REFUSES(cblk_cg_close(id, 0), EINVAL);
   }
   REFUSES(cblk_read(group, buffer, 0, 1, 0), EINVAL);
-  for (int i = 7; i >= 0; --i) REQUIRE(cblk_cg_aresult(group, &tags[i], ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  for (int i = 7; i >= 0; --i)
+    REQUIRE(cblk_cg_aresult(group, &tags[i], ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REFUSES(cblk_cg_aresult(group, &tags[0], ignored(), 0), ENOMSG);
   cflsh_cg_tag_t foreign = {12345678, 0};
   REFUSES(cblk_cg_aresult(group, &foreign, ignored(), 0), EINVAL);
@@ -73,11 +76,13 @@ TEST_CASE("a_group_is_one_lun_for_several_chunks") {
   cblk_arw_status_t status[4];
   cflsh_cg_tag_t tag = {0, 0};
   for (int i = 0; i < 4; ++i)  // into a block each: they are done side by side
-    REQUIRE(cblk_cg_aread(group, buffer.block(i), 0, 1, &tag, &status[i], CBLK_ARW_USER_STATUS_FLAG) == 0);
+    REQUIRE(cblk_cg_aread(group, buffer.block(i), 0, 1, &tag, &status[i],
+                          CBLK_ARW_USER_STATUS_FLAG) == 0);
   for (cblk_arw_status_t& one : status) await_status(one);
   tag.tag = 555;
   REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) == 0);
-  REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_USER_TAG | CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_USER_TAG | CBLK_ARESULT_BLOCKING) ==
+          1);
   REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
   REQUIRE(cblk_cg_close(group, 0) == 0);
   REFUSES(cblk_cg_close(group, 0), EINVAL);
@@ -86,21 +91,27 @@ TEST_CASE("a_group_is_one_lun_for_several_chunks") {
 
 TEST_CASE("a_groups_next_tag_is_the_oldest") {
   if (kind() != "sim") return;
-  const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=20000", 8, O_RDWR, 3, 0, CBLK_GROUP_ID);
+  const chunk_cg_id_t group =
+      cblk_cg_open("sim:1m,latency_us=20000", 8, O_RDWR, 3, 0, CBLK_GROUP_ID);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(9);
   cflsh_cg_tag_t tags[9], tag;
   uint64_t status;
-  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), ENOENT);
-  for (int i = 0; i < 9; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
+  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING),
+          ENOENT);
+  for (int i = 0; i < 9; ++i)
+    REQUIRE(cblk_cg_aread(group, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
   REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);
-  REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) ==
+          1);
   usleep(30000);  // all are done by now
   for (int i = 1; i < 9; ++i) {
-    REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) ==
+            1);
     REQUIRE(tag.id == tags[i].id && tag.tag == tags[i].tag);
   }
-  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), ENOENT);
+  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING),
+          ENOENT);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
@@ -129,11 +140,13 @@ TEST_CASE("a_busy_group_is_EBUSY_after_5_s_in_all", "[.]") {
   cflsh_cg_tag_t tags[4];
   const double start = seconds();
   for (int i = 0; i < 4; ++i)
-    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
+    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr,
+                          0) == 0);
   REFUSES(cblk_cg_close(group, 0), EBUSY);
   REQUIRE(seconds() - start > 4.5 && seconds() - start < 8);
   // it is whole
-  for (cflsh_cg_tag_t& tag : tags) REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  for (cflsh_cg_tag_t& tag : tags)
+    REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
@@ -153,7 +166,8 @@ TEST_CASE("a_group_in_the_middle_of_a_close_at_a_fork") {
   do {
     usleep(1000);
     errno = 0;
-    (void)!cblk_cg_aread(group, buffer.block(++read % kRequests), 0, 1, &tag, &status[1], CBLK_ARW_USER_STATUS_FLAG);
+    (void)!cblk_cg_aread(group, buffer.block(++read % kRequests), 0, 1, &tag, &status[1],
+                         CBLK_ARW_USER_STATUS_FLAG);
   } while (errno != EWOULDBLOCK);  // once the close has begun
   in_child(
       [](void*) {
@@ -183,21 +197,26 @@ TEST_CASE("raid0_puts_block_b_on_device_b_mod_n") {
     stamp(out, 0, size, 3);
     for (size_t at = 0, run = 1; at < size; at += run, run = run % 29 + 1) {
       if (run > size - at) run = size - at;
-      REQUIRE(cblk_cg_write(group, out.block(at), static_cast<cflash_offset_t>(at), run, 0) == static_cast<int>(run));
+      REQUIRE(cblk_cg_write(group, out.block(at), static_cast<cflash_offset_t>(at), run, 0) ==
+              static_cast<int>(run));
     }
     REQUIRE(cblk_cg_read(group, in, 0, size, 0) == static_cast<int>(size));
     REQUIRE(is_stamped(in, 0, size, 3));
     cflsh_cg_tag_t tags[40], tag;  // of a command a block
     memset(in, 0, size * kBlock);
     for (int i = 0; i < 40; ++i)
-      REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), 5 + i, 1, &tags[i], nullptr, 0) == 0);
-    for (cflsh_cg_tag_t& one : tags) REQUIRE(cblk_cg_aresult(group, &one, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+      REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), 5 + i, 1, &tags[i], nullptr,
+                            0) == 0);
+    for (cflsh_cg_tag_t& one : tags)
+      REQUIRE(cblk_cg_aresult(group, &one, ignored(), CBLK_ARESULT_BLOCKING) == 1);
     REQUIRE(is_stamped(in, 5, 40, 3));
     stamp(out, 7, 50, 4);
     for (int i = 0; i < 50; ++i)
-      REQUIRE(cblk_cg_awrite(group, out.block(static_cast<size_t>(i)), 7 + i, 1, &tag, nullptr, 0) == 0);
+      REQUIRE(cblk_cg_awrite(group, out.block(static_cast<size_t>(i)), 7 + i, 1, &tag, nullptr,
+                             0) == 0);
     for (int i = 0; i < 50; ++i)
-      REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+      REQUIRE(cblk_cg_aresult(group, &tag, ignored(),
+                              CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
     Buffer skewed(60, 5);
     REQUIRE(cblk_cg_read(group, skewed, 0, 60, 0) == 60);
     REQUIRE(is_stamped(skewed.block(0), 0, 3) && is_stamped(skewed.block(7), 7, 4) &&
@@ -220,7 +239,8 @@ TEST_CASE("raid0_puts_block_b_on_device_b_mod_n") {
 
 TEST_CASE("raid0_takes_uris_apart") {
   if (kind() != "sim") return;
-  const chunk_cg_id_t group = cblk_cg_open("sim:1m:(sim:2m,latency_us=10):sim:1m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group =
+      cblk_cg_open("sim:1m:(sim:2m,latency_us=10):sim:1m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   size_t size = 0;
   REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 3 * 256);
@@ -231,7 +251,8 @@ TEST_CASE("all_that_remains_of_a_device_that_is_there_twice_is_shared_out") {
   if (!survives()) return;
   const std::string one = device(8 * kBlocks), other = device(8 * kBlocks, 1);
   const auto most = [](const std::string& path, int devices) {
-    const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, devices, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
+    const chunk_cg_id_t group =
+        cblk_cg_open(path.c_str(), 0, O_RDWR, devices, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
     REQUIRE(group != NULL_CHUNK_CG_ID);
     REQUIRE(cblk_cg_set_size(group, static_cast<size_t>(-1), 0) == 0);
     size_t size = 0;
@@ -242,7 +263,8 @@ TEST_CASE("all_that_remains_of_a_device_that_is_there_twice_is_shared_out") {
   const size_t alone = most(one, 1);
   REQUIRE(alone > 4 * kBlocks);
   REQUIRE(most(one + ":" + one, 2) > alone * 9 / 10);
-  const size_t three = most(one + ":" + other + ":" + one, 3);  // each as large as a half of the first device
+  // each as large as a half of the first device
+  const size_t three = most(one + ":" + other + ":" + one, 3);
   REQUIRE(three > alone * 13 / 10 && three <= alone * 3 / 2);
 }
 
@@ -280,7 +302,8 @@ long sleeps() {
 
 }  // namespace
 
-// One after the other: 240 ms. Also with buffers that the library must copy, and without a time limit.
+// One after the other: 240 ms. Also with buffers that the library must copy, and without a time
+// limit.
 TEST_CASE("a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once") {
   for (const char* limit : {"5", "0"}) {
     const Environment timeout("CFLSH_BLK_TIMEOUT", limit);
@@ -305,7 +328,8 @@ TEST_CASE("a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once") {
 }
 
 TEST_CASE("a_blocking_call_of_a_raid0_says_what_failed") {
-  const chunk_cg_id_t group = cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group =
+      cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(2000);
   REFUSES(cblk_cg_write(group, buffer, 0, 2000, 0), EIO);
@@ -315,11 +339,13 @@ TEST_CASE("a_blocking_call_of_a_raid0_says_what_failed") {
 }
 
 TEST_CASE("a_raid0_unmaps_on_all_its_devices_or_on_none") {
-  if (kind() != "sim") return;                                                  // once is enough
-  const std::string plain = "/dev/shm/lunar-cblk-" + std::to_string(getpid());  // a tmpfs: it cannot
+  if (kind() != "sim") return;  // once is enough
+  // a tmpfs: it cannot
+  const std::string plain = "/dev/shm/lunar-cblk-" + std::to_string(getpid());
   const int fd = open(plain.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   REQUIRE(fd >= 0 && ftruncate(fd, 4 << 20) == 0 && close(fd) == 0);
-  const chunk_cg_id_t group = cblk_cg_open(("sim:4m:" + plain + ":sim:4m").c_str(), 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group =
+      cblk_cg_open(("sim:4m:" + plain + ":sim:4m").c_str(), 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
   const int error = errno;
   REQUIRE(unlink(plain.c_str()) == 0);
   if (group == NULL_CHUNK_CG_ID && error == EINVAL) return;  // no O_DIRECT there (before 6.6)
@@ -336,30 +362,37 @@ TEST_CASE("a_raid0_unmaps_on_all_its_devices_or_on_none") {
   const chunk_cg_id_t able = cblk_cg_open("sim:4m:sim:4m", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
   REQUIRE(able != NULL_CHUNK_CG_ID);
   REQUIRE(cblk_cg_write(able, out, 6, 12, 0) == 12 && cblk_cg_unmap(able, out, 7, 10, 0) == 10);
-  REQUIRE(cblk_cg_read(able, in, 6, 12, 0) == 12 && is_stamped(in.data(), 6, 1) && is_stamped(in.block(11), 17, 1));
+  REQUIRE(cblk_cg_read(able, in, 6, 12, 0) == 12 && is_stamped(in.data(), 6, 1) &&
+          is_stamped(in.block(11), 17, 1));
   memmove(in.data(), in.block(1), 10 * kBlock);
   REQUIRE(is_zero(in, 10) && cblk_cg_close(able, 0) == 0);
 }
 
-// A blocking call counts once a chunk that has a part in it, a command once; what is alike in all is not added up.
+// A blocking call counts once a chunk that has a part in it, a command once; what is alike in all
+// is not added up.
 TEST_CASE("statistics_of_a_raid0_are_its_chunks_together") {
   if (kind() != "sim") return;
-  const chunk_cg_id_t group = cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 16, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group =
+      cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 16, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(12);
   cflsh_cg_tag_t tags[6];
   REQUIRE(cblk_cg_read(group, buffer, 0, 12, 0) == 12);  // three parts
   REQUIRE(cblk_cg_read(group, buffer, 4, 2, 0) == 2);    // two
   for (int i = 0; i < 6; ++i)
-    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
+    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr,
+                          0) == 0);
   chunk_stats_t stats;
-  REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_act_areads == 6 && stats.max_num_act_areads == 6);
-  for (cflsh_cg_tag_t& tag : tags) REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_act_areads == 6 &&
+          stats.max_num_act_areads == 6);
+  for (cflsh_cg_tag_t& tag : tags)
+    REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_cg_write(group, buffer, 0, 1, 0) == 1);
   REFUSES(cblk_cg_write(group, buffer, 1, 1, 0), EIO);
   REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0);
   REQUIRE(stats.block_size == 4096 && stats.num_paths == 1);
-  REQUIRE(stats.num_reads == 5 && stats.num_areads == 6 && stats.num_writes == 1 && stats.num_awrites == 0);
+  REQUIRE(stats.num_reads == 5 && stats.num_areads == 6 && stats.num_writes == 1 &&
+          stats.num_awrites == 0);
   REQUIRE(stats.num_blocks_read == 20 && stats.num_blocks_written == 1 && stats.num_errors == 1);
   REQUIRE(stats.num_act_reads == 0 && stats.num_act_areads == 0 && stats.num_act_writes == 0);
   REQUIRE(cblk_cg_close(group, 0) == 0);
@@ -370,34 +403,40 @@ TEST_CASE("who_waits_for_the_next_of_a_group_sleeps_until_there_is_one") {
   const chunk_cg_id_t group = open_slow("latency_us=300000", 4);
   Buffer buffer(4);
   cflsh_cg_tag_t tag = {0, 0};
-  for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(i), i, 1, &tag, nullptr, 0) == 0);
+  for (int i = 0; i < 4; ++i)
+    REQUIRE(cblk_cg_aread(group, buffer.block(i), i, 1, &tag, nullptr, 0) == 0);
   const long before = sleeps();
   for (int i = 0; i < 4; ++i)
-    REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(cblk_cg_aresult(group, &tag, ignored(),
+                            CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(sleeps() - before < 150);
-  REFUSES(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), ENOENT);
+  REFUSES(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING),
+          ENOENT);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-// Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once, and every thread comes
-// back.
+// Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once,
+// and every thread comes back.
 TEST_CASE("several_threads_wait_for_the_next_of_a_raid0") {
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
-  const chunk_cg_id_t group = cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group =
+      cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   constexpr int kRounds = 100, kThreads = 4, kEach = 3;
   for (int round = 0; round < kRounds; ++round) {
     Buffer buffer(kThreads * kEach);
     std::vector<cflsh_cg_tag_t> tags(kThreads * kEach);
     for (size_t i = 0; i < tags.size(); ++i)
-      REQUIRE(cblk_cg_aread(group, buffer.block(i), static_cast<off_t>(i), 1, &tags[i], nullptr, 0) == 0);
+      REQUIRE(cblk_cg_aread(group, buffer.block(i), static_cast<off_t>(i), 1, &tags[i], nullptr,
+                            0) == 0);
     std::atomic<int> fetched{0};
     std::vector<std::thread> threads;
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&] {
         for (;;) {
           cflsh_cg_tag_t tag = {0, 0};
-          if (cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {
+          if (cblk_cg_aresult(group, &tag, ignored(),
+                              CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {
             ++fetched;
           } else {
             REQUIRE(errno == ENOENT);
@@ -420,7 +459,8 @@ TEST_CASE("several_paths_to_one_device") {
   const chunk_id_t id = cblk_open((path + ":" + path).c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);
   REQUIRE(id != NULL_CHUNK_ID);
   chunk_stats_t stats;
-  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_paths == 2 && stats.num_path_fail_overs == 0);
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_paths == 2 &&
+          stats.num_path_fail_overs == 0);
   Buffer buffer(4);
   stamp(buffer, 9, 4, 1);
   int tag;
@@ -430,7 +470,8 @@ TEST_CASE("several_paths_to_one_device") {
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 4);
   REQUIRE(is_stamped(buffer, 9, 4, 1));
   REQUIRE(cblk_close(id, 0) == 0);
-  const chunk_id_t one = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);  // a single path will do
+  // a single path will do
+  const chunk_id_t one = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);
   REQUIRE(one != NULL_CHUNK_ID);
   REQUIRE(cblk_close(one, 0) == 0);
 }
@@ -471,12 +512,14 @@ TEST_CASE("a_reservation_for_reading_keeps_others_out") {
   REQUIRE(cblk_close(writer, 0) == 0);
 }
 
-// One reservation is the group's: its chunks do not wait for each other. Forced ones among other owners wait once.
+// One reservation is the group's: its chunks do not wait for each other. Forced ones among other
+// owners wait once.
 TEST_CASE("a_reserved_group_opens_as_fast_as_a_chunk") {
   if (kind() == "sim") return;
   const std::string path = device(kBlocks);
   const Watch alone;
-  const chunk_cg_id_t reserved = cblk_cg_open(path.c_str(), 0, O_RDWR, 12, 0, CBLK_GROUP_ID | CBLK_OPN_RESERVE);
+  const chunk_cg_id_t reserved =
+      cblk_cg_open(path.c_str(), 0, O_RDWR, 12, 0, CBLK_GROUP_ID | CBLK_OPN_RESERVE);
   REQUIRE(reserved != NULL_CHUNK_CG_ID);
   REQUIRE(alone.passed() < 5);  // a second each, where each asked for itself
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, 0), EBUSY);

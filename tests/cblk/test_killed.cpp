@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners of a stripe that are killed (SIGKILL) in the middle of their writes: what was acknowledged is there for the
-// next one, whole, and nothing of a dead owner's lands on what the next one writes.
+// Owners of a stripe that are killed (SIGKILL) in the middle of their writes: what was acknowledged
+// is there for the next one, whole, and nothing of a dead owner's lands on what the next one
+// writes.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -39,8 +40,8 @@ chunk_id_t open_alone() {
   }
 }
 
-// Each block is as one write made it, and no older than what was acknowledged or seen. Stores to persistent memory stop
-// anywhere: a block that was being written is anything there.
+// Each block is as one write made it, and no older than what was acknowledged or seen. Stores to
+// persistent memory stop anywhere: a block that was being written is anything there.
 void verify(chunk_id_t id) {
   Buffer buffer(kGroup);
   for (size_t at = 0; at < kUsed; at += kGroup) {
@@ -58,16 +59,20 @@ void verify(chunk_id_t id) {
   }
 }
 
-void write_group(chunk_id_t id, const Buffer& buffer, size_t first, size_t n, uint64_t version, bool at_once) {
+void write_group(chunk_id_t id, const Buffer& buffer, size_t first, size_t n, uint64_t version,
+                 bool at_once) {
   stamp(buffer, first, n, version);
   for (size_t i = first; i < first + n; ++i) shared->blocks[i].begun.store(version);
   if (at_once) {
-    REQUIRE(cblk_write(id, buffer, static_cast<cflash_offset_t>(first), n, 0) == static_cast<int>(n));
+    REQUIRE(cblk_write(id, buffer, static_cast<cflash_offset_t>(first), n, 0) ==
+            static_cast<int>(n));
   } else {
     int tags[kGroup];
     for (size_t i = 0; i < n; ++i)
-      REQUIRE(cblk_awrite(id, buffer.block(i), static_cast<cflash_offset_t>(first + i), 1, &tags[i], nullptr, 0) == 0);
-    for (size_t i = 0; i < n; ++i) REQUIRE(cblk_aresult(id, &tags[i], ignored(), CBLK_ARESULT_BLOCKING) == 1);
+      REQUIRE(cblk_awrite(id, buffer.block(i), static_cast<cflash_offset_t>(first + i), 1, &tags[i],
+                          nullptr, 0) == 0);
+    for (size_t i = 0; i < n; ++i)
+      REQUIRE(cblk_aresult(id, &tags[i], ignored(), CBLK_ARESULT_BLOCKING) == 1);
   }
   for (size_t i = first; i < first + n; ++i) shared->blocks[i].done.store(version);
   shared->acknowledged.fetch_add(n);
@@ -77,7 +82,8 @@ void write_until_killed(chunk_id_t id, size_t thread) {
   Random random(seed() + shared->version.fetch_add(1));
   const Buffer buffer(kGroup);
   for (;;) {
-    const size_t group = random.below(kGroups / kThreads) * kThreads + thread, from = random.below(kGroup);
+    const size_t group = random.below(kGroups / kThreads) * kThreads + thread,
+                 from = random.below(kGroup);
     const size_t first = group * kGroup + from, n = 1 + random.below(kGroup - from);
     write_group(id, buffer, first, n, shared->version.fetch_add(1) + 1, random.below(2) != 0);
   }
@@ -113,8 +119,8 @@ void kill_an_owner(Random* random) {
 
 TEST_CASE("killed_owners_of_a_stripe_lose_nothing") {
   if (!survives() || kind() == "nvme") return;
-  shared =
-      static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  shared = static_cast<Shared*>(
+      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   REQUIRE(shared != MAP_FAILED);
   stripe = "stripe:";
   for (int i = 0; i < kMembers; ++i) stripe += (i ? ";" : "") + device(kMemberBlocks, 10 + i);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Late commands, while everything else goes on: other chunks of its group, a close, a resize, a fork, the cache.
-// The device is simulated, bounds are wide.
+// Late commands, while everything else goes on: other chunks of its group, a close, a resize, a
+// fork, the cache. The device is simulated, bounds are wide.
 #include <sys/resource.h>
 
 #include <atomic>
@@ -16,7 +16,8 @@ constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING;
 bool holds(const char* device, uint64_t lba, uint64_t version) {
   const chunk_id_t id = cblk_open(device, 0, O_RDONLY, 0, 0);
   Buffer block(1);
-  REQUIRE(id != NULL_CHUNK_ID && cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1 && cblk_close(id, 0) == 0);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1 &&
+          cblk_close(id, 0) == 0);
   return is_stamped(block, lba, 1, version);
 }
 
@@ -37,8 +38,8 @@ TEST_CASE("a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it") {
   const Limit limit("200");
   for (const bool blocking : {true, false}) {
     const std::string device = std::string("sim:4m,name=siblings") + (blocking ? "b" : "a");
-    const chunk_cg_id_t group =
-        cblk_cg_open((device + ",stall=777,stall_us=1200000").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID);
+    const chunk_cg_id_t group = cblk_cg_open((device + ",stall=777,stall_us=1200000").c_str(), 0,
+                                             O_RDWR, 2, 0, CBLK_GROUP_ID);
     REQUIRE(group != NULL_CHUNK_CG_ID);
     Buffer block(1), other(1);
     cflsh_cg_tag_t tag;
@@ -48,13 +49,16 @@ TEST_CASE("a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it") {
       return cblk_cg_aresult(group, &tag, ignored(), kBlocking);
     };
     REQUIRE(cblk_cg_read(group, other, 5, 1, 0) == 1);
-    REFUSES(cblk_cg_read(group, other, 777, 1, 0), ETIMEDOUT);  // the second chunk's device hangs no more
+    // the second chunk's device hangs no more
+    REFUSES(cblk_cg_read(group, other, 777, 1, 0), ETIMEDOUT);
     const Watch watch;
     stamp(block, 777, 1, 1);
     REFUSES(write(block, 777), ETIMEDOUT);
     stamp(block, 777, 1, 2);
-    REFUSES(write(block, 777), ETIMEDOUT);        // by the second chunk
-    if (blocking) REQUIRE(write(other, 9) == 1);  // not so elsewhere (a simulated ring has its commands in order)
+    REFUSES(write(block, 777), ETIMEDOUT);  // by the second chunk
+    if (blocking)
+      REQUIRE(write(other, 9) ==
+              1);  // not so elsewhere (a simulated ring has its commands in order)
     REQUIRE(watch.passed() < 1.1);
     done_by(watch, 10, [&] { return write(block, 777) == 1; });
     REQUIRE(watch.passed() > 1.1);
@@ -99,22 +103,25 @@ TEST_CASE("lanes_come_back_when_all_were_lost") {
   for (std::thread& thread : threads) thread.join();
   REQUIRE(watch.passed() < 3.8);  // each has waited for its own limit, none for a stall
   Buffer block(1);
-  done_by(watch, 15, [&] { return cblk_read(id, block, 5, 1, 0) == 1; });  // by a lane that comes back after 4 s
+  done_by(watch, 15, [&] {
+    return cblk_read(id, block, 5, 1, 0) == 1;
+  });  // by a lane that comes back after 4 s
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("the_limit_of_a_raid_0_is_that_of_the_call") {
   if (kind() != "sim") return;
   const Limit limit("500");
-  const chunk_cg_id_t group =
-      cblk_cg_open("(sim:4m,latency_us=300000):(sim:4m,latency_us=300000):(sim:4m,latency_us=300000)", 0, O_RDWR, 3, 0,
-                   CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE);
+  const chunk_cg_id_t group = cblk_cg_open(
+      "(sim:4m,latency_us=300000):(sim:4m,latency_us=300000):(sim:4m,latency_us=300000)", 0, O_RDWR,
+      3, 0, CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(900);
   const Watch watch;
   REQUIRE(cblk_cg_read(group, buffer, 4, 1, 0) == 1);
   const double one = watch.passed();
-  REFUSES(cblk_cg_read(group, buffer, 0, 900, 0), ETIMEDOUT);  // three times what a device is asked for at once
+  // three times what a device is asked for at once
+  REFUSES(cblk_cg_read(group, buffer, 0, 900, 0), ETIMEDOUT);
   REQUIRE(watch.passed() - one < 0.85);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
@@ -123,14 +130,15 @@ TEST_CASE("next_tag_of_a_group_ends_in_time_whatever_its_flags") {
   if (kind() != "sim") return;
   const Limit limit("250");
   for (const int flags : {kNext | kBlocking, kNext | kBlocking | CBLK_ARESULT_NO_HARVEST}) {
-    const chunk_cg_id_t group =
-        cblk_cg_open("sim:4m,latency_us=1500000", 0, O_RDWR, 2, 0, CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE);
+    const chunk_cg_id_t group = cblk_cg_open("sim:4m,latency_us=1500000", 0, O_RDWR, 2, 0,
+                                             CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE);
     REQUIRE(group != NULL_CHUNK_CG_ID);
     Buffer buffer(2);
     cflsh_cg_tag_t tag;
     const Watch watch;
     for (int i = 0; i < 2; ++i)
-      REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
+      REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) ==
+              0);
     for (int i = 0; i < 2; ++i) REFUSES(cblk_cg_aresult(group, &tag, ignored(), flags), ETIME);
     REQUIRE(watch.passed() < 1.2);
     REQUIRE(cblk_cg_close(group, 0) == 0);
@@ -158,7 +166,8 @@ TEST_CASE("a_child_clones_a_chunk_whose_late_commands_were_told") {
       }
       late = result < 0;
       if (late) {
-        REQUIRE(errno == ETIMEDOUT && cblk_clone_after_fork(id, O_RDWR, 0) == 0);  // in the same process, too
+        // in the same process, too
+        REQUIRE(errno == ETIMEDOUT && cblk_clone_after_fork(id, O_RDWR, 0) == 0);
         in_child(
             [](void*) {
               Buffer own(1);
@@ -175,8 +184,8 @@ TEST_CASE("a_child_clones_a_chunk_whose_late_commands_were_told") {
   }
 }
 
-// What a virtual LUN gives up at a close holds nothing of it any more, also where a write became late while the close
-// waited.
+// What a virtual LUN gives up at a close holds nothing of it any more, also where a write became
+// late while the close waited.
 TEST_CASE("a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing") {
   if (kind() != "sim") return;
   const Limit limit("400");
@@ -216,7 +225,8 @@ TEST_CASE("a_close_is_refused_by_what_becomes_late_while_it_waits") {
   const Limit limit("500");
   for (const bool group : {false, true}) {
     const char* uri = "sim:4m,stall=777,stall_us=9000000";
-    const int id = group ? cblk_cg_open(uri, 0, O_RDWR, 2, 0, CBLK_GROUP_ID) : cblk_open(uri, 0, O_RDWR, 0, 0);
+    const int id =
+        group ? cblk_cg_open(uri, 0, O_RDWR, 2, 0, CBLK_GROUP_ID) : cblk_open(uri, 0, O_RDWR, 0, 0);
     REQUIRE(id > 0);
     const int which = group ? CBLK_GROUP_ID : 0;
     std::thread reader([&] {
@@ -267,7 +277,8 @@ TEST_CASE("who_waited_for_a_command_is_held_to_the_size_of_then") {
     REQUIRE(status < 0 && errno == EINVAL);
   });
   usleep(50000);
-  REQUIRE(cblk_set_size(id, 100, 0) == 0);  // takes what is done out of the ring; it stays to be fetched
+  REQUIRE(cblk_set_size(id, 100, 0) ==
+          0);  // takes what is done out of the ring; it stays to be fetched
   REQUIRE(cblk_aresult(id, &first, ignored(), kBlocking) == 1);
   late.join();
   REQUIRE(cblk_close(id, 0) == 0);

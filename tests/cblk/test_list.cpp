@@ -34,7 +34,8 @@ int finish(chunk_id_t id, cblk_io_t** pending, int n) {
   for (int seen = 0;;) {
     int done = n, left = 0;
     REQUIRE(cblk_listio(id, nullptr, 0, pending, n, nullptr, 0, out.data(), &done, 0, 0) == 0);
-    for (int i = 0; i < done; ++i) REQUIRE(out[static_cast<size_t>(i)].stat.status == CBLK_ARW_STATUS_SUCCESS);
+    for (int i = 0; i < done; ++i)
+      REQUIRE(out[static_cast<size_t>(i)].stat.status == CBLK_ARW_STATUS_SUCCESS);
     for (int i = 0; i < n; ++i) left += status_of(pending[i]->stat) == CBLK_ARW_STATUS_PENDING;
     seen += done;
     if (left == 0) return seen;
@@ -55,14 +56,16 @@ TEST_CASE("a_list_that_is_waited_for") {
     REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == 8);
   list.fill(CBLK_IO_TYPE_READ, in, 64, 8);
   int n = 0;
-  REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, &n, 5000000, 0) == 0);
+  REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, &n, 5000000, 0) ==
+          0);
   REQUIRE(n == 0);
   REQUIRE(is_stamped(in, 64, 256, 1));
   chunk_attrs_t attrs;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);
   if (attrs.flags1 & CFLSH_ATTR_UNMAP) {
     list.fill(CBLK_IO_TYPE_UNMAP, in, 64, 8);
-    REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, &none, 0, 0) == 0);
+    REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, &none, 0, 0) ==
+            0);
     REQUIRE(cblk_read(id, in, 64, 256, 0) == 256);
     REQUIRE(is_zero(in, 256));
   }
@@ -79,21 +82,24 @@ TEST_CASE("completions_are_copies_of_the_ios") {
   int n = 14;
   cblk_io_t* wait[2] = {&list[3], &list[9]};
   REQUIRE(cblk_listio(id, list.data(), 16, nullptr, 0, wait, 2, out.data(), &n, 0, 0) == 0);
-  REQUIRE(list[3].stat.status == CBLK_ARW_STATUS_SUCCESS && list[9].stat.status == CBLK_ARW_STATUS_SUCCESS);
+  REQUIRE(list[3].stat.status == CBLK_ARW_STATUS_SUCCESS &&
+          list[9].stat.status == CBLK_ARW_STATUS_SUCCESS);
   REQUIRE(n == 0);  // a later call reports what was issued and not waited for
   REQUIRE(finish(id, list.data(), 16) == 14);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
   REQUIRE(cblk_listio(id, list.data(), 16, nullptr, 0, list.data(), 16, nullptr, &none, 0, 0) == 0);
   std::vector<bool> seen(14);
   n = 14;
-  REQUIRE(cblk_listio(id, list.data(), 14, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0 && n == 0);
+  REQUIRE(cblk_listio(id, list.data(), 14, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0 &&
+          n == 0);
   for (int left = 14; left; left -= n) {
     n = 14;
     REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 14, nullptr, 0, out.data(), &n, 0, 0) == 0);
     for (int i = 0; i < n; ++i) {
       const cblk_io_t& one = out[static_cast<size_t>(i)];
       const auto at = static_cast<size_t>(one.lba);
-      REQUIRE(one.buf == buffer.block(at) && one.tag == list[at].tag && one.stat.blocks_transferred == 1);
+      REQUIRE(one.buf == buffer.block(at) && one.tag == list[at].tag &&
+              one.stat.blocks_transferred == 1);
       REQUIRE(!seen[at]);
       seen[at] = true;
     }
@@ -131,7 +137,8 @@ TEST_CASE("the_lists_must_have_room") {
   REFUSES(cblk_listio(id, list.data(), 4, more.data(), 2, list.data(), 4, out, &n, 0, 0), EINVAL);
   REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, nullptr, 0, nullptr, nullptr, 0, 0), EINVAL);
   REFUSES(cblk_listio(id, nullptr, 4, nullptr, 0, list.data(), 4, nullptr, nullptr, 0, 0), EINVAL);
-  REFUSES(cblk_listio(id, list.data(), -1, nullptr, 0, list.data(), 4, nullptr, nullptr, 0, 0), EINVAL);
+  REFUSES(cblk_listio(id, list.data(), -1, nullptr, 0, list.data(), 4, nullptr, nullptr, 0, 0),
+          EINVAL);
   cblk_io_t* holes[2] = {&list[0], nullptr};
   n = 8;
   REFUSES(cblk_listio(id, holes, 2, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);
@@ -140,7 +147,8 @@ TEST_CASE("the_lists_must_have_room") {
   // waits for a status of its own
   REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, out, &n, 0, 0), EINVAL);
   int tag = 0;
-  REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);  // nothing of all that was issued
+  // nothing of all that was issued
+  REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
   out[3] = nullptr;
   n = 4;
   // no structure for a completion
@@ -157,7 +165,8 @@ TEST_CASE("bad_ios_are_told_in_their_status") {
   list[2].nblocks = kBlocks + 1;
   list[4].lba = kBlocks;
   REQUIRE(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 0, 0) == 0);
-  for (int i : {1, 2, 4}) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EINVAL);
+  for (int i : {1, 2, 4})
+    REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EINVAL);
   for (int i : {0, 3, 5}) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
   REQUIRE(cblk_close(id, 0) == 0);
 }
@@ -190,7 +199,8 @@ TEST_CASE("a_list_times_out") {
   List list(4);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
   const double start = seconds();
-  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, nullptr, &none, 50000, 0), ETIMEDOUT);
+  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, nullptr, &none, 50000, 0),
+          ETIMEDOUT);
   REQUIRE(seconds() - start > 0.04 && seconds() - start < 0.19);
   // They go on; now without a limit.
   REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 4, list.data(), 4, nullptr, &none, 0, 0) == 0);
@@ -198,7 +208,8 @@ TEST_CASE("a_list_times_out") {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// All that is done when the time is over is reported, not only what stands before the first that is not.
+// All that is done when the time is over is reported, not only what stands before the first that is
+// not.
 TEST_CASE("a_list_that_times_out_tells_what_is_done") {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=200000");
@@ -212,7 +223,8 @@ TEST_CASE("a_list_that_times_out_tells_what_is_done") {
   usleep(150000);
   later.fill(CBLK_IO_TYPE_READ, buffer, 2, 1);
   cblk_io_t* wait[2] = {&later[0], &first[0]};
-  REFUSES(cblk_listio(id, later.data(), 1, nullptr, 0, wait, 2, nullptr, &none, 100000, 0), ETIMEDOUT);
+  REFUSES(cblk_listio(id, later.data(), 1, nullptr, 0, wait, 2, nullptr, &none, 100000, 0),
+          ETIMEDOUT);
   REQUIRE(later[0].stat.status == CBLK_ARW_STATUS_PENDING);
   REQUIRE(first[0].stat.status == CBLK_ARW_STATUS_SUCCESS);
   REQUIRE(cblk_listio(id, nullptr, 0, later.data(), 1, later.data(), 1, nullptr, &none, 0, 0) == 0);
@@ -226,9 +238,9 @@ TEST_CASE("a_list_waits_for_room_no_longer_than_it_may") {
   List list(6);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
   const double start = seconds();
-  REFUSES(
-      cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 50000, CBLK_LISTIO_WAIT_ISSUE_CMD),
-      ETIMEDOUT);
+  REFUSES(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 50000,
+                      CBLK_LISTIO_WAIT_ISSUE_CMD),
+          ETIMEDOUT);
   REQUIRE(seconds() - start < 0.29);
   for (int i = 0; i < 6; ++i) {
     if (i < 2)
@@ -248,8 +260,8 @@ TEST_CASE("a_refused_entry_of_a_list_takes_nobodys_result") {
   list.fill(CBLK_IO_TYPE_WRITE, buffer, 0, 1);
   list[0].lba = 1 << 30;
   list[0].tag = 0;
-  REQUIRE(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
-          0);
+  REQUIRE(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 0,
+                      CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
   REQUIRE(list[0].stat.status == CBLK_ARW_STATUS_FAIL && list[0].stat.fail_errno == EINVAL);
   for (int i = 1; i < 6; ++i) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
   REQUIRE(cblk_close(id, 0) == 0);
@@ -266,19 +278,21 @@ TEST_CASE("a_list_longer_than_the_commands") {
   for (cblk_io_t& io : list.ios) io.flags = CBLK_IO_USER_STATUS;
   List out(100);
   int n = 100;
-  REQUIRE(cblk_listio(id, list.data(), 100, nullptr, 0, nullptr, 0, out.data(), &n, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
-          0);
+  REQUIRE(cblk_listio(id, list.data(), 100, nullptr, 0, nullptr, 0, out.data(), &n, 0,
+                      CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
   finish(id, list.data(), 100);
   for (cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
   // Without the flag those that find no command fail.
   const chunk_id_t slow = open_sim("latency_us=20000", 10);
   for (cblk_io_t& io : list.ios) io.flags = 0;
-  REQUIRE(cblk_listio(slow, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, &none, 0, 0) == 0);
+  REQUIRE(cblk_listio(slow, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, &none, 0, 0) ==
+          0);
   for (int i = 0; i < 100; ++i) {
     if (i < 10)
       REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
     else
-      REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EWOULDBLOCK);
+      REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL &&
+              list[i].stat.fail_errno == EWOULDBLOCK);
   }
   REQUIRE(cblk_close(slow, 0) == 0);
   REQUIRE(cblk_close(id, 0) == 0);
@@ -296,8 +310,8 @@ TEST_CASE("a_stale_tag_takes_no_other_ios_result") {
     never[0].tag = tag;
     never[0].stat = {};
     int n = 1;
-    REQUIRE(cblk_listio(id, nullptr, 0, waits ? nullptr : never.data(), waits ? 0 : 1, waits ? never.data() : nullptr,
-                        waits ? 1 : 0, out.data(), &n, 0, 0) == 0);
+    REQUIRE(cblk_listio(id, nullptr, 0, waits ? nullptr : never.data(), waits ? 0 : 1,
+                        waits ? never.data() : nullptr, waits ? 1 : 0, out.data(), &n, 0, 0) == 0);
     REQUIRE(never[0].stat.status == CBLK_ARW_STATUS_FAIL && never[0].stat.fail_errno == ENOMSG);
   }
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);  // it is still there
@@ -317,12 +331,13 @@ TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
     issued.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
     copies.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
     int n = 80;
-    REQUIRE(cblk_listio(id, issued.data(), 80, nullptr, 0, nullptr, 0, out.data(), &n, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
-            0);
+    REQUIRE(cblk_listio(id, issued.data(), 80, nullptr, 0, nullptr, 0, out.data(), &n, 0,
+                        CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
     if (as_pending)
       finish(id, copies.data(), 80);
     else
-      REQUIRE(cblk_listio(id, nullptr, 0, nullptr, 0, copies.data(), 80, nullptr, &none, 0, 0) == 0);
+      REQUIRE(cblk_listio(id, nullptr, 0, nullptr, 0, copies.data(), 80, nullptr, &none, 0, 0) ==
+              0);
     for (size_t i = 0; i < 80; ++i)
       REQUIRE(copies[i].stat.status == CBLK_ARW_STATUS_SUCCESS && copies[i].tag == issued[i].tag);
     REQUIRE(is_stamped(buffer, 100, 80, 5));
@@ -334,7 +349,8 @@ TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
   int n = 10;
   REQUIRE(cblk_listio(id, issued.data(), 10, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0);
   n = 0;
-  REQUIRE(cblk_listio(id, nullptr, 0, issued.data(), 10, copies.data(), 10, nullptr, &n, 0, 0) == 0);
+  REQUIRE(cblk_listio(id, nullptr, 0, issued.data(), 10, copies.data(), 10, nullptr, &n, 0, 0) ==
+          0);
   for (size_t i = 0; i < 10; ++i) {
     REQUIRE(copies[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
     REQUIRE(issued[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
@@ -351,7 +367,8 @@ TEST_CASE("copies_learn_their_tags_while_they_are_pending") {
   copies.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
   for (cblk_io_t& io : copies.ios) io.tag = -1;
   int n = 8;
-  REQUIRE(cblk_listio(id, issued.data(), 8, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0 && n == 0);
+  REQUIRE(cblk_listio(id, issued.data(), 8, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0 &&
+          n == 0);
   n = 8;
   REQUIRE(cblk_listio(id, nullptr, 0, copies.data(), 8, nullptr, 0, out.data(), &n, 0, 0) == 0);
   for (size_t i = 0; i < 8; ++i) REQUIRE(copies[i].tag == issued[i].tag);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host that refuses io_uring: asynchronous commands do not wait for their I/O, several are at work at once, and an
-// I/O that hangs ends in time. (All other cases run on such a host too: --no-ring.)
+// A host that refuses io_uring: asynchronous commands do not wait for their I/O, several are at
+// work at once, and an I/O that hangs ends in time. (All other cases run on such a host too:
+// --no-ring.)
 //
-// A disk that hangs: direct reads into memory that userfaultfd holds back. The kernel cannot pin it, so the read goes
-// no further.
+// A disk that hangs: direct reads into memory that userfaultfd holds back. The kernel cannot pin
+// it, so the read goes no further.
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -25,13 +26,15 @@ struct BlockedWrites {
   char* memory;
   int fault_fd;
   explicit BlockedWrites(size_t blocks) : bytes(blocks * kBlock) {
-    memory = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    memory = static_cast<char*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     REQUIRE(memory != MAP_FAILED);
     fault_fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
     if (fault_fd < 0) return;
     uffdio_api api = {UFFD_API, 0, 0};
     REQUIRE(ioctl(fault_fd, UFFDIO_API, &api) == 0);
-    uffdio_register all = {{reinterpret_cast<uintptr_t>(memory), bytes}, UFFDIO_REGISTER_MODE_MISSING, 0};
+    uffdio_register all = {
+        {reinterpret_cast<uintptr_t>(memory), bytes}, UFFDIO_REGISTER_MODE_MISSING, 0};
     REQUIRE(ioctl(fault_fd, UFFDIO_REGISTER, &all) == 0);
   }
   ~BlockedWrites() {
@@ -62,8 +65,9 @@ struct BlockedWrites {
 void commands_that_hang(void*) {
   refuse_rings();
   BlockedWrites held(kCommands);
-  if (held.fault_fd < 0) return;                         // told below
-  const Environment no_limit("CFLSH_BLK_TIMEOUT", "0");  // or I/O moves through the library's own memory
+  if (held.fault_fd < 0) return;  // told below
+  // or I/O moves through the library's own memory
+  const Environment no_limit("CFLSH_BLK_TIMEOUT", "0");
   const chunk_id_t id = open_physical(kBlocks, kCommands);
   REQUIRE(id != NULL_CHUNK_ID);
   Buffer buffer(kCommands);
@@ -71,8 +75,8 @@ void commands_that_hang(void*) {
   REQUIRE(cblk_write(id, buffer, 0, kCommands, 0) == static_cast<int>(kCommands));
   int tags[kCommands];
   for (size_t i = 0; i < kCommands; ++i)
-    REQUIRE(cblk_aread(id, held.memory + i * kBlock, static_cast<off_t>(i), 1, &tags[i], nullptr, 0) ==
-            0);                      // each comes back
+    REQUIRE(cblk_aread(id, held.memory + i * kBlock, static_cast<off_t>(i), 1, &tags[i], nullptr,
+                       0) == 0);     // each comes back
   REQUIRE(held.waited_for(4) >= 4);  // several at once are at work
   uint64_t blocks = 0;
   REQUIRE(cblk_aresult(id, &tags[0], &blocks, 0) == 0);
@@ -86,7 +90,8 @@ void commands_that_hang(void*) {
 void many_of_all(void*) {
   refuse_rings();
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
-  const chunk_cg_id_t group = cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group =
+      cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer out(64), in(64);
   stamp(out, 0, 64, 3);
@@ -100,7 +105,8 @@ void many_of_all(void*) {
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([group] {
         cflsh_cg_tag_t any = {0, 0};
-        while (cblk_cg_aresult(group, &any, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {}
+        while (cblk_cg_aresult(group, &any, ignored(),
+                               CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {}
         REQUIRE(errno == ENOENT);
       });
     }
@@ -163,7 +169,8 @@ TEST_CASE("limits_on_locked_memory_and_threads_cost_no_io") {
           const chunk_id_t id = open_physical();
           REQUIRE(id != NULL_CHUNK_ID);
           const rlimit little = {1, 1};
-          REQUIRE(setrlimit(static_cast<__rlimit_resource>(*static_cast<const int*>(argument)), &little) == 0);
+          REQUIRE(setrlimit(static_cast<__rlimit_resource>(*static_cast<const int*>(argument)),
+                            &little) == 0);
           REQUIRE(setgid(65534) == 0 && setuid(65534) == 0);
           constexpr size_t kAtOnce = 16;
           Buffer out(kAtOnce), in(kAtOnce);
@@ -173,9 +180,12 @@ TEST_CASE("limits_on_locked_memory_and_threads_cost_no_io") {
           int tag;
           stamp(out, 500, kAtOnce, 2);
           REQUIRE(cblk_awrite(id, out, 500, kAtOnce, &tag, nullptr, 0) == 0);
-          REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == static_cast<int>(kAtOnce));
-          REQUIRE(cblk_read(id, in, 0, kAtOnce, 0) == static_cast<int>(kAtOnce) && is_stamped(in, 0, kAtOnce, 1));
-          REQUIRE(cblk_read(id, in, 500, kAtOnce, 0) == static_cast<int>(kAtOnce) && is_stamped(in, 500, kAtOnce, 2));
+          REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) ==
+                  static_cast<int>(kAtOnce));
+          REQUIRE(cblk_read(id, in, 0, kAtOnce, 0) == static_cast<int>(kAtOnce) &&
+                  is_stamped(in, 0, kAtOnce, 1));
+          REQUIRE(cblk_read(id, in, 500, kAtOnce, 0) == static_cast<int>(kAtOnce) &&
+                  is_stamped(in, 500, kAtOnce, 2));
           REQUIRE(cblk_unmap(id, out, 100, kAtOnce, 0) == static_cast<int>(kAtOnce));
           REQUIRE(cblk_close(id, 0) == 0);
         },

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block library as IBM's key/value layer uses it: a RAID 0 of one path and virtual, grown in many steps, then I/O
-// of one block by a hundred threads. Some issue a run and then wait for each result, others poll; all check what they
-// read.
+// The block library as IBM's key/value layer uses it: a RAID 0 of one path and virtual, grown in
+// many steps, then I/O of one block by a hundred threads. Some issue a run and then wait for each
+// result, others poll; all check what they read.
 #include <thread>
 
 #include "../support/slowness.h"
@@ -9,7 +9,8 @@
 
 namespace {
 
-constexpr int kFlag = CBLK_GROUP_RAID0, kThreads = 100, kOwn = 16, kSteps = 197;  // kOwn: blocks of a thread
+// kOwn: blocks of a thread
+constexpr int kFlag = CBLK_GROUP_RAID0, kThreads = 100, kOwn = 16, kSteps = 197;
 constexpr size_t kStep = 9;
 static_assert(kSteps * kStep >= static_cast<size_t>(kThreads) * kOwn);
 
@@ -18,7 +19,8 @@ chunk_cg_id_t open_store(int requests) {
                                         kFlag | CBLK_OPN_VIRT_LUN | CBLK_OPN_NO_INTRP_THREADS);
   REQUIRE(id != NULL_CHUNK_CG_ID);
   chunk_attrs_t attrs;
-  REQUIRE(cblk_get_attrs(id, &attrs, kFlag) == 0 && attrs.block_size == 4096 && attrs.max_transfer_size == 1);
+  REQUIRE(cblk_get_attrs(id, &attrs, kFlag) == 0 && attrs.block_size == 4096 &&
+          attrs.max_transfer_size == 1);
   return id;
 }
 
@@ -43,7 +45,8 @@ struct Thread {
         REQUIRE(errno == EBUSY);
         ++busy;
       }
-      for (; done < i; ++done) REQUIRE(cblk_cg_aresult(id, &tags[done], ignored(), kFlag | CBLK_ARESULT_BLOCKING) == 1);
+      for (; done < i; ++done)
+        REQUIRE(cblk_cg_aresult(id, &tags[done], ignored(), kFlag | CBLK_ARESULT_BLOCKING) == 1);
     }
   }
   void poll_round(bool write) {
@@ -93,9 +96,10 @@ Outcome run_threads(chunk_cg_id_t id, int threads, int polled, uint64_t rounds) 
   long polls = 0, busy = 0;
   for (const Thread& one : of) polls += one.polls, busy += one.busy;
   const Outcome out = {seconds() - start,
-                       static_cast<double>(polls) / (static_cast<double>(rounds) * 2 * kOwn * (polled ? polled : 1))};
-  printf("%d threads, %d of them poll: %.2f s, %.1f polls an I/O, %ld times no command\n", threads, polled, out.seconds,
-         out.polls, busy);
+                       static_cast<double>(polls) /
+                           (static_cast<double>(rounds) * 2 * kOwn * (polled ? polled : 1))};
+  printf("%d threads, %d of them poll: %.2f s, %.1f polls an I/O, %ld times no command\n", threads,
+         polled, out.seconds, out.polls, busy);
   return out;
 }
 
@@ -108,13 +112,14 @@ TEST_CASE("a_store_of_a_hundred_threads") {
   printf("%d sizes: %.2f s\n", kSteps, seconds() - start);
   const Outcome out = run_threads(id, kThreads, kThreads / 2, 3);
   REQUIRE(out.seconds < tier::scaled(20));
-  // Who polls in vain gives its CPU away: else a hundred of them keep the few that have something to do from it.
-  // (2 CPUs: 3 to 80 polls an I/O; 1400 to 2600 without.)
+  // Who polls in vain gives its CPU away: else a hundred of them keep the few that have something
+  // to do from it. (2 CPUs: 3 to 80 polls an I/O; 1400 to 2600 without.)
   if (sysconf(_SC_NPROCESSORS_ONLN) <= 4) REQUIRE(out.polls < tier::scaled(600));
   REQUIRE(cblk_cg_close(id, kFlag) == 0);
 }
 
-// Each holds results and waits for a command that none of them will free: some get EBUSY soon, fetch, and all go on.
+// Each holds results and waits for a command that none of them will free: some get EBUSY soon,
+// fetch, and all go on.
 TEST_CASE("a_store_with_fewer_commands_than_it_holds", "[.]") {
   const chunk_cg_id_t id = open_store(160);
   REQUIRE(cblk_cg_set_size(id, static_cast<size_t>(kThreads) * kOwn, kFlag) == 0);

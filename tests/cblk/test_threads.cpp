@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many threads: on one chunk, and with a chunk each; every read is checked against what was last written there.
+// Many threads: on one chunk, and with a chunk each; every read is checked against what was last
+// written there.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -19,8 +20,8 @@ struct Worker {
 };
 
 // One I/O of n blocks that must succeed, by one of the five ways there are.
-void one_io(const Worker& worker, uint64_t kind, bool write, void* buffer, cflash_offset_t at, size_t n,
-            uint64_t number) {
+void one_io(const Worker& worker, uint64_t kind, bool write, void* buffer, cflash_offset_t at,
+            size_t n, uint64_t number) {
   const int want = static_cast<int>(n);
   int tag = static_cast<int>(worker.seed * 1000003 + number);
   cblk_arw_status_t status;
@@ -31,14 +32,15 @@ void one_io(const Worker& worker, uint64_t kind, bool write, void* buffer, cflas
   };
   switch (kind) {
     case 0:
-      REQUIRE((write ? cblk_write(worker.id, buffer, at, n, 0) : cblk_read(worker.id, buffer, at, n, 0)) == want);
+      REQUIRE((write ? cblk_write(worker.id, buffer, at, n, 0)
+                     : cblk_read(worker.id, buffer, at, n, 0)) == want);
       break;
     case 1: {
       const int rc = start(0);
-      if (rc == 0)
-        REQUIRE(cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == want);
+      if (rc == 0) REQUIRE(cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == want);
+      // from the cache
       else
-        REQUIRE(rc == want);  // from the cache
+        REQUIRE(rc == want);
       break;
     }
     case 2: {
@@ -67,14 +69,15 @@ void one_io(const Worker& worker, uint64_t kind, bool write, void* buffer, cflas
       io.lba = at;
       io.nblocks = n;
       int none = 0;
-      REQUIRE(cblk_listio(worker.id, &list, 1, nullptr, 0, &list, 1, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
-              0);
+      REQUIRE(cblk_listio(worker.id, &list, 1, nullptr, 0, &list, 1, nullptr, &none, 0,
+                          CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
       REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == n);
     }
   }
 }
 
-// One thread: blocking and asynchronous I/O of every kind, on its own blocks, against a shadow of versions.
+// One thread: blocking and asynchronous I/O of every kind, on its own blocks, against a shadow of
+// versions.
 void work(const Worker& worker) {
   Random random(worker.seed);
   std::vector<uint64_t> shadow(worker.blocks, 0);  // 0: zeros or unknown
@@ -85,7 +88,8 @@ void work(const Worker& worker) {
   Buffer buffer(8, random.below(3) == 0 ? 24 : 0);
   const auto check = [&](size_t lba, size_t n) {
     for (size_t i = 0; i < n; ++i) {
-      if (shadow[lba + i]) REQUIRE(is_stamped(buffer.block(i), worker.first + lba + i, shadow[lba + i]));
+      if (shadow[lba + i])
+        REQUIRE(is_stamped(buffer.block(i), worker.first + lba + i, shadow[lba + i]));
     }
   };
   for (int i = 1; i <= worker.operations; ++i) {
@@ -100,7 +104,8 @@ void work(const Worker& worker) {
     for (size_t k = 0; write && k < n; ++k) shadow[lba + k] = version;
   }
   for (size_t lba = 0; lba < worker.blocks; ++lba) {
-    REQUIRE(cblk_read(worker.id, buffer, static_cast<cflash_offset_t>(worker.first + lba), 1, 0) == 1);
+    REQUIRE(cblk_read(worker.id, buffer, static_cast<cflash_offset_t>(worker.first + lba), 1, 0) ==
+            1);
     check(lba, 1);
   }
 }
@@ -119,12 +124,13 @@ void on_one_chunk(int threads, int requests, int flags) {
   const chunk_id_t id = open_physical(8192, requests, flags);
   std::vector<Worker> workers;
   for (int t = 0; t < threads; ++t)
-    workers.push_back({id, static_cast<size_t>(t) * 64, 64, seed() + static_cast<uint64_t>(t), operations(2000), 8});
+    workers.push_back({id, static_cast<size_t>(t) * 64, 64, seed() + static_cast<uint64_t>(t),
+                       operations(2000), 8});
   run_all(workers);
   chunk_stats_t stats;
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
-  REQUIRE(stats.num_errors == 0 && stats.num_act_reads == 0 && stats.num_act_areads == 0 && stats.num_act_writes == 0 &&
-          stats.num_act_awrites == 0);
+  REQUIRE(stats.num_errors == 0 && stats.num_act_reads == 0 && stats.num_act_areads == 0 &&
+          stats.num_act_writes == 0 && stats.num_act_awrites == 0);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -146,7 +152,8 @@ TEST_CASE("a_chunk_a_thread") {
   for (int t = 0; t < threads; ++t) {
     const chunk_id_t id = cblk_open(path.c_str(), 8, O_RDWR, 0, 0);
     REQUIRE(id != NULL_CHUNK_ID);
-    workers.push_back({id, static_cast<size_t>(t) * 64, 64, seed() + static_cast<uint64_t>(t), operations(2000), 8});
+    workers.push_back({id, static_cast<size_t>(t) * 64, 64, seed() + static_cast<uint64_t>(t),
+                       operations(2000), 8});
   }
   run_all(workers);
   for (const Worker& worker : workers) REQUIRE(cblk_close(worker.id, 0) == 0);
@@ -177,8 +184,8 @@ TEST_CASE("issuers_and_fetchers") {
     threads.emplace_back([&] {
       for (int number; (number = issued++) < total;) {
         int tag = number;
-        while (cblk_aread(id, buffer.block(static_cast<size_t>(number % 64)), number % 4096, 1, &tag, nullptr,
-                          CBLK_ARW_USER_TAG_FLAG) != 0) {
+        while (cblk_aread(id, buffer.block(static_cast<size_t>(number % 64)), number % 4096, 1,
+                          &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) != 0) {
           REQUIRE(errno == EWOULDBLOCK);
           usleep(50);
         }
@@ -189,7 +196,8 @@ TEST_CASE("issuers_and_fetchers") {
     threads.emplace_back([&, t] {
       while (fetched < total) {
         int tag = -1;
-        const int rc = cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | (t % 2 ? CBLK_ARESULT_BLOCKING : 0));
+        const int rc = cblk_aresult(id, &tag, ignored(),
+                                    CBLK_ARESULT_NEXT_TAG | (t % 2 ? CBLK_ARESULT_BLOCKING : 0));
         if (rc == 1) {
           REQUIRE(tag >= 0 && tag < total && seen[static_cast<size_t>(tag)]++ == 0);
           ++fetched;
@@ -226,9 +234,11 @@ TEST_CASE("the_next_waiter_takes_over") {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Readers fill the cache with what they read while the block is being written: what is old must not stay.
+// Readers fill the cache with what they read while the block is being written: what is old must not
+// stay.
 TEST_CASE("the_cache_never_tells_of_the_past") {
-  if (kind() == "sim") return;  // a device of memory, on which reads and writes of one block are a race of their own
+  if (kind() == "sim")
+    return;  // a device of memory, on which reads and writes of one block are a race of their own
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4");
   const chunk_id_t id = open_physical();
   std::atomic<bool> stop{false};
@@ -247,7 +257,9 @@ TEST_CASE("the_cache_never_tells_of_the_past") {
   }
   Buffer block(1);
   for (uint64_t version = 1;
-       version <= static_cast<uint64_t>(operations(kind() == "sim" || kind() == "pmem" ? 100000 : 6000)); ++version) {
+       version <=
+       static_cast<uint64_t>(operations(kind() == "sim" || kind() == "pmem" ? 100000 : 6000));
+       ++version) {
     int tag;
     stamp(block, 3, 1, version);
     if (version % 2)
@@ -255,15 +267,16 @@ TEST_CASE("the_cache_never_tells_of_the_past") {
     else
       REQUIRE(cblk_awrite(id, block, 3, 1, &tag, nullptr, 0) == 0 &&
               cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-    for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
+    for (int i = 0; i < 2; ++i)
+      REQUIRE(cblk_read(id, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
   }
   stop = true;
   for (std::thread& reader : readers) reader.join();
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// The waiting threads must not wake each other for nothing: with N of them on slow commands, few turns of the CPU are
-// needed.
+// The waiting threads must not wake each other for nothing: with N of them on slow commands, few
+// turns of the CPU are needed.
 TEST_CASE("waiters_sleep") {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=300000", 64);
@@ -280,8 +293,10 @@ TEST_CASE("waiters_sleep") {
   }
   for (std::thread& thread : threads) thread.join();
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-  const double cpu =
-      static_cast<double>(after.tv_sec - before.tv_sec) + static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;
-  REQUIRE(cpu < 0.15 * tier::scaled(1));  // half of one CPU, for 300 ms; sanitizers and thread starts included
+  const double cpu = static_cast<double>(after.tv_sec - before.tv_sec) +
+                     static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;
+  REQUIRE(cpu <
+          // half of one CPU, for 300 ms; sanitizers and thread starts included
+          0.15 * tier::scaled(1));
   REQUIRE(cblk_close(id, 0) == 0);
 }

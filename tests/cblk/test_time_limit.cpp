@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CFLSH_BLK_TIMEOUT bounds every I/O, and one that is late touches nothing of the caller's any more. The device is
-// simulated: it takes as long as the test says. Bounds are wide: other things run too.
+// CFLSH_BLK_TIMEOUT bounds every I/O, and one that is late touches nothing of the caller's any
+// more. The device is simulated: it takes as long as the test says. Bounds are wide: other things
+// run too.
 #include <dirent.h>
 
 #include <thread>
@@ -29,7 +30,8 @@ chunk_stats_t stats_of(chunk_id_t id) {
 bool holds(const char* device, uint64_t lba, uint64_t version) {
   const chunk_id_t id = cblk_open(device, 0, O_RDONLY, 0, 0);
   Buffer block(1);
-  REQUIRE(id != NULL_CHUNK_ID && cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1 && cblk_close(id, 0) == 0);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1 &&
+          cblk_close(id, 0) == 0);
   return is_stamped(block, lba, 1, version);
 }
 
@@ -43,7 +45,8 @@ TEST_CASE("a_blocking_read_ends_in_time_and_its_buffer_is_the_callers_again") {
   const Watch watch;
   REFUSES(cblk_read(id, buffer, 777, 20, 0), ETIMEDOUT);
   REQUIRE(watch.passed() >= 0.3 && watch.passed() < 1.4);
-  REQUIRE(stats_of(id).num_timeouts == 1 && stats_of(id).num_fail_timeouts == 1 && stats_of(id).num_errors == 1);
+  REQUIRE(stats_of(id).num_timeouts == 1 && stats_of(id).num_fail_timeouts == 1 &&
+          stats_of(id).num_errors == 1);
   REQUIRE(cblk_read(id, fine, 0, 1, 0) == 1);   // the others go on
   for (int i = 0; watch.passed() < 1.8; ++i) {  // also when the device has it done
     REQUIRE(cblk_read(id, fine, i % 100, 1, 0) == 1);
@@ -61,20 +64,24 @@ TEST_CASE("asynchronous_commands_end_in_time") {
   int tags[5];
   cblk_arw_status_t status;
   const Watch watch;
-  for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffers.block(i), i, 1, &tags[i], nullptr, 0) == 0);
-  REQUIRE(cblk_aread(id, buffers.block(4), 4, 1, &tags[4], &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
+  for (int i = 0; i < 4; ++i)
+    REQUIRE(cblk_aread(id, buffers.block(i), i, 1, &tags[i], nullptr, 0) == 0);
+  REQUIRE(cblk_aread(id, buffers.block(4), 4, 1, &tags[4], &status, CBLK_ARW_USER_STATUS_FLAG) ==
+          0);
   int any = 0;
   REQUIRE(cblk_aresult(id, &any, ignored(), kNext) == 0 && any == -1);
   REFUSES(cblk_aresult(id, &tags[2], ignored(), kBlocking), ETIMEDOUT);
   REQUIRE(watch.passed() >= 0.3 && watch.passed() < 0.9);
-  REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);  // it is over: its tag says which one
+  // it is over: its tag says which one
+  REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);
   REQUIRE(any == tags[0]);
   REFUSES(cblk_aresult(id, &tags[1], ignored(), 0), ETIMEDOUT);  // a caller that polls sees it too
   REFUSES(cblk_aresult(id, &any, ignored(), kNext), ETIMEDOUT);
   REQUIRE(any == tags[3]);
   REFUSES(cblk_aresult(id, &any, ignored(), kNext), ENOENT);
   while (status_of(status) == CBLK_ARW_STATUS_PENDING) REQUIRE(watch.passed() < 0.95);
-  REQUIRE(status.status == CBLK_ARW_STATUS_FAIL && status.fail_errno == ETIMEDOUT && status.blocks_transferred == 0);
+  REQUIRE(status.status == CBLK_ARW_STATUS_FAIL && status.fail_errno == ETIMEDOUT &&
+          status.blocks_transferred == 0);
   const chunk_stats_t stats = stats_of(id);
   REQUIRE(stats.num_timeouts == 5 && stats.num_errors == 5 && stats.num_act_areads == 0);
   // Their places come free when the device is done with them; nothing came into the buffers.
@@ -83,7 +90,8 @@ TEST_CASE("asynchronous_commands_end_in_time") {
   for (int i = 0; i < 8; ++i)
     REQUIRE(cblk_aread(id, buffers.block(4), i, 1, &any, nullptr, CBLK_ARW_WAIT_CMD_FLAGS) == 0);
   REQUIRE(untouched(buffers, 4));
-  for (int i = 0; i < 8; ++i) REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);
+  for (int i = 0; i < 8; ++i)
+    REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);
   REQUIRE(untouched(buffers, 5));
   REQUIRE(cblk_close(id, 0) == 0);
 }
@@ -102,7 +110,8 @@ TEST_CASE("commands_of_a_list_end_in_time") {
   }
   const Watch watch;
   int n = 1;
-  REQUIRE(cblk_listio(id, both, 2, nullptr, 0, both, 1, done, &n, 0, 0) == 0);  // no limit of its own
+  REQUIRE(cblk_listio(id, both, 2, nullptr, 0, both, 1, done, &n, 0, 0) ==
+          0);  // no limit of its own
   REQUIRE(watch.passed() < 0.9);
   REQUIRE(ios[0].stat.status == CBLK_ARW_STATUS_FAIL && ios[0].stat.fail_errno == ETIMEDOUT);
   for (n = 0; n == 0;) {  // asks again and again
@@ -115,13 +124,15 @@ TEST_CASE("commands_of_a_list_end_in_time") {
   REQUIRE(untouched(buffers, 2) && cblk_close(id, 0) == 0);
 }
 
-// A late write may land yet: with what it had at first, and never after a later write to its blocks.
+// A late write may land yet: with what it had at first, and never after a later write to its
+// blocks.
 TEST_CASE("a_late_write_is_never_the_last_word") {
   if (kind() != "sim") return;
   for (const bool blocking : {true, false}) {
     const Limit limit("400");
     const std::string device = std::string("sim:4m,name=late") + (blocking ? "1" : "2");
-    const chunk_id_t id = cblk_open((device + ",stall=777,stall_us=1500000").c_str(), 0, O_RDWR, 0, 0);
+    const chunk_id_t id =
+        cblk_open((device + ",stall=777,stall_us=1500000").c_str(), 0, O_RDWR, 0, 0);
     REQUIRE(id != NULL_CHUNK_ID);
     Buffer first(1), second(1), other(1);
     stamp(first, 777, 1, 1);
@@ -135,8 +146,8 @@ TEST_CASE("a_late_write_is_never_the_last_word") {
     const Watch watch;
     REFUSES(write(first, 777), ETIMEDOUT);
     REQUIRE(watch.passed() < 1.0);
-    memset(first, 0x77, kBlock);                                 // it is the caller's again
-    REFUSES(write(second, 777), ETIMEDOUT);                      // it must wait for the first one, and that is late
+    memset(first, 0x77, kBlock);             // it is the caller's again
+    REFUSES(write(second, 777), ETIMEDOUT);  // it must wait for the first one, and that is late
     if (blocking) REQUIRE(cblk_write(id, other, 9, 1, 0) == 1);  // not so elsewhere
     while (write(second, 777) < 0) REQUIRE(errno == ETIMEDOUT && watch.passed() < 10);
     REQUIRE(watch.passed() > 1.4);  // after it
@@ -195,8 +206,8 @@ TEST_CASE("a_virtual_chunk_with_a_late_write_does_not_shrink") {
 TEST_CASE("a_stripe_with_one_member_that_hangs_ends_in_time") {
   if (kind() != "sim") return;
   const Limit limit("200");
-  const chunk_cg_id_t group =
-      cblk_cg_open("(sim:4m):(sim:4m,stall=777,stall_us=1000000)", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group = cblk_cg_open("(sim:4m):(sim:4m,stall=777,stall_us=1000000)", 0,
+                                           O_RDWR, 2, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(8);
   const Watch watch;
@@ -241,7 +252,8 @@ TEST_CASE("more_threads_than_lanes_get_their_turn") {
       for (uint64_t i = 0; i < 5; ++i) {
         stamp(block, static_cast<uint64_t>(t), 1, i);
         REQUIRE(cblk_write(id, block, t, 1, 0) == 1);
-        REQUIRE(cblk_read(id, back, t, 1, 0) == 1 && is_stamped(back, static_cast<uint64_t>(t), 1, i));
+        REQUIRE(cblk_read(id, back, t, 1, 0) == 1 &&
+                is_stamped(back, static_cast<uint64_t>(t), 1, i));
       }
     });
   }

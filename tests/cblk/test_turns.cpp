@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One device, as a whole and in virtual LUNs, in turn: what holds nothing any more gives way, what holds something is
-// refused.
+// One device, as a whole and in virtual LUNs, in turn: what holds nothing any more gives way, what
+// holds something is refused.
 #include "cblk_test.h"
 
 namespace {
@@ -52,10 +52,12 @@ TEST_CASE("physical_after_virtual_and_virtual_after_physical") {
       REQUIRE(cblk_write(id, block, static_cast<off_t>(lba), 1, 0) == 1);
     }
     REQUIRE(cblk_close(id, 0) == 0);
-    REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EEXIST);  // now something would be lost
+    // now something would be lost
+    REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EEXIST);
     const chunk_id_t again = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
     for (const size_t lba : {size_t{0}, size_t{1}, blocks / 2, blocks - 1}) {
-      REQUIRE(cblk_read(again, block, static_cast<off_t>(lba), 1, 0) == 1 && is_stamped(block, lba, 1, round));
+      REQUIRE(cblk_read(again, block, static_cast<off_t>(lba), 1, 0) == 1 &&
+              is_stamped(block, lba, 1, round));
       memset(block, 0, kBlock);
       REQUIRE(cblk_write(again, block, static_cast<off_t>(lba), 1, 0) == 1);  // nothing any more
     }
@@ -99,7 +101,8 @@ TEST_CASE("a_physical_open_waits_for_nobody_who_is_gone") {
         const chunk_id_t id = open_virtual(path);
         Buffer block(1);
         int tag;
-        REQUIRE(cblk_set_size(id, 100, 0) == 0 && cblk_awrite(id, block, 7, 1, &tag, nullptr, 0) == 0);
+        REQUIRE(cblk_set_size(id, 100, 0) == 0 &&
+                cblk_awrite(id, block, 7, 1, &tag, nullptr, 0) == 0);
         REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
       },
       nullptr);
@@ -115,7 +118,8 @@ TEST_CASE("virtual_luns_that_live_are_not_taken") {
   REQUIRE(cblk_set_size(id, 100, 0) == 0);
   stamp(block, 7, 1, 1);
   REQUIRE(cblk_write(id, block, 7, 1, 0) == 1);
-  for (const int flags : {0, CBLK_OPN_RESERVE}) REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, flags), EBUSY);
+  for (const int flags : {0, CBLK_OPN_RESERVE})
+    REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, flags), EBUSY);
   REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID), EBUSY);
   memset(block, 0, kBlock);
   REQUIRE(cblk_read(id, block, 7, 1, 0) == 1 && is_stamped(block, 7, 1, 1));

@@ -62,7 +62,8 @@ TEST_CASE("a_virtual_chunk_has_no_size_until_it_is_set") {
 TEST_CASE("a_chunk_shrinks_beside_threads_that_never_pause") {
   for (const char* limit : {"0", "5000"}) {
     const Limit time(limit);
-    const chunk_id_t id = open_virtual(kind() == "sim" ? "sim:16m,latency_us=300" : device(kBlocks));
+    const chunk_id_t id =
+        open_virtual(kind() == "sim" ? "sim:16m,latency_us=300" : device(kBlocks));
     REQUIRE(cblk_set_size(id, 2048, 0) == 0);
     write_run(id, 0, 128, 1);
     std::atomic<bool> over{false};
@@ -107,7 +108,8 @@ TEST_CASE("growing_keeps_shrinking_drops_the_tail") {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// IBM's file mode keeps one pointer for all chunks of a file: growing any but the last loses its data.
+// IBM's file mode keeps one pointer for all chunks of a file: growing any but the last loses its
+// data.
 TEST_CASE("chunks_on_one_device_grow_in_any_order") {
   if (!survives()) return;
   const std::string path = device(kBlocks);
@@ -120,7 +122,8 @@ TEST_CASE("chunks_on_one_device_grow_in_any_order") {
       REQUIRE(cblk_set_size(id[i], grown, 0) == 0);
       write_run(id[i], size[i], grown - size[i], 10 + static_cast<uint64_t>(i));
       size[i] = grown;
-      for (int j = 0; j < 3; ++j) REQUIRE(holds_run(id[j], 0, size[j], 10 + static_cast<uint64_t>(j)));
+      for (int j = 0; j < 3; ++j)
+        REQUIRE(holds_run(id[j], 0, size[j], 10 + static_cast<uint64_t>(j)));
     }
   }
   REQUIRE(cblk_close(id[1], 0) == 0);
@@ -183,7 +186,8 @@ TEST_CASE("scrubbed_data_is_not_on_the_device_any_more") {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   Buffer block(1);
   for (size_t i = 0; i < kBlocks; ++i) {
-    REQUIRE(pread(fd, block, kBlock, static_cast<off_t>(i * kBlock)) == static_cast<ssize_t>(kBlock));
+    REQUIRE(pread(fd, block, kBlock, static_cast<off_t>(i * kBlock)) ==
+            static_cast<ssize_t>(kBlock));
     uint64_t lba;
     memcpy(&lba, block, sizeof lba);
     REQUIRE(lba >= 300 || !is_stamped(block.data(), lba, 77));
@@ -254,7 +258,8 @@ TEST_CASE("a_virtual_chunk_knows_its_mode") {
 
 TEST_CASE("a_raid0_of_virtual_luns") {
   const std::string path = device(kBlocks, 0) + ":" + device(kBlocks, 1);
-  const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
+  const chunk_cg_id_t group =
+      cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   size_t size = 9;
   REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 0);
@@ -308,7 +313,8 @@ TEST_CASE("two_processes_share_a_physical_lun") {
   const chunk_id_t id = open_virtual(path);
   REQUIRE(cblk_set_size(id, static_cast<size_t>(-1), 0) == 0);
   size_t size;
-  REQUIRE(cblk_get_size(id, &size, 0) == 0 && size > kBlocks * 3 / 4);  // what the dead one had is free again
+  // what the dead one had is free again
+  REQUIRE(cblk_get_size(id, &size, 0) == 0 && size > kBlocks * 3 / 4);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -317,7 +323,8 @@ TEST_CASE("the_format_takes_two_megabytes") {
   if (kind() != "file") return;
   for (const size_t mebibytes : {66, 1026}) {
     const std::string path = "/var/tmp/lunar-cblk-room-" + std::to_string(getpid());
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);  // sparse: only its size counts
+    // sparse: only its size counts
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     REQUIRE(fd >= 0 && ftruncate(fd, static_cast<off_t>(mebibytes << 20)) == 0 && close(fd) == 0);
     const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
     const size_t fits = (mebibytes - 2) << 8;

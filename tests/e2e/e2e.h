@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the whole-program tests share: a directory of their own, failures that are counted, and the tables that
-// `lunar run --stats` leaves in standard error.
+// What the whole-program tests share: a directory of their own, failures that are counted, and the
+// tables that `lunar run --stats` leaves in standard error.
 // Threading: one thread. May not be used by code that ships.
 #pragma once
 #include <fcntl.h>
@@ -48,8 +48,8 @@ inline bool redis_missing() {
   return true;
 }
 
-// main() of a test with a redis-server, around its body (an exit code): 77 and a `skip:` line where there is no server,
-// or no right to userfaultfd; one line of what went wrong.
+// main() of a test with a redis-server, around its body (an exit code): 77 and a `skip:` line where
+// there is no server, or no right to userfaultfd; one line of what went wrong.
 template <class Body>
 int guarded(Body body) {
   setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -68,7 +68,8 @@ int guarded(Body body) {
 }
 
 // A directory of this run, gone with it. On a disk: no LUN lies on a memory file system.
-// A directory that goes with the test. One that was killed leaves it: the next test that makes one takes it away.
+// A directory that goes with the test. One that was killed leaves it: the next test that makes one
+// takes it away.
 struct Scratch {
   std::string path;
   Scratch() {
@@ -113,7 +114,8 @@ inline std::string text_of(const std::string& path) {
   std::string text;
   FILE* file = fopen(path.c_str(), "re");
   char buffer[1 << 16];
-  for (size_t n; file != nullptr && (n = fread(buffer, 1, sizeof(buffer), file)) > 0;) text.append(buffer, n);
+  for (size_t n; file != nullptr && (n = fread(buffer, 1, sizeof(buffer), file)) > 0;)
+    text.append(buffer, n);
   if (file != nullptr) fclose(file);
   return text;
 }
@@ -145,7 +147,8 @@ void require(bool holds, fmt::format_string<Arguments...> text, Arguments&&... a
   fmt::print("FAIL: {}\n", fmt::format(text, std::forward<Arguments>(arguments)...));
 }
 
-// The last lines of a test, and its exit code: what the server logged, where something failed, and the verdict.
+// The last lines of a test, and its exit code: what the server logged, where something failed, and
+// the verdict.
 inline int verdict(const std::string& log, const char* whose = "the log") {
   if (g_failures != 0) fmt::print("{}:\n{}\n", whose, log);
   fmt::print("{}\n", g_failures == 0 ? "PASS" : "FAILED");
@@ -159,7 +162,8 @@ inline uint64_t number(const Table& table, const std::string& key) {
   return found == table.end() ? 0 : strtoull(found->second.c_str(), nullptr, 10);
 }
 
-// Tables by process, taken out of `text`, which keeps the rest. A process that was killed or never tiered has none.
+// Tables by process, taken out of `text`, which keeps the rest. A process that was killed or never
+// tiered has none.
 inline std::map<std::string, Table> take_tables(std::string* text) {
   std::map<std::string, Table> tables;
   std::istringstream lines(*text);
@@ -181,18 +185,22 @@ inline std::map<std::string, Table> take_tables(std::string* text) {
   return tables;
 }
 
-// What must be true of a process that lived above its budget: it evicted at least `factor` times the budget, and its
-// resident set never passed the cap + 64 MiB.
+// What must be true of a process that lived above its budget: it evicted at least `factor` times
+// the budget, and its resident set never passed the cap + 64 MiB.
 inline void check_table(const Table& table, uint64_t cap, uint64_t factor) {
-  const uint64_t evicted = number(table, "evictions_bytes"), resident = number(table, "peak_resident_bytes"),
+  const uint64_t evicted = number(table, "evictions_bytes"),
+                 resident = number(table, "peak_resident_bytes"),
                  own_rss = number(table, "peak_rss_bytes");
   require(!table.empty(), "no `lunar: stats:` lines: it did not run under Lunar");
   require(number(table, "armed") == 1, "the pager was never active: an untiered run");
-  require(number(table, "cap_bytes") == cap, "its budget was {:.0f} MiB", mib(number(table, "cap_bytes")));
-  require(evicted >= factor * cap, "evicted {:.0f} MiB, less than {} x the budget", mib(evicted), factor);
-  require(resident > 0 && resident <= cap, "tiered pages peaked at {:.1f} MiB, above the cap", mib(resident));
-  require(own_rss > 0 && own_rss <= cap + kOverhead, "its resident set peaked at {:.1f} MiB by its own word",
-          mib(own_rss));
+  require(number(table, "cap_bytes") == cap, "its budget was {:.0f} MiB",
+          mib(number(table, "cap_bytes")));
+  require(evicted >= factor * cap, "evicted {:.0f} MiB, less than {} x the budget", mib(evicted),
+          factor);
+  require(resident > 0 && resident <= cap, "tiered pages peaked at {:.1f} MiB, above the cap",
+          mib(resident));
+  require(own_rss > 0 && own_rss <= cap + kOverhead,
+          "its resident set peaked at {:.1f} MiB by its own word", mib(own_rss));
   for (const char* key : {"read_errors", "write_errors", "poisoned"})
     require(number(table, key) == 0, "{} is {}", key, number(table, key));
 }

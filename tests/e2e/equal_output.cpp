@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Equal output: one program twice, plain and under `lunar run --dram CAP`, with the same input; what they print must
-// be the same, byte for byte.
+// Equal output: one program twice, plain and under `lunar run --dram CAP`, with the same input;
+// what they print must be the same, byte for byte.
 //
 //   equal_output LUNAR WORKLOADS NAME SIZE CAP_MIB
 //
-// With the word `untiered` for LUNAR the second run is plain too, and the test passes only if that is found out.
+// With the word `untiered` for LUNAR the second run is plain too, and the test passes only if that
+// is found out.
 //
-// An untiered run does not pass. The plain run must need four times the cap; the tiered one must say, in the table of
-// --stats, that it evicted at least twice its budget and stayed under it, and its resident set (its own word, and the
-// kernel's by wait4) may peak at no more than the cap + 64 MiB. Of a tree of processes (gcc and its cc1) the one that
-// evicted most is looked at.
+// An untiered run does not pass. The plain run must need four times the cap; the tiered one must
+// say, in the table of --stats, that it evicted at least twice its budget and stayed under it, and
+// its resident set (its own word, and the kernel's by wait4) may peak at no more than the cap + 64
+// MiB. Of a tree of processes (gcc and its cc1) the one that evicted most is looked at.
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include <fcntl.h>
@@ -71,21 +72,22 @@ std::string write_lines(const Setup& setup) {
 std::string write_c_file(const Setup& setup) {
   const std::string path = setup.scratch + "/large.c";
   FILE* file = fopen(path.c_str(), "we");
-  fmt::print(
-      file,
-      "struct record {{ const char *name; unsigned a, b; double c; }};\nstatic const struct record table[] = {{\n");
+  fmt::print(file,
+             "struct record {{ const char *name; unsigned a, b; double c; }};\nstatic const struct "
+             "record table[] = {{\n");
   for (uint64_t i = 0; i < setup.size * 8; ++i)
-    fmt::print(file, "  {{\"record {} of the table, {:x}\", {}u, 0x{:x}u, {}.5}},\n", i, i * 2654435761, i,
-               i * 2654435761 & 0xffffffff, i);
+    fmt::print(file, "  {{\"record {} of the table, {:x}\", {}u, 0x{:x}u, {}.5}},\n", i,
+               i * 2654435761, i, i * 2654435761 & 0xffffffff, i);
   fmt::print(file, "}};\n");
   for (uint64_t i = 0; i < setup.size; ++i) {
-    fmt::print(
-        file,
-        "static unsigned f{0}(unsigned x, const unsigned *p) {{\n  unsigned s = x ^ {1}u;\n"
-        "  for (unsigned i = 0; i < (x & {2}); ++i) s = s * 31 + p[(s + i) & 15] + table[(s ^ {0}) % {3}].a;\n"
-        "  switch (s & 3) {{ case 0: return s + {0}; case 1: return s * 7 ^ x; case 2: return p[s & 7]; default: "
-        "return s - 1; }}\n}}\n",
-        i, i * 2654435761 & 0xffffffff, i % 61 + 3, setup.size * 8);
+    fmt::print(file,
+               "static unsigned f{0}(unsigned x, const unsigned *p) {{\n  unsigned s = x ^ {1}u;\n"
+               "  for (unsigned i = 0; i < (x & {2}); ++i) s = s * 31 + p[(s + i) & 15] + table[(s "
+               "^ {0}) % {3}].a;\n"
+               "  switch (s & 3) {{ case 0: return s + {0}; case 1: return s * 7 ^ x; case 2: "
+               "return p[s & 7]; default: "
+               "return s - 1; }}\n}}\n",
+               i, i * 2654435761 & 0xffffffff, i % 61 + 3, setup.size * 8);
   }
   fmt::print(file, "unsigned all(unsigned x, const unsigned *p) {{\n  unsigned s = x;\n");
   for (uint64_t i = 0; i < setup.size; ++i) fmt::print(file, "  s += f{}(s, p);\n", i);
@@ -97,8 +99,8 @@ std::string write_c_file(const Setup& setup) {
 std::string write_sql(const Setup& setup) {
   const std::string path = setup.scratch + "/input.sql";
   FILE* file = fopen(path.c_str(), "we");
-  fmt::print(file, "CREATE TABLE size(n);\nINSERT INTO size VALUES({});\n.read {}/index.sql\n", setup.size,
-             setup.workloads);
+  fmt::print(file, "CREATE TABLE size(n);\nINSERT INTO size VALUES({});\n.read {}/index.sql\n",
+             setup.size, setup.workloads);
   fclose(file);
   return path;
 }
@@ -113,13 +115,16 @@ std::string program(const std::string& name) {
 Command build(const std::string& name, const Setup& setup) {
   const std::string size = std::to_string(setup.size), folder = setup.workloads + "/";
   if (name == "python-dict") return {{program("python3"), "-S", "-E", folder + "dict.py", size}};
-  if (name == "python-matrix") return {{program("python3"), "-S", "-E", folder + "matrix.py", size}};
-  if (name == "sqlite") return {{program("sqlite3"), "-batch", "-init", "/dev/null", ":memory:"}, write_sql(setup)};
+  if (name == "python-matrix")
+    return {{program("python3"), "-S", "-E", folder + "matrix.py", size}};
+  if (name == "sqlite")
+    return {{program("sqlite3"), "-batch", "-init", "/dev/null", ":memory:"}, write_sql(setup)};
   if (name == "sort") return {{program("sort"), "-S", "2G", "--parallel=2", write_lines(setup)}};
   if (name == "perl") return {{program("perl"), folder + "records.pl", size}};
   if (name == "gcc") return {{program("gcc"), "-O0", "-S", "-o", "-", write_c_file(setup)}};
   if (access(name.c_str(), X_OK) == 0) return {{name, size}};  // a program of our own
-  throw Skip{"workload", name + " is not there"};              // a word that tools/test does not know: it fails there
+  // a word that tools/test does not know: it fails there
+  throw Skip{"workload", name + " is not there"};
 }
 
 struct Ended {
@@ -128,9 +133,11 @@ struct Ended {
   uint64_t rss_bytes = 0;  // the largest of its processes, by the kernel
 };
 
-void child_main(const Words& words, const std::string& input, const std::string& output, const std::string& errors) {
+void child_main(const Words& words, const std::string& input, const std::string& output,
+                const std::string& errors) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const int in = open(input.c_str(), O_RDONLY), out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600),
+  const int in = open(input.c_str(), O_RDONLY),
+            out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600),
             err = open(errors.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
   if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) _exit(99);
   for (int fd = 3; fd < 64; ++fd) close(fd);
@@ -141,7 +148,8 @@ void child_main(const Words& words, const std::string& input, const std::string&
   _exit(98);
 }
 
-Ended run(const Words& words, const std::string& input, const std::string& output, const std::string& errors) {
+Ended run(const Words& words, const std::string& input, const std::string& output,
+          const std::string& errors) {
   const double start = now_s();
   const pid_t child = fork();
   if (child == 0) child_main(words, input, output, errors);
@@ -188,9 +196,10 @@ int64_t first_difference(const std::string& a, const std::string& b) {
 
 void check_memory(const Table& table, const Ended& plain, const Ended& tiered, uint64_t cap) {
   require(plain.rss_bytes >= kNeededFactorMin * cap,
-          "the plain run peaked at {:.0f} MiB, less than {} x the cap of {:.0f}", mib(plain.rss_bytes),
-          kNeededFactorMin, mib(cap));
-  require(tiered.rss_bytes <= cap + kOverhead, "its resident set peaked at {:.1f} MiB by wait4", mib(tiered.rss_bytes));
+          "the plain run peaked at {:.0f} MiB, less than {} x the cap of {:.0f}",
+          mib(plain.rss_bytes), kNeededFactorMin, mib(cap));
+  require(tiered.rss_bytes <= cap + kOverhead, "its resident set peaked at {:.1f} MiB by wait4",
+          mib(tiered.rss_bytes));
   check_table(table, cap, kEvictedFactorMin);
 }
 
@@ -204,11 +213,13 @@ int compare(const std::string& lunar, const std::string& name, const Setup& setu
   }
   Words words;
   if (lunar != kUntiered)
-    words = {lunar, "run", fmt::format("--dram={}", cap), "--lun=" + setup.scratch, "--stats", "--"};
+    words = {lunar,     "run", fmt::format("--dram={}", cap), "--lun=" + setup.scratch,
+             "--stats", "--"};
   words.insert(words.end(), command.words.begin(), command.words.end());
   const Ended tiered = run(words, command.input, file("tiered.out"), file("tiered.err"));
   std::string errors = text_of(file("tiered.err"));
-  if (WIFEXITED(tiered.status) && WEXITSTATUS(tiered.status) == 125 && errors.find("userfaultfd") != std::string::npos)
+  if (WIFEXITED(tiered.status) && WEXITSTATUS(tiered.status) == 125 &&
+      errors.find("userfaultfd") != std::string::npos)
     skip("userfaultfd", errors.substr(0, errors.find('\n')));
   const Table table = busiest(&errors);
   require(tiered.status == 0, "the tiered run: {}", how(tiered));
@@ -217,14 +228,17 @@ int compare(const std::string& lunar, const std::string& name, const Setup& setu
   require(at < 0, "the outputs differ from byte {} of {} on", at, bytes);
   require(bytes >= kOutputBytesMin, "an output of {} bytes proves nothing", bytes);
   const std::string plain_errors = text_of(file("plain.err"));
-  require(errors == plain_errors, "standard error differs:\n--- plain\n{}--- tiered\n{}", plain_errors, errors);
+  require(errors == plain_errors, "standard error differs:\n--- plain\n{}--- tiered\n{}",
+          plain_errors, errors);
   check_memory(table, plain, tiered, cap);
   auto leaf = [](const std::string& path) { return path.substr(path.rfind('/') + 1); };
   fmt::print(
-      "{:14} cap {:4.0f} MiB  needed {:6.1f}  peak RSS {:6.1f} (wait4 {:6.1f})  evicted {:7.1f} MiB  output {} bytes "
+      "{:14} cap {:4.0f} MiB  needed {:6.1f}  peak RSS {:6.1f} (wait4 {:6.1f})  evicted {:7.1f} "
+      "MiB  output {} bytes "
       "{}  plain {:.1f} s, tiered {:.1f} s\n",
-      leaf(name), mib(cap), mib(plain.rss_bytes), mib(number(table, "peak_rss_bytes")), mib(tiered.rss_bytes),
-      mib(number(table, "evictions_bytes")), bytes, at < 0 ? "equal" : "DIFFERENT", plain.seconds, tiered.seconds);
+      leaf(name), mib(cap), mib(plain.rss_bytes), mib(number(table, "peak_rss_bytes")),
+      mib(tiered.rss_bytes), mib(number(table, "evictions_bytes")), bytes,
+      at < 0 ? "equal" : "DIFFERENT", plain.seconds, tiered.seconds);
   if (lunar == kUntiered) return g_failures > 0 ? 0 : 1;
   if (g_failures > 0)
     for (const auto& [key, value] : table) fmt::print("  {} {}\n", key, value);
@@ -240,9 +254,11 @@ int main(int argc, char** argv) {
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
   // The same hashes in both runs; nothing of ours in the plain one.
-  for (const char* variable : {"LD_PRELOAD", "LUNAR_DRAM", "LUNAR_SIZE", "LUNAR_LUN", "LUNAR_STATS"})
+  for (const char* variable :
+       {"LD_PRELOAD", "LUNAR_DRAM", "LUNAR_SIZE", "LUNAR_LUN", "LUNAR_STATS"})
     unsetenv(variable);
-  for (const char* variable : {"PYTHONHASHSEED", "PERL_HASH_SEED", "PERL_PERTURB_KEYS"}) setenv(variable, "0", 1);
+  for (const char* variable : {"PYTHONHASHSEED", "PERL_HASH_SEED", "PERL_PERTURB_KEYS"})
+    setenv(variable, "0", 1);
   setenv("LC_ALL", "C", 1);
   const Scratch scratch;
   setenv("TMPDIR", scratch.path.c_str(), 1);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Lunar costs a program whose data fits into DRAM: a pointer chase over 128 MiB, and redis-benchmark's SET and
-// GET, plain (huge pages off, as on tiered memory) against `lunar run --dram 1g`, taking turns.
+// What Lunar costs a program whose data fits into DRAM: a pointer chase over 128 MiB, and
+// redis-benchmark's SET and GET, plain (huge pages off, as on tiered memory) against `lunar run
+// --dram 1g`, taking turns.
 //
-//   fits_in_dram LUNAR PERCENT_MAX [ROUNDS]        prints medians and their ratio; fails above PERCENT_MAX
+//   fits_in_dram LUNAR PERCENT_MAX [ROUNDS]        prints medians and their ratio; fails above
+//                                                  PERCENT_MAX
 //
-// The bound in the test suite is wide, as machines are shared; figures for the docs are of a quiet one.
-// Threading: one thread. May not: leave files or processes behind.
+// The bound in the test suite is wide, as machines are shared; figures for the docs are of a quiet
+// one. Threading: one thread. May not: leave files or processes behind.
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -66,7 +68,8 @@ void huge_pages(bool allowed) { (void)prctl(PR_SET_THP_DISABLE, allowed ? 0 : 1,
 // redis-benchmark --csv: "SET","123456.00",...
 double ns_per_request(const std::string& csv, const std::string& name) {
   const size_t at = csv.find("\"" + name + "\",\"");
-  const double rate = at == std::string::npos ? 0 : strtod(csv.c_str() + at + name.size() + 4, nullptr);
+  const double rate =
+      at == std::string::npos ? 0 : strtod(csv.c_str() + at + name.size() + 4, nullptr);
   if (rate <= 0) throw std::runtime_error("redis-benchmark says nothing of " + name + ":\n" + csv);
   return 1e9 / rate;
 }
@@ -79,8 +82,9 @@ void redis_run(Backend* backend, const Words& wrapper, const Scratch& scratch) {
   setup.name = "server";
   setup.saves = false;
   lunar::tools::RedisServer server(setup);
-  const std::string csv = output_of(fmt::format(
-      "{} -p {} -t set,get -n 200000 -r 100000 -d 500 -c 16 -P 4 --csv 2>/dev/null", kRedisBenchmark, server.port()));
+  const std::string csv = output_of(
+      fmt::format("{} -p {} -t set,get -n 200000 -r 100000 -d 500 -c 16 -P 4 --csv 2>/dev/null",
+                  kRedisBenchmark, server.port()));
   backend->set.push_back(ns_per_request(csv, "SET"));
   backend->get.push_back(ns_per_request(csv, "GET"));
   server.shut_down();
@@ -95,8 +99,10 @@ double median(std::vector<double> values) {
 void verdict(const char* what, const std::vector<double>& plain, const std::vector<double>& tiered,
              double percent_max) {
   const double a = median(plain), b = median(tiered), percent = (b / a - 1) * 100;
-  fmt::print("{:14} plain {:8.1f} ns  lunar {:8.1f} ns  ratio {:.3f} ({:+.1f}%)\n", what, a, b, b / a, percent);
-  require(percent <= percent_max, "{} is {:.1f}% slower, more than {:.0f}%", what, percent, percent_max);
+  fmt::print("{:14} plain {:8.1f} ns  lunar {:8.1f} ns  ratio {:.3f} ({:+.1f}%)\n", what, a, b,
+             b / a, percent);
+  require(percent <= percent_max, "{} is {:.1f}% slower, more than {:.0f}%", what, percent,
+          percent_max);
 }
 
 int test(const char* self, const std::string& lunar_program, double percent_max, int rounds) {
@@ -108,7 +114,8 @@ int test(const char* self, const std::string& lunar_program, double percent_max,
   for (int round = 0; round < rounds; ++round) {
     for (Backend* backend : {&plain, &tiered}) {
       huge_pages(backend == &tiered);
-      backend->chase.push_back(strtod(output_of(fmt::format("{}{} chase", backend->wrapper, self)).c_str(), nullptr));
+      backend->chase.push_back(
+          strtod(output_of(fmt::format("{}{} chase", backend->wrapper, self)).c_str(), nullptr));
       if (redis) redis_run(backend, backend == &tiered ? wrapper : Words{}, scratch);
       huge_pages(true);
     }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that share one formatted LUN (a file), and stripes. Each checks every page of its own. Some are killed:
-their space is taken back, that of the living is not; a daemon that forked twice and closed everything keeps its own. At
-the end the LUN checks clean and is empty."""
+"""Processes that share one formatted LUN (a file), and stripes. Each checks every page of its own.
+Some are killed: their space is taken back, that of the living is not; a daemon that forked twice
+and closed everything keeps its own. At the end the LUN checks clean and is empty."""
 import json
 import os
 import signal
@@ -23,8 +23,10 @@ def file_of(directory, name, mib):
 
 def start(luns, seed, mib, passes, *further, size=None):
     flags = [word for lun in luns for word in ("--lun", lun)]
-    words = ["--dram", "16m", "--size", size or f"{3 * mib}m", *flags, "--", STAMPED, str(seed), str(mib), str(passes)]
-    return subprocess.Popen([LUNAR, "run", *words, *further], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    words = ["--dram", "16m", "--size", size or f"{3 * mib}m", *flags, "--", STAMPED, str(seed),
+             str(mib), str(passes)]
+    return subprocess.Popen([LUNAR, "run", *words, *further], stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True)
 
 
@@ -63,7 +65,8 @@ def test_together(directory):
         sound(child, "next to a killed one")
     sound(start([lun], 4, 96, 1), "in the space of the killed one")
     check_clean(lun)
-    end = time.monotonic() + 20   # the kernel ends the rings of a process, and with them its locks, some time after it
+    # the kernel ends the rings of a process, and with them its locks, some time after it
+    end = time.monotonic() + 20
     while (left := scratch_luns(lun)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not left, "scratch LUNs"
@@ -83,12 +86,13 @@ def test_daemon(directory):
 
 
 def test_plain(directory):
-    """An empty file is one tree's: its processes share it, and no other process has it while one of them lives, be it
-    a daemon that closed everything before it forked."""
+    """An empty file is one tree's: its processes share it, and no other process has it while one of
+    them lives, be it a daemon that closed everything before it forked."""
     lun = os.path.join(directory, "plain")
     open(lun, "wb").close()
     report = os.path.join(directory, "report-plain")
-    parent = start([lun], 11, 64, 2, report, "close-first", size="512m")   # large: the LUN is open before the forks
+    # large: the LUN is open before the forks
+    parent = start([lun], 11, 64, 2, report, "close-first", size="512m")
     parent.wait()
     parent.stdout.close()
     refused = 0
@@ -98,7 +102,8 @@ def test_plain(directory):
         if foreign.returncode == 125 and "in use" in output:
             refused += 1
         else:
-            assert os.path.exists(report), f"another program took the LUN of a living daemon: {output}"
+            assert os.path.exists(report), (
+                f"another program took the LUN of a living daemon: {output}")
     with open(report, encoding="utf-8") as file:
         assert file.read() == "sound\n"
     assert refused, "the daemon was done before any process could be refused; give it more passes"
@@ -107,7 +112,8 @@ def test_plain(directory):
 def test_composed(directory):
     first, second, third = (file_of(directory, name, 192) for name in ("a", "b", "c"))
     sound(start([first, second], 7, 48, 1), "on a stripe of two --lun")
-    sound(start([f"stripe:{third};{file_of(directory, 'd', 192)}"], 8, 48, 1), "on a labelled stripe")
+    sound(start([f"stripe:{third};{file_of(directory, 'd', 192)}"], 8, 48, 1),
+          "on a labelled stripe")
     created = lunar("create", f"{first}#cold", "--size", "144m", "--yes")
     assert created.returncode == 0, created.stdout
     sound(start([f"{first}#cold"], 10, 32, 1, size="64m"), "on a named LUN")

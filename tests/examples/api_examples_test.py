@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of examples/api answer --help, refuse words that are wrong, and say why where their sizes show nothing.
-(What they do otherwise they check themselves.)"""
+"""Programs of examples/api answer --help, refuse words that are wrong, and say why where their
+sizes show nothing. (What they do otherwise they check themselves.)"""
 import os
 
 import pytest

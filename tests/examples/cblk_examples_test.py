@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each program of examples/cblk runs on files: one result line, exit code 0, nothing left on the device. On a device
-that holds foreign data each of them refuses and changes no byte."""
+"""Each program of examples/cblk runs on files: one result line, exit code 0, nothing left on the
+device. On a device that holds foreign data each of them refuses and changes no byte."""
 import os
 
 from build_tree import ROOT

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of example programs share: programs built by the line that their README gives, with gcc and nothing of
-the project but header and library, and run."""
+"""What the tests of example programs share: programs built by the line that their README gives,
+with gcc and nothing of the project but header and library, and run."""
 import os
 import shutil
 import subprocess
@@ -12,7 +12,8 @@ from build_tree import BUILD, ROOT
 MIB = 1 << 20
 INCLUDE = os.path.join(ROOT, "runtime/include")
 CBLK, ARKDB, LUNAR_SO = (os.path.join(BUILD, name) for name in
-                         ("runtime/cblk/libcflsh_block.so", "runtime/kv/ark/libarkdb.so", "runtime/liblunar.so"))
+                         ("runtime/cblk/libcflsh_block.so", "runtime/kv/ark/libarkdb.so",
+                          "runtime/liblunar.so"))
 COMPILERS = {".c": ["gcc"], ".cpp": ["g++", "-std=c++20"]}
 
 
@@ -25,8 +26,8 @@ def compile_program(source, program, *words):
 
 
 def build(directory, examples, library, other_links=None):
-    """gcc x.c -l<link>, g++ -std=c++20 x.cpp -l<link>, or with other_links[x]; the library as a program at run time
-    finds it."""
+    """gcc x.c -l<link>, g++ -std=c++20 x.cpp -l<link>, or with other_links[x]; the library as a
+    program at run time finds it."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc: no gcc here")
     programs, link = {}, os.path.basename(library).removeprefix("lib").removesuffix(".so")
@@ -35,13 +36,15 @@ def build(directory, examples, library, other_links=None):
         name, suffix = os.path.splitext(file)
         if suffix in COMPILERS:
             links = (other_links or {}).get(name, ["-L", os.path.dirname(library), "-l" + link])
-            programs[name] = compile_program(os.path.join(examples, file), os.path.join(directory, name), *links)
+            programs[name] = compile_program(os.path.join(examples, file),
+                                             os.path.join(directory, name), *links)
     return programs
 
 
 def run(program, *words, **variables):
     libraries = ":".join(map(os.path.dirname, (CBLK, ARKDB, LUNAR_SO)))
-    return subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    return subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, check=False,
                           env={**os.environ, "LD_LIBRARY_PATH": libraries, **variables})
 
 
@@ -49,7 +52,8 @@ def check_options(program, wrong=(), name=None):
     """--help; an option that there is not; words that are wrong."""
     name = name or os.path.basename(program)
     result = run(program, "--help")
-    assert result.returncode == 0 and result.stdout.startswith("usage: " + name) and result.stderr == "", (
+    assert (result.returncode == 0 and result.stdout.startswith("usage: " + name)
+            and result.stderr == ""), (
         f"{name} --help: {result}")
     for words in (["--nonsense"], *wrong):
         result = run(program, *words)

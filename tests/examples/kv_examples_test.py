@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each program of examples/kv runs in memory and on files: one result line, exit code 0. On a file that holds foreign
-data each of them refuses and changes no byte."""
+"""Each program of examples/kv runs in memory and on files: one result line, exit code 0. On a file
+that holds foreign data each of them refuses and changes no byte."""
 import functools
 import os
 import re
@@ -34,17 +34,20 @@ def check_persist(program, place, foreign):
 def one_line(program, wanted, *words):
     """Runs it; it must print one line of this form."""
     result = run(program, *words)
-    held = result.returncode == 0 and result.stderr == "" and re.fullmatch(wanted + "\n", result.stdout)
+    held = result.returncode == 0 and result.stderr == "" and re.fullmatch(wanted + "\n",
+        result.stdout)
     assert held, f"{os.path.basename(program)} {words}: {result}, not {wanted}"
 
 
 def check_benchmark(program, place, foreign):
     check_options(program, (["-n", "0"], ["-r", "101"], ["-q", "0"], ["word"]))
-    rates = r"loaded at \d+ set/s; [1-9]\d* op/s \((\d+) get/s, (\d+) set/s\), \d+\.\d MiB/s, \d+\.\d\d CPUs, all equal"
+    rates = (r"loaded at \d+ set/s; [1-9]\d* op/s \((\d+) get/s, (\d+) set/s\), \d+\.\d MiB/s, "
+             r"\d+\.\d\d CPUs, all equal")
     wanted = "run_kv_benchmark: 4 threads, depth 32, 1000 pairs of 4000 bytes: " + rates
     one_line(program, wanted, "-s", "1", "-n", "1000")
     words = ("-d", place, "-t", "2", "-q", "100", "-n", "50", "-v", "0", "-r", "0", "-s", "1", "-H")
-    one_line(program, r"run_kv_benchmark: 2 threads, depth 100, 50 pairs of 0 bytes: " + rates, *words)
+    one_line(program, r"run_kv_benchmark: 2 threads, depth 100, 50 pairs of 0 bytes: " + rates,
+             *words)
     result = changes_nothing(foreign, program, "-d", foreign, **DRAM)
     assert result.returncode == 1 and result.stdout == ""
 
@@ -62,7 +65,8 @@ def check_perf(program, place):
 
 def check_fileload(program, directory):
     check_options(program, ([], ["-F", "", "file"], ["one", "two"]))
-    lines, again, place = (os.path.join(directory, name) for name in ("lines", "again", "loaded.img"))
+    lines, again, place = (os.path.join(directory, name)
+                           for name in ("lines", "again", "loaded.img"))
     with open(lines, "wb") as file:
         file.write(b"a\t1\nb\t\nonly a key\n\nc\tx\ty\na\t1\n")
         file.write(b"".join(b"%d\t\0binary %d\n" % (i, i * i) for i in range(5000)) + b"end\tz")
@@ -74,7 +78,8 @@ def check_fileload(program, directory):
     one_line(program, done % (5007, 5006, 5006), "-k", "-d", place, lines)
     one_line(program, done % (5007, 0, 5006), "-k", "-d", place, lines)
     result = run(program, "-F", ":", again)
-    assert result.returncode == 1 and "line 2: the store has another value of this key" in result.stderr
+    assert result.returncode == 1
+    assert "line 2: the store has another value of this key" in result.stderr
     one_line(program, done % (2, 2, 2), again)   # without -F these are two keys
 
 
@@ -85,9 +90,12 @@ def check_words(program, directory):
     short = os.path.join(directory, "short")
     with open(short, "w", encoding="utf-8") as file:
         file.write("the Tier holds the heap, and THE heap\n")
-    for words, total in (((text,), 800), (("--place", place, text, text), 1600), (("--place", place, text), 2400),
+    for words, total in (((text,), 800), (("--place", place, text, text), 1600),
+                         (("--place", place, text), 2400),
                          (("--place", place, "--durable", short), 2408)):
-        one_line(program, rf"kv_words: {total} words, 6 different ones: the \({total * 3 // 8}\), .*", *words)
+        one_line(program,
+                 rf"kv_words: {total} words, 6 different ones: the \({total * 3 // 8}\), .*",
+                 *words)
     absent = os.path.join(directory, "none")
     for words, code in (((), 2), (("--place", place), 2), (("--nonsense",), 2), ((absent,), 1)):
         result = run(program, *words)
@@ -95,7 +103,8 @@ def check_words(program, directory):
 
 
 def check_coroutines(program, place):
-    wanted = r"kv_coroutines: {} walkers, 100 steps each over {} records: \d+ gets a second, all where they should be"
+    wanted = (r"kv_coroutines: {} walkers, 100 steps each over {} records: \d+ gets a second, "
+              r"all where they should be")
     one_line(program, wanted.format(4000, 65536))
     one_line(program, wanted.format(50, 1), "", "50", "1")
     one_line(program, wanted.format(500, 1024), place, "500", "1024")
@@ -103,17 +112,22 @@ def check_coroutines(program, place):
 
 
 def check_migrate(program, persist, directory, foreign):
-    """From a copy of our own library, which the loader takes for another one, and from a stand-in for IBM's."""
-    copy, old, new = (os.path.join(directory, name) for name in ("libcopy.so", "old.img", "new.img"))
+    """From a copy of our own library, which the loader takes for another one, and from a stand-in
+    for IBM's."""
+    copy, old, new = (os.path.join(directory, name)
+                      for name in ("libcopy.so", "old.img", "new.img"))
     source = ["--from-library", copy, "--from", old]
     check_options(program, ([], source, [*source, "--to", new, "--threads", "0"]))
     shutil.copy(ARKDB, copy)
     run(persist, file_of(directory, "old.img", b""), "2000")
     words = ("--from-library", copy, "--from", old, "--to", file_of(directory, "new.img", b""))
     one_line(program, "kv_migrate: 2000 pairs, 20[0-9]{5} bytes moved, all equal", *words)
-    one_line(persist, "run_kv_persist: 2000 pairs were there, all equal, and 1 more are now", new, "1")
-    one_line(persist, "run_kv_persist: 2000 pairs were there, all equal, and 1 more are now", old, "1")
-    old_ark, stand_in = os.path.join(os.path.dirname(__file__), "old_ark.c"), os.path.join(directory, "libold.so")
+    one_line(persist, "run_kv_persist: 2000 pairs were there, all equal, and 1 more are now", new,
+             "1")
+    one_line(persist, "run_kv_persist: 2000 pairs were there, all equal, and 1 more are now", old,
+             "1")
+    old_ark, stand_in = os.path.join(os.path.dirname(__file__),
+                                     "old_ark.c"), os.path.join(directory, "libold.so")
     compile_program(old_ark, stand_in, "-shared", "-fPIC")
     blank = file_of(directory, "blank.img", b"")
     for library, place, to, wanted in (
@@ -125,7 +139,8 @@ def check_migrate(program, persist, directory, foreign):
             (stand_in, "unreadable", "c", "reading old 300 : Input/output error"),
             (stand_in, "cut short", "d", "the keys: Input/output error")):
         to = to if os.path.isabs(to) else file_of(directory, to, b"")
-        result = changes_nothing(foreign, program, "--from-library", library, "--from", place, "--to", to, **DRAM)
+        result = changes_nothing(foreign, program, "--from-library", library, "--from", place,
+                                 "--to", to, **DRAM)
         assert result.returncode == 1 and result.stdout == "" and wanted in result.stderr
     for threads in ([], ["--threads", "1"]):
         to = file_of(directory, "sound.img", b"")
@@ -136,7 +151,8 @@ def check_migrate(program, persist, directory, foreign):
 def test_programs(directory):
     programs = build(directory, "kv", ARKDB, {"kv_migrate": ["-ltbb", "-ldl"]})
     assert len(programs) == 9
-    place, foreign = file_of(directory, "store.img", b""), file_of(directory, "foreign", b"foreign data")
+    place, foreign = file_of(directory, "store.img", b""), file_of(directory, "foreign",
+        b"foreign data")
     check_benchmark(programs.pop("run_kv_benchmark"), place, foreign)
     check_perf(programs.pop("kv_perf"), place)
     check_fileload(programs.pop("kv_fileload"), directory)

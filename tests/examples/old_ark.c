@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stands in for IBM's libarkdb as kv_migrate reads it: 500 pairs, one key longer than any first buffer, one value
- * likewise. The place says what is wrong: "sound" nothing, "changing" a value is another one at each read, "miscounted"
- * ark_count, "unreadable" a pair, "cut short" the iterator ends with an error.
+ * Stands in for IBM's libarkdb as kv_migrate reads it: 500 pairs, one key longer than any first
+ * buffer, one value likewise. The place says what is wrong: "sound" nothing, "changing" a value is
+ * another one at each read, "miscounted" ark_count, "unreadable" a pair, "cut short" the iterator
+ * ends with an error.
  */
 #include <arkdb.h>
 #include <errno.h>
@@ -51,7 +52,8 @@ int ark_next(ARI* iterator, uint64_t room, int64_t* length, void* buffer) {
   (void)iterator;
   return give(room, length, buffer);
 }
-int ark_get(ARK* ark, uint64_t key_length, void* key, uint64_t room, void* buffer, uint64_t offset, int64_t* length) {
+int ark_get(ARK* ark, uint64_t key_length, void* key, uint64_t room, void* buffer, uint64_t offset,
+            int64_t* length) {
   char head[32] = "";
   (void)ark;
   memcpy(head, key, key_length < 31 ? key_length : 31);
@@ -60,7 +62,8 @@ int ark_get(ARK* ark, uint64_t key_length, void* key, uint64_t room, void* buffe
   if (offset != 0) return EINVAL;
   if (pair == 300 && strcmp(place, "unreadable") == 0) return EIO;
   memset(buffer, 'a' + pair % 26, (uint64_t)*length < room ? (uint64_t)*length : room);
-  if (pair == 300 && strcmp(place, "changing") == 0) ((char*)buffer)[299] = (char)('0' + reads++ % 10);
+  if (pair == 300 && strcmp(place, "changing") == 0)
+    ((char*)buffer)[299] = (char)('0' + reads++ % 10);
   return 0;
 }
 int ark_set(ARK* ark, uint64_t key_length, void* key, uint64_t length, void* value, int64_t* res) {

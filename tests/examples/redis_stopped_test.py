@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Redis examples under Ctrl-C, SIGTERM, and with a module that is not there: the right exit code, and neither
-servers nor files are left."""
+"""The Redis examples under Ctrl-C, SIGTERM, and with a module that is not there: the right exit
+code, and neither servers nor files are left."""
 import os
 import signal
 import subprocess
@@ -15,7 +15,8 @@ CLIENT = os.path.join(BUILD, "examples/redis/example-redis-client")
 
 
 def cluster(directory, module=MODULE):
-    return [sys.executable, "-B", os.path.join(ROOT, "examples/redis-cluster/cluster.py"), "--module", module,
+    return [sys.executable, "-B", os.path.join(ROOT, "examples/redis-cluster/cluster.py"),
+            "--module", module,
             "--dram", "16", "--directory", directory]
 
 
@@ -28,7 +29,8 @@ def servers(directory):
     for name in os.listdir("/proc"):
         try:
             program = os.path.basename(os.readlink(f"/proc/{name}/exe")) if name.isdigit() else ""
-            if program.startswith("redis-") and os.readlink(f"/proc/{name}/cwd").startswith(directory):
+            if (program.startswith("redis-")
+                and os.readlink(f"/proc/{name}/cwd").startswith(directory)):
                 found.append(int(name))
         except OSError:
             pass
@@ -44,8 +46,10 @@ def gone(directory):
 
 def start(command, directory):
     # A session of its own: the signal goes to all of it, as a terminal's Ctrl-C does.
-    return subprocess.Popen(command, env={**os.environ, "TMPDIR": directory}, start_new_session=True,
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env={**os.environ, "TMPDIR": directory},
+                            start_new_session=True,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.mark.parametrize("stop, number", [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// account_life: a member is alive as long as its memory is there, and its charge is given back then.
+// account_life: a member is alive as long as its memory is there, and its charge is given back
+// then.
 //
-// A plain process whose first thread ends while others go on is alive, at every moment of that thread's end, in this
-// pid namespace or another one. The kernel marks a thread's robust mutexes first, closes its descriptors then, and
-// makes it a zombie last. The first thread of the member has a descriptor table of its own with thousands of files in
-// it, so that the time between is long, and we sweep all the while.
+// A plain process whose first thread ends while others go on is alive, at every moment of that
+// thread's end, in this pid namespace or another one. The kernel marks a thread's robust mutexes
+// first, closes its descriptors then, and makes it a zombie last. The first thread of the member
+// has a descriptor table of its own with thousands of files in it, so that the time between is
+// long, and we sweep all the while.
 //
-// The memory of a process that is killed takes as long to be freed as we like: another process shares it (CLONE_VM).
+// The memory of a process that is killed takes as long to be freed as we like: another process
+// shares it (CLONE_VM).
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -33,7 +36,8 @@ int64_t taken(const Account& account) { return account.cap_pages() - account.fre
 
 void* go_on(void* told) {
   char byte;
-  (void)!read(static_cast<int>(reinterpret_cast<intptr_t>(told)), &byte, 1);  // until we are told to end
+  // until we are told to end
+  (void)!read(static_cast<int>(reinterpret_cast<intptr_t>(told)), &byte, 1);
   _exit(0);
 }
 
@@ -43,7 +47,8 @@ void* go_on(void* told) {
   pthread_t other;
   REQUIRE(pthread_create(&other, nullptr, go_on, reinterpret_cast<void*>(intptr_t{told})) == 0);
   REQUIRE(unshare(CLONE_FILES) == 0);
-  for (int i = 0; i < kFiles && open("/dev/null", O_RDONLY) >= 0; ++i) {}  // as many as the limit allows
+  // as many as the limit allows
+  for (int i = 0; i < kFiles && open("/dev/null", O_RDONLY) >= 0; ++i) {}
   REQUIRE(write(said, "g", 1) == 1);
   pthread_exit(nullptr);
 }

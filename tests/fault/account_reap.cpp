@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// account_reap: a process that reaps a dead member of the account is killed, at one instruction after the other, and
-// the next one must come to the same sums and links. So is one that takes and gives: nothing of it stays taken.
+// account_reap: a process that reaps a dead member of the account is killed, at one instruction
+// after the other, and the next one must come to the same sums and links. So is one that takes and
+// gives: nothing of it stays taken.
 //
-// Idea. A tree of three: we, a child that dies with DRAM, LUN space and pieces of a device, and its child, which lives
-// on. A fourth process sweeps, traced: it makes N steps and is killed. Then we sweep. What the dead one had must be
-// back, once; the pieces must be the grandchild's; and the grandchild must be ours, at the fork epoch of the dead one.
+// Idea. A tree of three: we, a child that dies with DRAM, LUN space and pieces of a device, and its
+// child, which lives on. A fourth process sweeps, traced: it makes N steps and is killed. Then we
+// sweep. What the dead one had must be back, once; the pieces must be the grandchild's; and the
+// grandchild must be ours, at the fork epoch of the dead one.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,7 +61,8 @@ pid_t make_orphan(Account& account) {
     });
     (void)grandchild;
     pid_t pid;
-    REQUIRE(read(ready[0], &pid, sizeof pid) == sizeof pid && write(ready[1], &pid, sizeof pid) == sizeof pid);
+    REQUIRE(read(ready[0], &pid, sizeof pid) == sizeof pid &&
+            write(ready[1], &pid, sizeof pid) == sizeof pid);
   });
   reap(child);
   pid_t orphan = 0;
@@ -69,7 +72,8 @@ pid_t make_orphan(Account& account) {
   return orphan;
 }
 
-// Does that in another process and kills it after `steps` instructions. False: it was through before.
+// Does that in another process and kills it after `steps` instructions. False: it was through
+// before.
 template <class F>
 bool kill_after(Account& account, unsigned steps, F body) {
   const pid_t burier = fork_member(account, 1, [&] {
@@ -97,16 +101,17 @@ void check(Account& account, unsigned steps, int64_t pages, bool orphan) {
   account.sweep(&oldest);
   REQUIRE(account.cap_pages() - account.free_pages() == pages,
           "killed after %u steps: %lld pages are taken, should be %lld", steps,
-          static_cast<long long>(account.cap_pages() - account.free_pages()), static_cast<long long>(pages));
-  REQUIRE(account.lun_free() == kLunCap, "killed after %u steps: %lld bytes of LUN space are taken", steps,
-          static_cast<long long>(kLunCap - account.lun_free()));
+          static_cast<long long>(account.cap_pages() - account.free_pages()),
+          static_cast<long long>(pages));
+  REQUIRE(account.lun_free() == kLunCap, "killed after %u steps: %lld bytes of LUN space are taken",
+          steps, static_cast<long long>(kLunCap - account.lun_free()));
   REQUIRE(oldest == (orphan ? kChildEpoch : 0) && account.child_lives(kChildEpoch) == orphan &&
               !account.child_lives(kGrandchildEpoch),
           "killed after %u steps: the oldest child is of epoch %u", steps, oldest);
   const unsigned free = kCarvePieces - (orphan ? kPieces : 0);
   const int first = account.carve(free);
-  REQUIRE(first == static_cast<int>(kCarvePieces - free), "killed after %u steps: %u pieces are free at %d", steps,
-          free, first);
+  REQUIRE(first == static_cast<int>(kCarvePieces - free),
+          "killed after %u steps: %u pieces are free at %d", steps, free, first);
   account.uncarve(first, free);
   REQUIRE(free == kCarvePieces || account.carve(free + 1) < 0,
           "killed after %u steps: no member has the dead one's pieces", steps);
@@ -159,7 +164,8 @@ TEST_CASE("account-reap") {
     uint64_t ticket = 0;
     const int child = account.reserve_child(kGrandchildEpoch, &ticket);
     REQUIRE(child >= 0, "reserve_child: %d", child);
-    killed = kill_after(account, steps, [&] { take_and_give(account, static_cast<unsigned>(child)); });
+    killed =
+        kill_after(account, steps, [&] { take_and_give(account, static_cast<unsigned>(child)); });
     account.release_child(static_cast<unsigned>(child), ticket);
     check(account, steps, 1, false);
   }

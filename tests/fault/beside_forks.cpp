@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // beside_forks CASE: what other threads have half done when a process forks is whole in the child.
 //
-// Idea. A thread that writes to a page which the kernel has copied waits for the end of the fork, so in the child each
-// thread has stopped at some instruction, and none has overtaken another. Each case stops one at a place of its own.
+// Idea. A thread that writes to a page which the kernel has copied waits for the end of the fork,
+// so in the child each thread has stopped at some instruction, and none has overtaken another. Each
+// case stops one at a place of its own.
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,8 +27,8 @@ void expect_of_child(F&& body) {
   tier::expect_exit(tier::fork_child(body));
 }
 
-// A thread fills the first page of a chunk whose touch is what charges it (MAP_NORESERVE), and the child has the page
-// before it is charged (test_release_delay_us): there it is charged too.
+// A thread fills the first page of a chunk whose touch is what charges it (MAP_NORESERVE), and the
+// child has the page before it is charged (test_release_delay_us): there it is charged too.
 TEST_CASE("first-touch-is-charged") {
   tier::start_tier(kDram, kLun, nullptr, "test_release_delay_us=20000");
   constexpr uint64_t kChunks = 10;
@@ -45,8 +46,8 @@ TEST_CASE("first-touch-is-charged") {
         charged += region->table.peek(p).charged();
       }
       const uint64_t committed = region->committed_pages.load();
-      REQUIRE(charged == there && committed == there, "%lu pages are there, %lu are charged, %lu committed", there,
-              charged, committed);
+      REQUIRE(charged == there && committed == there,
+              "%lu pages are there, %lu are charged, %lu committed", there, charged, committed);
     });
     other.join();
   }
@@ -76,8 +77,8 @@ TEST_CASE("pins-change") {
   other.join();
 }
 
-// Of another thread: a fork handler that is older than the pager's, and so runs after it, lets it begin and waits. It
-// has not ended when the kernel copies.
+// Of another thread: a fork handler that is older than the pager's, and so runs after it, lets it
+// begin and waits. It has not ended when the kernel copies.
 std::atomic<bool> g_begin{false};
 
 void let_other_begin() {
@@ -109,9 +110,9 @@ TEST_CASE("first-allocation") {
   allocate();
 }
 
-// Pages that were evicted come back, and are zeroed, before the thread that brought them in releases them
-// (test_installed_delay_us): one stays so, in the other a word is written. The child has them as they are then, not as
-// they were on the LUN or in their frames.
+// Pages that were evicted come back, and are zeroed, before the thread that brought them in
+// releases them (test_installed_delay_us): one stays so, in the other a word is written. The child
+// has them as they are then, not as they were on the LUN or in their frames.
 struct Zeroed {
   static constexpr uint64_t kPages = 2048;  // more than there are frames
   const size_t page = lunar_page_bytes();
@@ -159,7 +160,8 @@ TEST_CASE("zeroed-after-a-touch") {
   for (const uint64_t i : {uint64_t{3}, uint64_t{500}, Zeroed::kPages - 9, Zeroed::kPages - 3}) {
     const bool word = i % 2 != 0;
     std::thread other([&] { REQUIRE(lunar_touch(pages.at(i), pages.page) == 0); });
-    for (unsigned char there = 0; (there & 1) == 0;) REQUIRE(mincore(pages.at(i), pages.page, &there) == 0);
+    for (unsigned char there = 0; (there & 1) == 0;)
+      REQUIRE(mincore(pages.at(i), pages.page, &there) == 0);
     Zeroed::write(pages.at(i), pages.page, word);
     expect_of_child([&] { pages.expect(i, word); });
     other.join();
@@ -167,7 +169,8 @@ TEST_CASE("zeroed-after-a-touch") {
   }
 }
 
-// A thread brings a page in by a range operation. The child has the page, and forks a child of its own.
+// A thread brings a page in by a range operation. The child has the page, and forks a child of its
+// own.
 TEST_CASE("touch-in-the-midst") {
   REQUIRE(pthread_atfork(let_other_begin, nullptr, nullptr) == 0);
   tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=300000");
@@ -177,7 +180,9 @@ TEST_CASE("touch-in-the-midst") {
     wait_for_begin();
     REQUIRE(lunar_touch(pages.at(3), pages.page) == 0);
   });
-  const auto check = [&] { REQUIRE(tier::stamp_holds(pages.at(3), pages.page, 3, 1), "content of the page"); };
+  const auto check = [&] {
+    REQUIRE(tier::stamp_holds(pages.at(3), pages.page, 3, 1), "content of the page");
+  };
   expect_of_child([&] {
     check();
     expect_of_child(check);
@@ -185,8 +190,8 @@ TEST_CASE("touch-in-the-midst") {
   other.join();
 }
 
-// Likewise, and another thread writes to the page once it is there. It waits until the page is released, so the child
-// knows the page by its content.
+// Likewise, and another thread writes to the page once it is there. It waits until the page is
+// released, so the child knows the page by its content.
 TEST_CASE("written-in-the-midst") {
   REQUIRE(pthread_atfork(let_other_begin, nullptr, nullptr) == 0);
   tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=300000");
@@ -212,9 +217,10 @@ TEST_CASE("written-in-the-midst") {
   }
 }
 
-// The program has dropped a page by a raw system call, and a handler has put zeros there, which the page's slot is no
-// copy of (test_installed_delay_us). The child has the word that still names the slot, and writes there what it held:
-// the slot is kept for it, whatever the parent writes meanwhile.
+// The program has dropped a page by a raw system call, and a handler has put zeros there, which the
+// page's slot is no copy of (test_installed_delay_us). The child has the word that still names the
+// slot, and writes there what it held: the slot is kept for it, whatever the parent writes
+// meanwhile.
 TEST_CASE("slot-of-a-dropped-page") {
   constexpr uint64_t kSmallLun = 64 * tier::kMega;
   tier::start_tier(kDram, kSmallLun, nullptr, "handlers=1,test_installed_delay_us=1000000");
@@ -222,12 +228,14 @@ TEST_CASE("slot-of-a-dropped-page") {
   pages.make();
   const auto fill_other = [&](uint64_t version) {  // takes new slots, and every frame
     char* other = tier::new_region(Zeroed::kPages * pages.page);
-    for (uint64_t i = 0; i < Zeroed::kPages; ++i) tier::stamp_write(other + i * pages.page, pages.page, i, version);
+    for (uint64_t i = 0; i < Zeroed::kPages; ++i)
+      tier::stamp_write(other + i * pages.page, pages.page, i, version);
     REQUIRE(lunar_evict(other, Zeroed::kPages * pages.page) > 0);
     REQUIRE(lunar_region_destroy(other, Zeroed::kPages * pages.page) == 0);
   };
   REQUIRE(tier::stamp_holds(pages.at(3), pages.page, 3, 1), "content of the page");
-  while (lunar::pager_page_state(pages.at(3)) != static_cast<int>(lunar::PageState::kResident)) usleep(1000);
+  while (lunar::pager_page_state(pages.at(3)) != static_cast<int>(lunar::PageState::kResident))
+    usleep(1000);
   // Slots are taken in runs: those next to it are free.
   REQUIRE(lunar_discard(pages.at(0), 3 * pages.page) == 0);
   REQUIRE(lunar_discard(pages.at(4), 508 * pages.page) == 0);
@@ -249,7 +257,8 @@ TEST_CASE("slot-of-a-dropped-page") {
     fflush(nullptr);
     _exit(0);
   }
-  for (uint64_t round = 0; round < 2 * kSmallLun / (Zeroed::kPages * pages.page); ++round) fill_other(2 + round);
+  for (uint64_t round = 0; round < 2 * kSmallLun / (Zeroed::kPages * pages.page); ++round)
+    fill_other(2 + round);
   close(written[0]);
   close(written[1]);
   int status = 0;
@@ -257,8 +266,8 @@ TEST_CASE("slot-of-a-dropped-page") {
   REQUIRE(status == 0, "the child ended with status %x", status);
 }
 
-// A child opens its LUN at its first dirty eviction, while a thread of it commits and gives back: what is committed is
-// charged there, no more and no less.
+// A child opens its LUN at its first dirty eviction, while a thread of it commits and gives back:
+// what is committed is charged there, no more and no less.
 TEST_CASE("commits") {
   tier::start_tier(kDram, kLun);
   constexpr uint64_t kHeld = 48 * tier::kMega, kPiece = tier::kMega, kPieces = 32;
@@ -267,7 +276,8 @@ TEST_CASE("commits") {
   lunar::Region* region = nullptr;
   REQUIRE(held != nullptr && lunar::region_create(kPieces * kPiece, 0, &region) == 0);
   const auto write_all = [&](uint64_t version) {
-    for (uint64_t i = 0; i < kHeld / page; ++i) tier::stamp_write(held + i * page, page, i, version);
+    for (uint64_t i = 0; i < kHeld / page; ++i)
+      tier::stamp_write(held + i * page, page, i, version);
   };
   write_all(1);
   for (int round = 0; round < 6; ++round)
@@ -292,7 +302,8 @@ TEST_CASE("commits") {
       REQUIRE(state.luns.ready.load(), "the child has evicted nothing");
       const uint64_t committed = lunar::committed_pages(state);
       const uint64_t charged = state.luns.slots[state.luns.own].charged_slots();
-      REQUIRE(charged == committed, "%lu pages are committed, %lu slots charged", committed, charged);
+      REQUIRE(charged == committed, "%lu pages are committed, %lu slots charged", committed,
+              charged);
     });
 }
 

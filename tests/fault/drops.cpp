@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// drops MODE: an eviction drops a batch of pages at once, and what cannot be dropped or read must neither be taken for
-// dropped nor hold up the rest.
+// drops MODE: an eviction drops a batch of pages at once, and what cannot be dropped or read must
+// neither be taken for dropped nor hold up the rest.
 //
-//   locked             a quarter of the pages is locked by raw mlock in runs of odd lengths: those stay, the others
-//                      leave
-//   locked-denied      the same where the kernel has no process_madvise for us (denied by seccomp): neighbours share
-//                      one madvise
+//   locked             a quarter of the pages is locked by raw mlock in runs of odd lengths: those
+//                      stay, the others leave
+//   locked-denied      the same where the kernel has no process_madvise for us (denied by seccomp):
+//                      neighbours share one madvise
 //   denied-later       process_madvise is denied when the pager has used it already
-//   unreadable         every other page is PROT_NONE: they leave DRAM like any other and come back right
+//   unreadable         every other page is PROT_NONE: they leave DRAM like any other and come back
+//                      right
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
@@ -37,7 +38,8 @@ void deny_process_madvise() {
 struct Pages {
   char* base;
   uint64_t count;
-  explicit Pages(uint64_t bytes) : base(static_cast<char*>(lunar_region_create(bytes))), count(bytes / g_page) {
+  explicit Pages(uint64_t bytes)
+      : base(static_cast<char*>(lunar_region_create(bytes))), count(bytes / g_page) {
     REQUIRE(base != nullptr);
   }
   char* at(uint64_t i) const { return base + i * g_page; }
@@ -46,10 +48,13 @@ struct Pages {
   }
   uint64_t wrong(uint64_t version) const {
     uint64_t n = 0;
-    for (uint64_t i = 0; i < count; ++i, ++g_progress) n += !tier::stamp_holds(at(i), g_page, i, version);
+    for (uint64_t i = 0; i < count; ++i, ++g_progress)
+      n += !tier::stamp_holds(at(i), g_page, i, version);
     return n;
   }
-  PageState state(uint64_t i) const { return static_cast<PageState>(lunar::pager_page_state(at(i))); }
+  PageState state(uint64_t i) const {
+    return static_cast<PageState>(lunar::pager_page_state(at(i)));
+  }
   uint64_t in_state(PageState s) const {
     uint64_t n = 0;
     for (uint64_t i = 0; i < count; ++i) n += state(i) == s;
@@ -72,11 +77,12 @@ void keeps_locked_pages() {
   }
   for (unsigned round = 0; round < 3; ++round) {
     int64_t evicted = lunar_evict(pages.base, pages.count * g_page);
-    printf("round %u: %lld of %lu pages evicted, %lu are locked\n", round, static_cast<long long>(evicted), pages.count,
-           locked);
+    printf("round %u: %lld of %lu pages evicted, %lu are locked\n", round,
+           static_cast<long long>(evicted), pages.count, locked);
     for (uint64_t i = 0; i < pages.count; ++i)
-      REQUIRE((pages.state(i) == PageState::kResident) == locked_page(i), "page %lu is in state %d, locked %d", i,
-              static_cast<int>(pages.state(i)), locked_page(i));
+      REQUIRE((pages.state(i) == PageState::kResident) == locked_page(i),
+              "page %lu is in state %d, locked %d", i, static_cast<int>(pages.state(i)),
+              locked_page(i));
     REQUIRE(tier::validate());
     uint64_t wrong = pages.wrong(1 + round);
     REQUIRE(wrong == 0, "%lu of %lu pages are wrong", wrong, pages.count);
@@ -113,13 +119,15 @@ TEST_CASE("unreadable") {
   double took = tier::seconds() - start;
   evictions = counted.evictions.get() - evictions;
   batches = counted.batches.get() - batches;
-  printf("%.2f s for %lu pages; %lu evictions in %lu batches; %lu of %lu pages stayed\n", took, others.count, evictions,
-         batches, pages.in_state(PageState::kResident), pages.count);
+  printf("%.2f s for %lu pages; %lu evictions in %lu batches; %lu of %lu pages stayed\n", took,
+         others.count, evictions, batches, pages.in_state(PageState::kResident), pages.count);
   REQUIRE(evictions > 16 * batches, "batches end early");
-  REQUIRE(pages.in_state(PageState::kResident) < pages.count / 8, "what cannot be read stays in DRAM");
+  REQUIRE(pages.in_state(PageState::kResident) < pages.count / 8,
+          "what cannot be read stays in DRAM");
   REQUIRE(lunar_touch(pages.base, pages.count * g_page) == 0);
   (void)lunar_evict(pages.base, pages.count * g_page);
-  REQUIRE(pages.in_state(PageState::kResident) == 0, "%lu pages stayed", pages.in_state(PageState::kResident));
+  REQUIRE(pages.in_state(PageState::kResident) == 0, "%lu pages stayed",
+          pages.in_state(PageState::kResident));
   for (uint64_t i = 0; i < pages.count; i += 2) protect(pages.at(i), PROT_READ | PROT_WRITE);
   REQUIRE(pages.wrong(1) == 0 && others.wrong(1) == 0);
   REQUIRE(tier::validate());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// First touches of memory that is charged as it is touched (MAP_NORESERVE), for tests that fork meanwhile.
+// First touches of memory that is charged as it is touched (MAP_NORESERVE), for tests that fork
+// meanwhile.
 #pragma once
 #include <string.h>
 #include <sys/mman.h>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // fork_files: a multi-threaded program forks while its open FILEs lie in tiered memory.
 //
-// Idea. libc itself walks all open FILEs in the child, before any handler of ours runs. malloc of this program serves
-// one thread from lunar_malloc while it opens FILEs; their objects and buffers are evicted, other threads keep DRAM
-// short and the FILE locks busy, and then it forks. The child must come up, find what was buffered, and print.
+// Idea. libc itself walks all open FILEs in the child, before any handler of ours runs. malloc of
+// this program serves one thread from lunar_malloc while it opens FILEs; their objects and buffers
+// are evicted, other threads keep DRAM short and the FILE locks busy, and then it forks. The child
+// must come up, find what was buffered, and print.
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -74,8 +75,8 @@ FILE* open_tiered(const char* text) {
 void check_file(FILE* file, const char* expected, const char* who) {
   char line[64] = {};
   REQUIRE(fseek(file, 0, SEEK_SET) == 0, "%s: fseek: %s", who, strerror(errno));
-  REQUIRE(fgets(line, sizeof line, file) != nullptr && strcmp(line, expected) == 0, "%s reads '%s' of '%s'", who, line,
-          expected);
+  REQUIRE(fgets(line, sizeof line, file) != nullptr && strcmp(line, expected) == 0,
+          "%s reads '%s' of '%s'", who, line, expected);
 }
 
 }  // namespace
@@ -97,7 +98,8 @@ TEST_CASE("fork-files") {
       FILE* own = open_tiered("busy\n");
       while (!stop.load()) {
         for (int k = 0; k < 50; ++k)
-          *reinterpret_cast<volatile uint64_t*>(base + random.below(kMemory / page) * page) = random.next();
+          *reinterpret_cast<volatile uint64_t*>(base + random.below(kMemory / page) * page) =
+              random.next();
         fprintf(own, "%lu\n", random.next());
       }
       fclose(own);
@@ -122,7 +124,8 @@ TEST_CASE("fork-files") {
       _exit(0);
     }
     int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child && status == 0, "child %u ended with %x", round, status);
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0, "child %u ended with %x", round,
+            status);
   }
   stop.store(true);
   for (std::thread& thread : busy) thread.join();

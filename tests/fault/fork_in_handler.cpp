@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork_in_handler CASE: a signal handler forks in the middle of a range operation, and the child returns from it and
-// goes on with the operation, as the parent does. Both must end it, with the right content, by resources of their own.
+// fork_in_handler CASE: a signal handler forks in the middle of a range operation, and the child
+// returns from it and goes on with the operation, as the parent does. Both must end it, with the
+// right content, by resources of their own.
 //   first_touches      threads that make theirs just then, or give them back, as they end
-//   waiting_for_room   an operation that waits because there is no DRAM; and how often it looks meanwhile
+//   waiting_for_room   an operation that waits because there is no DRAM; and how often it looks
+//                      meanwhile
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -111,7 +113,8 @@ void first_touches(uint64_t seed) {
     });
     const pthread_t id = toucher.native_handle();
     while (!begins) sched_yield();
-    for (const double until = tier::seconds() + static_cast<double>(delay_us) * 1e-6; tier::seconds() < until;) {}
+    for (const double until = tier::seconds() + static_cast<double>(delay_us) * 1e-6;
+         tier::seconds() < until;) {}
     (void)pthread_kill(id, SIGUSR1);
     toucher.join();
     progress.fetch_add(1);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // fork_test CASE [--long]: a forked child keeps its memory.
 //
-// Idea. Every page has a content that tells its version; parent, child and grandchild go their own ways from the fork
-// on and each must see exactly what the fork left it and what it wrote itself. Memory is three times the budget, so
-// pages are in DRAM, in frames, on the LUN and empty at the moment of the fork.
+// Idea. Every page has a content that tells its version; parent, child and grandchild go their own
+// ways from the fork on and each must see exactly what the fork left it and what it wrote itself.
+// Memory is three times the budget, so pages are in DRAM, in frames, on the LUN and empty at the
+// moment of the fork.
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -53,8 +54,8 @@ struct Pages {
     uint64_t begins = ~uint64_t{0};
     for (uint64_t v = 0; v < 100000 && begins == ~uint64_t{0}; ++v)
       if (tier::stamp_holds(word, 8, i, v)) begins = v;
-    REQUIRE(false, "%s: page %lu should be version %u, begins like %lld (%lx), state %d", who, i, versions[i],
-            static_cast<long long>(begins), word[0], lunar::pager_page_state(at(i)));
+    REQUIRE(false, "%s: page %lu should be version %u, begins like %lld (%lx), state %d", who, i,
+            versions[i], static_cast<long long>(begins), word[0], lunar::pager_page_state(at(i)));
   }
   void check_all(const char* who) const {
     for (uint64_t i = 0; i < count; ++i) check(i, who);
@@ -73,7 +74,7 @@ struct Pages {
 
 void start(const char* options = nullptr) { tier::start_tier(kDram, kLun, nullptr, options); }
 
-// ---- cases ----------------------------------------------------------------------------------------------------------
+// ---- cases --------------------------------------------------------------------------------------
 
 TEST_CASE("child-sees-the-parents-content") {
   start();
@@ -128,7 +129,8 @@ TEST_CASE("child-discards-and-allocates") {
   pages.check_all("parent");
 }
 
-// The child holds still: what the parent rewrites meanwhile must stay readable for it, and needs room of its own.
+// The child holds still: what the parent rewrites meanwhile must stay readable for it, and needs
+// room of its own.
 TEST_CASE("sleeping-child-keeps-its-version") {
   start();
   Pages pages(kMemory);
@@ -192,19 +194,25 @@ Holdings holdings(Pages& pages) {
   REQUIRE(lunar_evict(pages.base, pages.count * pages.page) >= 0);
   auto& state = lunar::pager_state();
   return {state.luns.slots[0].used_slots(), used_dram(), state.luns.slots[0].charged_slots(),
-          static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free()), open_descriptors()};
+          static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free()),
+          open_descriptors()};
 }
 
-// What the process holds after its first fork ever (which may leave a descriptor or a table behind, once), when what
-// was reserved for the child has come back: the housekeeping thread gives it back a moment after the child's end.
+// What the process holds after its first fork ever (which may leave a descriptor or a table behind,
+// once), when what was reserved for the child has come back: the housekeeping thread gives it back
+// a moment after the child's end.
 Holdings settled(Pages& pages, const Holdings& alone) {
   Holdings now{};
   for (int i = 0; i < 50; ++i) {
     now = holdings(pages);
-    if (now.lun_charged == alone.lun_charged && now.promised == alone.promised && now.dram <= alone.dram) return now;
+    if (now.lun_charged == alone.lun_charged && now.promised == alone.promised &&
+        now.dram <= alone.dram)
+      return now;
     usleep(100000);
   }
-  REQUIRE(false, "a first child's end gave back too little: DRAM %lu (%lu), charged %lu (%lu), promised %lu (%lu)",
+  REQUIRE(false,
+          "a first child's end gave back too little: DRAM %lu (%lu), charged %lu (%lu), promised "
+          "%lu (%lu)",
           now.dram, alone.dram, now.lun_charged, alone.lun_charged, now.promised, alone.promised);
   return now;
 }
@@ -213,16 +221,17 @@ void expect_back(Pages& pages, const Holdings& before, const char* after) {
   Holdings now{};
   for (int i = 0; i < 50; ++i) {
     now = holdings(pages);
-    if (now.slots == before.slots && now.dram <= before.dram && now.lun_charged == before.lun_charged &&
-        now.promised == before.promised && now.descriptors == before.descriptors)
+    if (now.slots == before.slots && now.dram <= before.dram &&
+        now.lun_charged == before.lun_charged && now.promised == before.promised &&
+        now.descriptors == before.descriptors)
       return;
     usleep(100000);  // the housekeeping thread looks a few times a second
   }
   REQUIRE(false,
           "after %s: slots %lu (were %lu), DRAM %lu (%lu), charged %lu (%lu), promised %lu (%lu), "
           "descriptors %u (%u)",
-          after, now.slots, before.slots, now.dram, before.dram, now.lun_charged, before.lun_charged, now.promised,
-          before.promised, now.descriptors, before.descriptors);
+          after, now.slots, before.slots, now.dram, before.dram, now.lun_charged,
+          before.lun_charged, now.promised, before.promised, now.descriptors, before.descriptors);
 }
 
 TEST_CASE("killed-child-gives-everything-back") {
@@ -271,14 +280,17 @@ TEST_CASE("fifty-forks-leave-nothing-behind") {
   REQUIRE(tier::validate());
 }
 
-// Four threads write and evict while a fifth forks. A page's two counters rise one after the other, so a child that has
-// a page of one moment sees them equal or one apart, and never less than what was there before the fork.
+// Four threads write and evict while a fifth forks. A page's two counters rise one after the other,
+// so a child that has a page of one moment sees them equal or one apart, and never less than what
+// was there before the fork.
 TEST_CASE("fork-among-writers") {
   start();
   size_t page = lunar_page_bytes();
   uint64_t count = kMemory / page;
   char* base = tier::new_region(kMemory);
-  auto words = [&](uint64_t i) { return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page); };
+  auto words = [&](uint64_t i) {
+    return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page);
+  };
   size_t last = page / 8 - 1;
   std::vector<std::atomic<uint64_t>> model(count);
   std::atomic<bool> stop{false};
@@ -292,7 +304,8 @@ TEST_CASE("fork-among-writers") {
         words(i)[0].store(to);
         words(i)[last].store(to);
         model[i].store(to);
-        if (random.one_in(500)) (void)lunar_evict(base + random.below(count - 64) * page, 64 * page);
+        if (random.one_in(500))
+          (void)lunar_evict(base + random.below(count - 64) * page, 64 * page);
         if (random.one_in(200)) {
           lunar_range range{base + random.below(count) * page, page};
           (void)lunar_prefetch(&range, 1);
@@ -309,8 +322,8 @@ TEST_CASE("fork-among-writers") {
                       for (uint64_t i = 0; i < count; ++i) {
                         uint64_t a = words(i)[0].load(), b = words(i)[last].load();
                         REQUIRE(a >= before[i] && (a == b || a == b + 1),
-                                "child: page %lu holds %lu and %lu, before the fork %lu, state %d", i, a, b, before[i],
-                                lunar::pager_page_state(base + i * page));
+                                "child: page %lu holds %lu and %lu, before the fork %lu, state %d",
+                                i, a, b, before[i], lunar::pager_page_state(base + i * page));
                         before[i] = a + 1;  // and its own writes stay
                         words(i)[0].store(a + 1);
                         words(i)[last].store(a + 1);
@@ -349,8 +362,9 @@ void generations() {
   pages.check_all("ancestor");
 }
 
-// A daemon's double fork: the child between goes, and what its child reads still lies in its grandparent's LUN. The
-// grandparent rewrites all of it meanwhile, so that slots given up would be used again.
+// A daemon's double fork: the child between goes, and what its child reads still lies in its
+// grandparent's LUN. The grandparent rewrites all of it meanwhile, so that slots given up would be
+// used again.
 TEST_CASE("double-fork-keeps-its-pages") {
   start();
   Pages pages(kMemory);
@@ -379,8 +393,8 @@ TEST_CASE("double-fork-keeps-its-pages") {
   pages.check_all("grandparent, at the end");
 }
 
-// Each generation reads all, writes a part, forks the next and goes: more generations than a page word can tell apart,
-// with pages left of all of them.
+// Each generation reads all, writes a part, forks the next and goes: more generations than a page
+// word can tell apart, with pages left of all of them.
 void chain_of_generations(const char* lun, unsigned generations) {
   tier::start_tier(kDram, kLun, lun);
   Pages pages(kMemory / 2);
@@ -404,12 +418,13 @@ void chain_of_generations(const char* lun, unsigned generations) {
     if (depth == 20) early = address_space();
   }
   if (pid == 0) {
-    // Nothing of an ancestor's threads and devices stays mapped (17 mappings and 0.9 MiB a generation), but the tables
-    // of the 15 LUNs that pages lie on at most.
+    // Nothing of an ancestor's threads and devices stays mapped (17 mappings and 0.9 MiB a
+    // generation), but the tables of the 15 LUNs that pages lie on at most.
     const AddressSpace late = address_space();
     REQUIRE(late.mappings <= early.mappings + 60 && late.bytes <= early.bytes + 20 * tier::kMega,
             "%u generations have added %d mappings and %lld KiB", generations - 20,
-            static_cast<int>(late.mappings - early.mappings), static_cast<long long>(late.bytes - early.bytes) / 1024);
+            static_cast<int>(late.mappings - early.mappings),
+            static_cast<long long>(late.bytes - early.bytes) / 1024);
     pages.check_all("the last descendant");
     REQUIRE(tier::validate(), "the last descendant's page table");
     REQUIRE(open_descriptors() < 100, "the last descendant has %u descriptors", open_descriptors());
@@ -425,8 +440,8 @@ void chain_of_generations(const char* lun, unsigned generations) {
 
 TEST_CASE("hundred-generations") { chain_of_generations(nullptr, 100); }
 
-// On a file with Lunar's format, in which each process has a virtual LUN: those of 15 ancestors stay, with what each
-// had reserved.
+// On a file with Lunar's format, in which each process has a virtual LUN: those of 15 ancestors
+// stay, with what each had reserved.
 TEST_CASE("generations-on-virtual-luns") {
   char path[] = "/var/tmp/lunar-generations-XXXXXX";
   const int file = mkstemp(path);
@@ -438,7 +453,8 @@ TEST_CASE("generations-on-virtual-luns") {
   if (rc != 0) SKIP("disk-space", strerror(rc));
 }
 
-// A timer forks wherever the main thread happens to be, mostly inside the pager: in a discard, a commit, an eviction.
+// A timer forks wherever the main thread happens to be, mostly inside the pager: in a discard, a
+// commit, an eviction.
 volatile sig_atomic_t g_forks_in_handler = 0;
 
 void fork_in_handler(int) {
@@ -470,7 +486,8 @@ TEST_CASE("signal-handler-forks") {
     for (uint64_t i = 0; i < 4 * tier::kMega; i += pages.page) more[i] = 1;
     REQUIRE(lunar_evict(more, 4 * tier::kMega) >= 0);
     REQUIRE(lunar_region_destroy(more, 4 * tier::kMega) == 0);
-    for (uint64_t i = first; i < first + count; ++i) pages.write(i, 100 + static_cast<uint32_t>(round));
+    for (uint64_t i = first; i < first + count; ++i)
+      pages.write(i, 100 + static_cast<uint32_t>(round));
     progress.fetch_add(1);
   }
   const itimerval never{};
@@ -493,13 +510,14 @@ TEST_CASE("raw-fork-dies") {
     }
     int status = 0;
     REQUIRE(waitpid(static_cast<pid_t>(pid), &status, 0) == pid);
-    REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "a raw fork's child ended with status %x", status);
+    REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV,
+            "a raw fork's child ended with status %x", status);
   }
   pages.check_all("parent");
 }
 
-// vfork and posix_spawn share the address space until exec: arguments in evicted memory are served by the parent's
-// pager.
+// vfork and posix_spawn share the address space until exec: arguments in evicted memory are served
+// by the parent's pager.
 TEST_CASE("spawn-is-served") {
   start();
   Pages pages(kMemory);
@@ -531,14 +549,15 @@ TEST_CASE("spawn-is-served") {
     }
     close(out[1]);
     char line[64] = {};
-    REQUIRE(read(out[0], line, sizeof line - 1) > 0 && strcmp(line, "from tiered memory\n") == 0, "it said '%s'", line);
+    REQUIRE(read(out[0], line, sizeof line - 1) > 0 && strcmp(line, "from tiered memory\n") == 0,
+            "it said '%s'", line);
     close(out[0]);
     expect_exit(pid, "echo");
   }
 }
 
-// A prepare handler that was there before the pager's runs after it, when nothing is evicted any more: here it waits
-// for a lock (jemalloc's does), whose holder waits for DRAM.
+// A prepare handler that was there before the pager's runs after it, when nothing is evicted any
+// more: here it waits for a lock (jemalloc's does), whose holder waits for DRAM.
 pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
 std::atomic<bool> g_forks{false};
 void take_lock() {
@@ -577,8 +596,9 @@ TEST_CASE("lock-holder-waits-for-room") {
   pages.check_all("parent");
 }
 
-// A fork handler that was registered before the pager's touches pages in the child before that is served. If one of
-// them is evicted, the child ends with a line, however many there are, and whatever is done there.
+// A fork handler that was registered before the pager's touches pages in the child before that is
+// served. If one of them is evicted, the child ends with a line, however many there are, and
+// whatever is done there.
 enum class Early { kNothing, kWrite, kClear, kRead };
 Early g_early = Early::kNothing;
 std::vector<char*> g_touched_early;
@@ -605,7 +625,8 @@ std::string stderr_of_fork(int* status, F&& body) {
   close(ends[1]);
   std::string text;
   char part[512];
-  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) text.append(part, static_cast<size_t>(n));
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;)
+    text.append(part, static_cast<size_t>(n));
   close(ends[0]);
   REQUIRE(waitpid(child, status, 0) == child);
   return text;
@@ -616,9 +637,9 @@ TEST_CASE("touched-before-it-is-served") {
   start();
   Pages pages(kMemory);
   for (const auto& [early, count, evicted] :
-       {std::tuple{Early::kWrite, 1, true}, std::tuple{Early::kWrite, 600, true}, std::tuple{Early::kClear, 1, true},
-        std::tuple{Early::kClear, 600, true}, std::tuple{Early::kRead, 1, true},
-        std::tuple{Early::kWrite, 600, false}}) {
+       {std::tuple{Early::kWrite, 1, true}, std::tuple{Early::kWrite, 600, true},
+        std::tuple{Early::kClear, 1, true}, std::tuple{Early::kClear, 600, true},
+        std::tuple{Early::kRead, 1, true}, std::tuple{Early::kWrite, 600, false}}) {
     g_touched_early.clear();
     for (uint64_t i = 0; g_touched_early.size() < static_cast<size_t>(count); i += 7)
       if (i % 16 != 5) g_touched_early.push_back(pages.at(i));
@@ -630,22 +651,25 @@ TEST_CASE("touched-before-it-is-served") {
     int status = 0;
     const std::string line = stderr_of_fork(&status, [&] {
       for (char* at : g_touched_early) {
-        for (int i = 1000; i < 1100; ++i) REQUIRE(at[i] == static_cast<char>(0xa5), "what was written early");
+        for (int i = 1000; i < 1100; ++i)
+          REQUIRE(at[i] == static_cast<char>(0xa5), "what was written early");
         pages.write(static_cast<uint64_t>(at - pages.base) / pages.page, 9);
       }
       pages.check_all("child");
     });
     g_early = Early::kNothing;
     const bool refused = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
-    REQUIRE(evicted ? refused && line.find("has touched it in the child") != line.npos : status == 0,
-            "early %d on %d pages, evicted %d: status %x, '%s'", static_cast<int>(early), count, evicted, status,
-            line.c_str());
+    REQUIRE(
+        evicted ? refused && line.find("has touched it in the child") != line.npos : status == 0,
+        "early %d on %d pages, evicted %d: status %x, '%s'", static_cast<int>(early), count,
+        evicted, status, line.c_str());
     pages.check_all("parent");
   }
 }
 
-// Threads touch new pages while a fork goes on: they come in write-protected, and are written to before the handler
-// that filled them releases them (test_release_delay_us). Nothing may wait forever.
+// Threads touch new pages while a fork goes on: they come in write-protected, and are written to
+// before the handler that filled them releases them (test_release_delay_us). Nothing may wait
+// forever.
 TEST_CASE("first-touches-beside-forks") {
   start("handlers=4,test_release_delay_us=1000");
   constexpr uint64_t kNew = 128 * tier::kMega;
@@ -654,28 +678,34 @@ TEST_CASE("first-touches-beside-forks") {
   char* base = tier::new_region(kNew);
   constexpr unsigned kThreads = 8;
   const uint64_t each = kNew / page / kThreads;
-  auto word = [&](unsigned t, uint64_t i) { return reinterpret_cast<uint64_t*>(base + (i * kThreads + t) * page); };
+  auto word = [&](unsigned t, uint64_t i) {
+    return reinterpret_cast<uint64_t*>(base + (i * kThreads + t) * page);
+  };
   std::atomic<bool> stop{false};
   uint64_t touched[kThreads] = {};
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
-      for (uint64_t i = 0; i < each && !stop.load(std::memory_order_relaxed); touched[t] = ++i) *word(t, i) += i + 1;
+      for (uint64_t i = 0; i < each && !stop.load(std::memory_order_relaxed); touched[t] = ++i)
+        *word(t, i) += i + 1;
     });
   for (int round = 0; round < (lunar_test::has_option("--long") ? 300 : 60); ++round) {
     usleep(10000);
-    expect_exit(fork_child([&] { pages.check(static_cast<uint64_t>(round) * 7 % pages.count, "child"); }), "child");
+    expect_exit(
+        fork_child([&] { pages.check(static_cast<uint64_t>(round) * 7 % pages.count, "child"); }),
+        "child");
   }
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
   for (unsigned t = 0; t < kThreads; ++t)
-    for (uint64_t i = 0; i < touched[t]; ++i) REQUIRE(*word(t, i) == i + 1, "parent: thread %u's new page", t);
+    for (uint64_t i = 0; i < touched[t]; ++i)
+      REQUIRE(*word(t, i) == i + 1, "parent: thread %u's new page", t);
   pages.check_all("parent");
   REQUIRE(tier::validate());
 }
 
-// The first touch of a chunk while the kernel copies: its words are in use in the child, as a busy page
-// (test_reach_delay_us). The child touches the same pages, and must not wait forever.
+// The first touch of a chunk while the kernel copies: its words are in use in the child, as a busy
+// page (test_reach_delay_us). The child touches the same pages, and must not wait forever.
 TEST_CASE("first-touch-of-a-chunk") {
   start("test_reach_delay_us=20000");
   constexpr uint64_t kChunks = 10;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // hygiene: the pager's threads keep away from what is the program's.
 //
-// Idea. This program replaces malloc and friends, and pthread_mutex_lock, by versions that end it when one of the
-// pager's threads calls them while pages are faulted, evicted and read ahead. A fault by a service thread other than
-// the evictor (which meets missing pages by right) is counted by the pager and must not happen. The threads block all
-// signals, keep no descriptor of the program, and go on when the program closes all of its own.
+// Idea. This program replaces malloc and friends, and pthread_mutex_lock, by versions that end it
+// when one of the pager's threads calls them while pages are faulted, evicted and read ahead. A
+// fault by a service thread other than the evictor (which meets missing pages by right) is counted
+// by the pager and must not happen. The threads block all signals, keep no descriptor of the
+// program, and go on when the program closes all of its own.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -38,7 +39,8 @@ void trap(const char* what) {
   // pthread_create of a forked child's threads: announced, and before any fault
   if (lunar::host_guard_depth > 1) return;
   g_trap.store(false);
-  lunar::fatal("thread %d of the pager called %s", lunar::sys::thread_id(), what);  // (its own descriptor 2 is closed)
+  // (its own descriptor 2 is closed)
+  lunar::fatal("thread %d of the pager called %s", lunar::sys::thread_id(), what);
 }
 
 }  // namespace
@@ -46,9 +48,15 @@ void trap(const char* what) {
 extern "C" {
 void* malloc(size_t bytes) { return trap("malloc"), __libc_malloc(bytes); }
 void* calloc(size_t count, size_t bytes) { return trap("calloc"), __libc_calloc(count, bytes); }
-void* realloc(void* pointer, size_t bytes) { return trap("realloc"), __libc_realloc(pointer, bytes); }
-void* memalign(size_t alignment, size_t bytes) { return trap("memalign"), __libc_memalign(alignment, bytes); }
-void* aligned_alloc(size_t alignment, size_t bytes) { return trap("aligned_alloc"), __libc_memalign(alignment, bytes); }
+void* realloc(void* pointer, size_t bytes) {
+  return trap("realloc"), __libc_realloc(pointer, bytes);
+}
+void* memalign(size_t alignment, size_t bytes) {
+  return trap("memalign"), __libc_memalign(alignment, bytes);
+}
+void* aligned_alloc(size_t alignment, size_t bytes) {
+  return trap("aligned_alloc"), __libc_memalign(alignment, bytes);
+}
 int posix_memalign(void** out, size_t alignment, size_t bytes) {
   trap("posix_memalign");
   *out = __libc_memalign(alignment, bytes);
@@ -59,7 +67,8 @@ void free(void* pointer) {
   __libc_free(pointer);
 }
 int pthread_mutex_lock(pthread_mutex_t* mutex) {
-  static auto* const real = reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+  static auto* const real =
+      reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
   constexpr int kRobust = 16;  // only the pager's shared account has such ones
   if ((mutex->__data.__kind & kRobust) == 0) trap("pthread_mutex_lock");
   return real(mutex);
@@ -89,9 +98,11 @@ std::vector<Service> service_threads() {
   DIR* directory = opendir("/proc/self/task");
   while (dirent* entry = readdir(directory)) {
     if (entry->d_name[0] == '.') continue;
-    std::string base = std::string("/proc/self/task/") + entry->d_name, name = text_of(base + "/comm");
+    std::string base = std::string("/proc/self/task/") + entry->d_name,
+                name = text_of(base + "/comm");
     if (name.compare(0, 6, "lunar-") == 0)
-      found.push_back({name.substr(0, name.find('\n')), text_of(base + "/status"), atoi(entry->d_name)});
+      found.push_back(
+          {name.substr(0, name.find('\n')), text_of(base + "/status"), atoi(entry->d_name)});
   }
   closedir(directory);
   return found;
@@ -111,7 +122,8 @@ void check_signals() {
     handlers += thread.name.compare(0, 11, "lunar-fault") == 0;
   }
   REQUIRE(housekeeping == 1 && evictors == 1 && handlers >= 1,
-          "threads: %u housekeeping threads, %u evictors, %u handlers", housekeeping, evictors, handlers);
+          "threads: %u housekeeping threads, %u evictors, %u handlers", housekeeping, evictors,
+          handlers);
 }
 
 struct Memory {
@@ -174,7 +186,8 @@ TEST_CASE("hygiene") {
 
   close(ends[1]);
   char byte;
-  REQUIRE(read(ends[0], &byte, 1) == 0, "the pipe has no end: a service thread holds the program's descriptor");
+  REQUIRE(read(ends[0], &byte, 1) == 0,
+          "the pipe has no end: a service thread holds the program's descriptor");
 
   // A fork's child is served by threads with the same manners.
   pid_t child = fork();

@@ -27,7 +27,7 @@ using tier::new_region;
 
 std::atomic<uint64_t> g_progress{0};
 
-// ---- hash_key -------------------------------------------------------------------------------------------------------
+// ---- hash_key -----------------------------------------------------------------------------------
 
 uint64_t hash_of_a_known_page() {
   std::vector<char> page(lunar_page_bytes());
@@ -67,7 +67,7 @@ TEST_CASE("hash-key") {
   REQUIRE(first != second, "two processes hash the same content to %lx: it can be foreseen", first);
 }
 
-// ---- evict_at_once --------------------------------------------------------------------------------------------------
+// ---- evict_at_once ------------------------------------------------------------------------------
 
 // lunar_evict drops a page that a handler has installed and not yet released.
 TEST_CASE("evict-at-once") {
@@ -78,15 +78,15 @@ TEST_CASE("evict-at-once") {
   for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
   REQUIRE(lunar_evict(base, kPages * page) == kPages);
   for (uint64_t i = 0; i < kPages; i += 16) {
-    REQUIRE(tier::stamp_holds(base + i * page, page, i, 1), "page %lu is wrong",
-            i);  // we have it, while the handler still holds it
+    // we have it, while the handler still holds it
+    REQUIRE(tier::stamp_holds(base + i * page, page, i, 1), "page %lu is wrong", i);
     const int64_t evicted = lunar_evict(base, kPages * page);
     REQUIRE(evicted == 1, "page %lu: %lld pages were evicted, not the one that was resident", i,
             static_cast<long long>(evicted));
   }
 }
 
-// ---- guard_beside_fault ---------------------------------------------------------------------------------------------
+// ---- guard_beside_fault -------------------------------------------------------------------------
 
 thread_local sigjmp_buf t_refused;
 
@@ -121,7 +121,7 @@ TEST_CASE("guard-beside-fault") {
   REQUIRE(refuses(guarded), "the guard page is gone");
 }
 
-// ---- evicted_bytes --------------------------------------------------------------------------------------------------
+// ---- evicted_bytes ------------------------------------------------------------------------------
 
 // lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too.
 void evicted_bytes() {
@@ -132,7 +132,8 @@ void evicted_bytes() {
   auto is = [&](uint64_t bytes, const char* when) {
     uint64_t said = tier::stats().evicted_bytes;
     // a page may still be in a handler's hands
-    for (int i = 0; said != bytes && i < 100; ++i, said = tier::stats().evicted_bytes) usleep(10000);
+    for (int i = 0; said != bytes && i < 100; ++i, said = tier::stats().evicted_bytes)
+      usleep(10000);
     REQUIRE(said == bytes, "%s: evicted_bytes %lu, not %lu", when, said, bytes);
   };
   for (uint64_t i = 0; i < kBytes / page; ++i) tier::stamp_write(base + i * page, page, i, 1);
@@ -143,10 +144,12 @@ void evicted_bytes() {
   is(kBytes / 2, "half of it back, clean");  // what came back keeps its slot
   REQUIRE(lunar_discard(base + kBytes / 2, kBytes / 4) == 0);
   is(kBytes / 4, "a quarter discarded");
-  REQUIRE(answer_of_child([] { return tier::stats().evicted_bytes; }) == kBytes / 4, "a child's figure differs");
+  REQUIRE(answer_of_child([] { return tier::stats().evicted_bytes; }) == kBytes / 4,
+          "a child's figure differs");
   for (uint64_t i = 0; i < kBytes / page; ++i)
-    REQUIRE(i >= kBytes / page / 2 && i < kBytes / page / 4 * 3 ? tier::stamp_holds(base + i * page, page, i, 0)
-                                                                : tier::stamp_holds(base + i * page, page, i, 1),
+    REQUIRE(i >= kBytes / page / 2 && i < kBytes / page / 4 * 3
+                ? tier::stamp_holds(base + i * page, page, i, 0)
+                : tier::stamp_holds(base + i * page, page, i, 1),
             "page %lu is wrong", i);
   is(0, "all read");
   memset(base, 0, kBytes);
@@ -155,12 +158,13 @@ void evicted_bytes() {
   REQUIRE(tier::validate());
 }
 
-// ---- ksm ------------------------------------------------------------------------------------------------------------
+// ---- ksm ----------------------------------------------------------------------------------------
 
 // A setting of ksmd, put back at the end.
 class KsmSetting {
  public:
-  KsmSetting(const char* name, const char* value) : path_(std::string("/sys/kernel/mm/ksm/") + name) {
+  KsmSetting(const char* name, const char* value)
+      : path_(std::string("/sys/kernel/mm/ksm/") + name) {
     FILE* file = fopen(path_.c_str(), "r");
     if (file == nullptr) SKIP("ksm", "this kernel has no /sys/kernel/mm/ksm");
     if (fgets(before_, sizeof before_, file) == nullptr) before_[0] = '\0';
@@ -190,7 +194,8 @@ long merged_kib(const void* address) {
   while (fgets(line, sizeof line, file) != nullptr) {
     unsigned long start, end;
     if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
-      here = reinterpret_cast<unsigned long>(address) >= start && reinterpret_cast<unsigned long>(address) < end;
+      here = reinterpret_cast<unsigned long>(address) >= start &&
+             reinterpret_cast<unsigned long>(address) < end;
     if (here && sscanf(line, "KSM: %ld", &kib) == 1) break;
   }
   fclose(file);
@@ -205,7 +210,8 @@ long full_scans() {
   return n;
 }
 
-// Writers count in pages of equal content while these are evicted and ksmd is at work. What was lost.
+// Writers count in pages of equal content while these are evicted and ksmd is at work. What was
+// lost.
 uint64_t count_beside_ksmd(char* base, uint64_t pages) {
   size_t page = lunar_page_bytes();
   constexpr unsigned kWriters = 2;
@@ -236,11 +242,13 @@ uint64_t count_beside_ksmd(char* base, uint64_t pages) {
   for (std::thread& writer : writers) writer.join();
   uint64_t lost = 0;
   for (uint64_t i = 0; i < pages; ++i)
-    for (unsigned t = 0; t < kWriters; ++t) lost += model[i * kWriters + t].load() - (word(i, t)->load() - began[t]);
+    for (unsigned t = 0; t < kWriters; ++t)
+      lost += model[i * kWriters + t].load() - (word(i, t)->load() - began[t]);
   return lost;
 }
 
-// The kernel's own map takes the place of pages that are being evicted: what is written there then stays.
+// The kernel's own map takes the place of pages that are being evicted: what is written there then
+// stays.
 void map_over_beside_eviction(bool unreadable) {
   tier::start_tier(32 * kMega, 256 * kMega, nullptr, "test_evict_delay_us=300");
   const size_t page = lunar_page_bytes();
@@ -248,28 +256,33 @@ void map_over_beside_eviction(bool unreadable) {
   for (uint64_t round = 0; round < 100; ++round, ++g_progress) {
     char* base = new_region(kPages * page);
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
-    for (uint64_t i = 0; unreadable && i < kPages; i += 2) REQUIRE(mprotect(base + i * page, page, PROT_NONE) == 0);
+    for (uint64_t i = 0; unreadable && i < kPages; i += 2)
+      REQUIRE(mprotect(base + i * page, page, PROT_NONE) == 0);
     std::thread evicting([&] { (void)lunar_evict(base, kPages * page); });
     usleep(static_cast<useconds_t>(round % 10 * 100));
-    const int rc = lunar::region_map_over(lunar::region_find(base), 0, kPages * page,
-                                          {PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0});
+    const int rc =
+        lunar::region_map_over(lunar::region_find(base), 0, kPages * page,
+                               {PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0});
     REQUIRE(rc == 0, "region_map_over: %s", strerror(-rc));
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 2);
     evicting.join();
     for (uint64_t i = 0; i < kPages; ++i)
-      REQUIRE(tier::stamp_holds(base + i * page, page, i, 2), "round %lu: page %lu lost its write", round, i);
+      REQUIRE(tier::stamp_holds(base + i * page, page, i, 2), "round %lu: page %lu lost its write",
+              round, i);
   }
 }
 
-// A process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it; later: switched on when the
-// tier is at work) loses no write, as tiered pages are never merged.
+// A process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it; later:
+// switched on when the tier is at work) loses no write, as tiered pages are never merged.
 void ksm_in_this_process(bool later) {
   constexpr uint64_t kBytes = 8 * kMega;
-  if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) SKIP("ksm", "the kernel is built without it");
+  if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0)
+    SKIP("ksm", "the kernel is built without it");
   tier::start_tier(32 * kMega, 256 * kMega, nullptr, "test_evict_delay_us=300");
   size_t page = lunar_page_bytes();
   char* base = new_region(kBytes);
-  char* witness = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* witness = static_cast<char*>(
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   REQUIRE(witness != MAP_FAILED);
   for (uint64_t at = 0; at < kBytes; at += page) {
     tier::stamp_write(base + at, page, 1, 1);
@@ -277,7 +290,8 @@ void ksm_in_this_process(bool later) {
   }
   if (later) {
     if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) SKIP("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
-    REQUIRE(lunar_evict(base, page) == 1 && base[0] != 0);  // its next batch is when the pager sees it
+    // its next batch is when the pager sees it
+    REQUIRE(lunar_evict(base, page) == 1 && base[0] != 0);
   }
   double end = tier::seconds() + 60;
   while (merged_kib(witness) < static_cast<long>(kBytes / 1024 / 2)) {
@@ -286,11 +300,12 @@ void ksm_in_this_process(bool later) {
     ++g_progress;
   }
   // Whatever is mergeable has been looked at twice by then.
-  for (long until = full_scans() + 3; full_scans() < until && tier::seconds() < end; ++g_progress) usleep(50000);
+  for (long until = full_scans() + 3; full_scans() < until && tier::seconds() < end; ++g_progress)
+    usleep(50000);
   long merged = merged_kib(base);
   uint64_t lost = count_beside_ksmd(base, kBytes / page);
-  printf("ksm: %ld KiB of plain memory merged, %ld KiB of the tier; writes lost %lu\n", merged_kib(witness), merged,
-         lost);
+  printf("ksm: %ld KiB of plain memory merged, %ld KiB of the tier; writes lost %lu\n",
+         merged_kib(witness), merged, lost);
   fflush(stdout);
   REQUIRE(lost == 0, "writes were lost");
   REQUIRE(merged == 0, "tiered pages were merged");
@@ -299,7 +314,8 @@ void ksm_in_this_process(bool later) {
 
 // The settings are put back however the process with the tier ends.
 void ksm(bool later) {
-  KsmSetting pages_to_scan("pages_to_scan", "20000"), pause("sleep_millisecs", "1"), run("run", "1");
+  KsmSetting pages_to_scan("pages_to_scan", "20000"), pause("sleep_millisecs", "1"),
+      run("run", "1");
   pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -310,10 +326,11 @@ void ksm(bool later) {
   int status = 0;
   waitpid(child, &status, 0);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) _exit(77);
-  REQUIRE(status == 0, "the process with the tier ended with status %x", static_cast<unsigned>(status));
+  REQUIRE(status == 0, "the process with the tier ended with status %x",
+          static_cast<unsigned>(status));
 }
 
-// ---- lost_page ------------------------------------------------------------------------------------------------------
+// ---- lost_page ----------------------------------------------------------------------------------
 
 sigjmp_buf g_lost;
 void on_sigbus(int, siginfo_t*, void*) { siglongjmp(g_lost, 1); }
@@ -330,28 +347,33 @@ bool is_lost(volatile char* page, bool store) {
 // Its hash is turned, so what the LUN gives back does not match.
 void lose(char* page) {
   int64_t evicted = 0;
-  for (int i = 0; i < 100 && (evicted = lunar_evict(page, lunar_page_bytes())) == 0; ++i) usleep(10000);
-  REQUIRE(evicted == 1 || lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kResident));
+  for (int i = 0; i < 100 && (evicted = lunar_evict(page, lunar_page_bytes())) == 0; ++i)
+    usleep(10000);
+  REQUIRE(evicted == 1 ||
+          lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kResident));
   lunar::Region* region = lunar::region_find(page);
   region->table.hash(region->page_of(page).value) ^= 1;
   // Out of its frame too, by evicting as much as there are frames.
-  for (int i = 0; lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kEvicted) && i < 8; ++i) {
+  for (int i = 0;
+       lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kEvicted) && i < 8;
+       ++i) {
     static char* others = new_region(8 * kMega);
     for (uint64_t at = 0; at < 8 * kMega; at += lunar_page_bytes())
       tier::stamp_write(others + at, lunar_page_bytes(), at, static_cast<uint64_t>(i) + 2);
     REQUIRE(lunar_evict(others, 8 * kMega) >= 0);
   }
-  REQUIRE(lunar::pager_page_state(page) == static_cast<int>(lunar::PageState::kEvicted), "the page stays in its frame");
+  REQUIRE(lunar::pager_page_state(page) == static_cast<int>(lunar::PageState::kEvicted),
+          "the page stays in its frame");
 }
 
 void check_neighbours(char* base, uint64_t pages, uint64_t but) {
   for (uint64_t i = 0; i < pages; ++i)
-    REQUIRE(i == but || tier::stamp_holds(base + i * lunar_page_bytes(), lunar_page_bytes(), i, 1), "page %lu is wrong",
-            i);
+    REQUIRE(i == but || tier::stamp_holds(base + i * lunar_page_bytes(), lunar_page_bytes(), i, 1),
+            "page %lu is wrong", i);
 }
 
-// A page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in children too, and a
-// discard brings it back as zeros.
+// A page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in
+// children too, and a discard brings it back as zeros.
 TEST_CASE("lost-page") {
   constexpr uint64_t kPages = 64, kLost = 5;
   tier::start_tier(16 * kMega, 128 * kMega, nullptr, "log_file=/dev/null");
@@ -369,14 +391,16 @@ TEST_CASE("lost-page") {
     REQUIRE(is_lost(lost, false) && is_lost(lost, true), "a lost page can be touched");
     int ends[2];
     REQUIRE(pipe(ends) == 0);
-    REQUIRE(write(ends[1], lost, page) == -1 && (errno == EFAULT || errno == EHWPOISON), "write() of a lost page: %s",
-            strerror(errno));
+    REQUIRE(write(ends[1], lost, page) == -1 && (errno == EFAULT || errno == EHWPOISON),
+            "write() of a lost page: %s", strerror(errno));
     close(ends[0]);
     close(ends[1]);
-    REQUIRE(answer_of_child([&] { return static_cast<uint64_t>(is_lost(lost, false)); }) == 1, "a child can touch it");
+    REQUIRE(answer_of_child([&] { return static_cast<uint64_t>(is_lost(lost, false)); }) == 1,
+            "a child can touch it");
     check_neighbours(base, kPages, kLost);
     REQUIRE(lunar_discard(lost, page) == 0);
-    REQUIRE(!is_lost(lost, false) && tier::stamp_holds(lost, page, kLost, 0), "a discarded page is no zeros");
+    REQUIRE(!is_lost(lost, false) && tier::stamp_holds(lost, page, kLost, 0),
+            "a discarded page is no zeros");
     tier::stamp_write(lost, page, kLost, 1);
     for (int i = 0; i < 100; ++i) {  // its handler may not have released it yet
       REQUIRE(lunar_evict(base, kPages * page) >= 0);
@@ -390,20 +414,22 @@ TEST_CASE("lost-page") {
   REQUIRE(tier::validate());
 }
 
-// ---- processes that end ---------------------------------------------------------------------------------------------
+// ---- processes that end -------------------------------------------------------------------------
 
 // What a child writes to standard error before it ends by a FATAL line.
 template <class Body>
 std::string last_words(Body body) {
   int status = 0;
   const std::string text = lunar_test::stderr_of(body, &status);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) _exit(77);  // its skip line is on our standard output
-  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s", static_cast<unsigned>(status),
-          text.c_str());
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    _exit(77);  // its skip line is on our standard output
+  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s",
+          static_cast<unsigned>(status), text.c_str());
   return text;
 }
 
-// A call of the program's own takes tiered memory away while it is evicted and faulted in. `says`: what the line names.
+// A call of the program's own takes tiered memory away while it is evicted and faulted in. `says`:
+// what the line names.
 template <class Call>
 void refused(Call call, const char* says) {
   const std::string text = last_words([&call] {
@@ -415,7 +441,8 @@ void refused(Call call, const char* says) {
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < 4; ++t)
       threads.emplace_back([faulted, page] {
-        for (uint64_t at = 0;; at = (at + 37 * page) % (24 * kMega)) *static_cast<volatile char*>(faulted + at) = 2;
+        for (uint64_t at = 0;; at = (at + 37 * page) % (24 * kMega))
+          *static_cast<volatile char*>(faulted + at) = 2;
       });
     threads.emplace_back([base, bytes] {
       for (;;) (void)lunar_evict(base, bytes);
@@ -424,29 +451,35 @@ void refused(Call call, const char* says) {
     call(base, bytes / 2);
     for (;;) pause();
   });
-  REQUIRE(text.find(says) != std::string::npos && text.find("lunar_region_destroy") != std::string::npos, "it says: %s",
-          text.c_str());
+  REQUIRE(text.find(says) != std::string::npos &&
+              text.find("lunar_region_destroy") != std::string::npos,
+          "it says: %s", text.c_str());
 }
 
 TEST_CASE("raw-call") {
   constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
   refused([](char* at, size_t bytes) { (void)syscall(SYS_munmap, at, bytes); },
           "FATAL: munmap (or mremap to less) of 2048 KiB");
-  refused([](char* at, size_t bytes) { (void)syscall(SYS_mmap, at, bytes, PROT_READ, kPrivate | MAP_FIXED, -1, 0); },
-          "FATAL: mmap with MAP_FIXED (or mremap) of 2048 KiB");
+  refused(
+      [](char* at, size_t bytes) {
+        (void)syscall(SYS_mmap, at, bytes, PROT_READ, kPrivate | MAP_FIXED, -1, 0);
+      },
+      "FATAL: mmap with MAP_FIXED (or mremap) of 2048 KiB");
   refused([](char* at, size_t bytes) { (void)syscall(SYS_mremap, at, bytes, bytes / 2, 0); },
           "FATAL: munmap (or mremap to less) of 1024 KiB");
   refused(
       [](char* at, size_t bytes) {
-        while (syscall(SYS_mremap, at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr) == -1) {}
+        while (syscall(SYS_mremap, at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr) ==
+               -1) {}
       },
       "FATAL: mremap of 2048 KiB");
 }
 
 char* g_region = nullptr;
 
-// The kernel's copy of the maps has a hole where memory was moved or unmapped: between the pager's step of a fork and
-// the copy, so that the parent's event comes too late for the child. (The parent has no event here.)
+// The kernel's copy of the maps has a hole where memory was moved or unmapped: between the pager's
+// step of a fork and the copy, so that the parent's event comes too late for the child. (The parent
+// has no event here.)
 TEST_CASE("hole-in-fork") {
   const std::string text = last_words([] {
     pthread_atfork(  // runs after the pager's
@@ -470,14 +503,15 @@ TEST_CASE("hole-in-fork") {
   REQUIRE(text.find("at the same moment") != std::string::npos, "it says: %s", text.c_str());
 }
 
-// ---- old_kernel -----------------------------------------------------------------------------------------------------
+// ---- old_kernel ---------------------------------------------------------------------------------
 
 // With support/old_kernel.c: a kernel before 6.8 is refused in one line.
 TEST_CASE("old-kernel") {
   lunar_config config{};
   config.struct_size = sizeof config;
   REQUIRE(lunar_init(&config) == -EOPNOTSUPP, "an old kernel is accepted");
-  REQUIRE(strstr(lunar_error(), "Linux 6.8 or newer") != nullptr && strchr(lunar_error(), '\n') == nullptr,
+  REQUIRE(strstr(lunar_error(), "Linux 6.8 or newer") != nullptr &&
+              strchr(lunar_error(), '\n') == nullptr,
           "it says: %s", lunar_error());
 }
 

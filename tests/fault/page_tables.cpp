@@ -3,13 +3,14 @@
 //
 //   page_tables sparse      one page in each of 2,048 chunks of 2 MiB: at most 1 MiB of tables
 //   page_tables given_back  ever new addresses are touched and given up: the tables do not grow
-//   page_tables all_used    3 GiB in a budget of 16 MiB are written and read again (--long; else 512 MiB)
+//   page_tables all_used    3 GiB in a budget of 16 MiB are written and read again (--long; else
+//                           512 MiB)
 //   page_tables refused     memory whose tables cannot fit is refused, with a line; the rest works
 //   page_tables forked      a child of sparse memory reads it, changes it, and gives it up
 //   page_tables forked_early  the same before activation, while another thread looks at the table
 //   page_tables shrunk      a budget that the tables of committed memory may fill is refused
-//   page_tables reused      faults, discards, prefetches and evictions of neighbours in the same leaves: every page has
-//                           the content that it was given last
+//   page_tables reused      faults, discards, prefetches and evictions of neighbours in the same
+//                           leaves: every page has the content that it was given last
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,8 +46,10 @@ TEST_CASE("sparse") {
   char* base = new_region(kChunks * kChunk);
   const uint64_t before = table_bytes(), page = lunar_page_bytes();
   for (uint64_t i = 0; i < kChunks; ++i) tier::stamp_write(base + i * kChunk, page, i, 1);
-  REQUIRE(table_bytes() - before <= kMega, "the tables take %lu KiB", (table_bytes() - before) / 1024);
-  for (uint64_t i = 0; i < kChunks; ++i) REQUIRE(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %lu", i);
+  REQUIRE(table_bytes() - before <= kMega, "the tables take %lu KiB",
+          (table_bytes() - before) / 1024);
+  for (uint64_t i = 0; i < kChunks; ++i)
+    REQUIRE(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %lu", i);
   REQUIRE(tier::validate());
 }
 
@@ -60,8 +63,8 @@ TEST_CASE("given-back") {
     for (uint64_t i = 0; i < kPart; i += 8 * page) tier::stamp_write(base + at + i, 8, at + i, 1);
     REQUIRE(lunar_discard(base + at, kPart) == 0);
     if (at >= kBytes / 4 && most == 0) most = table_bytes() + 512 * 1024;
-    REQUIRE(most == 0 || table_bytes() <= most, "the tables have grown to %lu KiB after %lu MiB", table_bytes() / 1024,
-            at / kMega);
+    REQUIRE(most == 0 || table_bytes() <= most, "the tables have grown to %lu KiB after %lu MiB",
+            table_bytes() / 1024, at / kMega);
   }
   for (int i = 0; i < 500 && table_bytes() > kMega; ++i) usleep(10000);
   REQUIRE(table_bytes() <= kMega, "the tables of nothing take %lu KiB", table_bytes() / 1024);
@@ -88,7 +91,8 @@ TEST_CASE("refused") {
       [] {
         tier::start_tier(16 * kMega, 8 * kGiga, nullptr, "log=warning");
         char* first = new_region(64 * kMega);
-        REQUIRE(lunar_region_create(7 * kGiga) == nullptr && errno == ENOMEM, "7 GiB in a budget of 16 MiB");
+        REQUIRE(lunar_region_create(7 * kGiga) == nullptr && errno == ENOMEM,
+                "7 GiB in a budget of 16 MiB");
         const uint64_t page = lunar_page_bytes();
         char* second = new_region(64 * kMega);  // nothing of the refused one is left
         for (char* base : {first, second})
@@ -97,7 +101,8 @@ TEST_CASE("refused") {
         while (void* one = lunar_region_create(256 * kMega)) more.push_back(one);
         REQUIRE(more.size() >= 10, "%zu times 256 MiB", more.size());
         REQUIRE(lunar_region_destroy(more.back(), 256 * kMega) == 0);
-        REQUIRE(lunar_region_create(256 * kMega) != nullptr, "what was given back cannot be had again");
+        REQUIRE(lunar_region_create(256 * kMega) != nullptr,
+                "what was given back cannot be had again");
         for (uint64_t at = 0; at < 64 * kMega; at += page) static_cast<char*>(more[0])[at] = 1;
       },
       &status);
@@ -119,9 +124,11 @@ TEST_CASE("forked") {
       const uint64_t before = table_bytes();
       for (uint64_t i = 0; i < kChunks; ++i)
         REQUIRE(tier::stamp_holds(base + i * kChunk, page, i, 1), "in the child: page %lu", i);
-      for (uint64_t i = 0; i < kChunks; ++i) tier::stamp_write(base + i * kChunk + kMega, page, i, 2);
       for (uint64_t i = 0; i < kChunks; ++i)
-        REQUIRE(tier::stamp_holds(base + i * kChunk + kMega, page, i, 2), "of the child: page %lu", i);
+        tier::stamp_write(base + i * kChunk + kMega, page, i, 2);
+      for (uint64_t i = 0; i < kChunks; ++i)
+        REQUIRE(tier::stamp_holds(base + i * kChunk + kMega, page, i, 2), "of the child: page %lu",
+                i);
       REQUIRE(lunar_discard(base, kChunks * kChunk) == 0);
       for (int i = 0; i < 500 && table_bytes() > before + kKept; ++i) usleep(10000);
       REQUIRE(table_bytes() <= before + kKept, "the child's tables");
@@ -132,7 +139,8 @@ TEST_CASE("forked") {
     int status = 0;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
   }
-  for (uint64_t i = 0; i < kChunks; ++i) REQUIRE(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %lu", i);
+  for (uint64_t i = 0; i < kChunks; ++i)
+    REQUIRE(tier::stamp_holds(base + i * kChunk, page, i, 1), "page %lu", i);
   REQUIRE(tier::validate());
 }
 
@@ -165,7 +173,8 @@ TEST_CASE("forked-early") {
       REQUIRE(lunar::pager_discard(base, kBytes, lunar::Discard::kContents) == 0);
     }
     for (int i = 0; i < 500 && table_bytes() > kMega; ++i) usleep(10000);
-    REQUIRE(table_bytes() <= kMega, "the child's tables of nothing take %lu KiB", table_bytes() / 1024);
+    REQUIRE(table_bytes() <= kMega, "the child's tables of nothing take %lu KiB",
+            table_bytes() / 1024);
     _exit(0);
   }
   int status = 0;
@@ -179,7 +188,8 @@ TEST_CASE("shrunk") {
   tier::start_tier(64 * kMega, kBytes + kGiga);
   char* base = new_region(kBytes);
   const uint64_t leaf = lunar::kLeafPages * lunar_page_bytes();
-  REQUIRE(lunar_set_dram(16 * kMega) == -EBUSY, "a budget that cannot hold the page tables was taken");
+  REQUIRE(lunar_set_dram(16 * kMega) == -EBUSY,
+          "a budget that cannot hold the page tables was taken");
   REQUIRE(tier::stats().dram_budget_bytes == 64 * kMega, "the budget has changed");
   REQUIRE(lunar_set_dram(48 * kMega) == 0, "a budget that holds the page tables was refused");
   for (uint64_t at = 0; at < kBytes; at += leaf) base[at] = 1;  // all tables that there may be
@@ -200,7 +210,8 @@ TEST_CASE("reused") {
   const auto run = [&](unsigned self) {
     tier::Random random(seed + self);
     for (uint64_t step = 0; step < kSteps; ++step) {
-      const uint64_t group = random.below(kPages / 64) * 64, p = group + random.below(64 / kThreads) * kThreads + self;
+      const uint64_t group = random.below(kPages / 64) * 64,
+                     p = group + random.below(64 / kThreads) * kThreads + self;
       char* at = base + p * page;
       switch (random.below(6)) {
         case 0:
@@ -225,7 +236,8 @@ TEST_CASE("reused") {
           if (version[p] == 0)
             REQUIRE(*reinterpret_cast<volatile uint64_t*>(at) == 0, "page %lu is not empty", p);
           else
-            REQUIRE(tier::stamp_holds(at, page, p, version[p]), "page %lu has not version %u", p, version[p]);
+            REQUIRE(tier::stamp_holds(at, page, p, version[p]), "page %lu has not version %u", p,
+                    version[p]);
       }
     }
   };

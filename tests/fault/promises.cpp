@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // promises CASE: what the pager promises at its edges, each case in a tier of its own.
 //
-//   frames         what the pager maps for itself is charged to the budget, page for page, and the kernel counts no
-//                  more
-//   lun_space      no more memory can be allocated than there is LUN space, and all that was allocated can be used
-//   reader         fault messages that cannot be read end the process, with a line: a thread that faulted would wait
-//                  for ever
-//   poisoned_line  a page that cannot be read back is named once, with its slot, its LUN and why; only that page is
-//                  lost
+//   frames         what the pager maps for itself is charged to the budget, page for page, and the
+//                  kernel counts no more
+//   lun_space      no more memory can be allocated than there is LUN space, and all that was
+//                  allocated can be used
+//   reader         fault messages that cannot be read end the process, with a line: a thread that
+//                  faulted would wait for ever
+//   poisoned_line  a page that cannot be read back is named once, with its slot, its LUN and why;
+//                  only that page is lost
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -36,7 +37,8 @@ using tier::new_region;
 template <class F>
 std::string said_by(F&& body, int* status) {
   const std::string text = lunar_test::stderr_of(body, status);
-  if (WIFEXITED(*status) && WEXITSTATUS(*status) == 77) _exit(77);  // its skip line is on our standard output
+  if (WIFEXITED(*status) && WEXITSTATUS(*status) == 77)
+    _exit(77);  // its skip line is on our standard output
   return text;
 }
 
@@ -51,7 +53,8 @@ void frames() {
     int status = 0;
     const std::string text = said_by(
         [dram] {
-          tier::start_tier(dram, 4 * dram, nullptr, "handlers=1");  // their windows are fixed pages too
+          // their windows are fixed pages too
+          tier::start_tier(dram, 4 * dram, nullptr, "handlers=1");
           char* base = new_region(2 * dram);
           const uint64_t page = lunar_page_bytes();
           for (uint64_t at = 0; at < 2 * dram; at += page) base[at] = 1;
@@ -60,10 +63,11 @@ void frames() {
           const auto fixed = static_cast<uint64_t>(state.account.own_fixed()) * page;
           const uint64_t tables = 2 * dram / page / lunar::kLeafPages * sizeof(lunar::Leaf);
           REQUIRE(frames > 0 && fixed >= frames + tables,
-                  "%lu bytes are charged as fixed, but there are %lu of frames and %lu of tables", fixed, frames,
-                  tables);
+                  "%lu bytes are charged as fixed, but there are %lu of frames and %lu of tables",
+                  fixed, frames, tables);
           const lunar_stats now = tier::stats();
-          REQUIRE(now.fixed_bytes >= fixed && now.dram_used_bytes >= fixed && now.dram_used_bytes <= dram,
+          REQUIRE(now.fixed_bytes >= fixed && now.dram_used_bytes >= fixed &&
+                      now.dram_used_bytes <= dram,
                   "stats: fixed %lu, used %lu of %lu", now.fixed_bytes, now.dram_used_bytes, dram);
         },
         &status);
@@ -81,17 +85,20 @@ TEST_CASE("lun-space") {
     auto* piece = static_cast<char*>(lunar_region_create(kPiece));
     if (piece == nullptr) break;
     pieces.push_back(piece);
-    REQUIRE(pieces.size() * kPiece <= kLun, "%zu MiB of memory on a LUN of %zu MiB", pieces.size(), kLunMib);
+    REQUIRE(pieces.size() * kPiece <= kLun, "%zu MiB of memory on a LUN of %zu MiB", pieces.size(),
+            kLunMib);
   }
   REQUIRE(errno == ENOMEM, "a full LUN: %s", strerror(errno));
-  REQUIRE(pieces.size() * kPiece >= kLun * 7 / 8, "only %zu MiB of memory on a LUN of %zu MiB", pieces.size(), kLunMib);
+  REQUIRE(pieces.size() * kPiece >= kLun * 7 / 8, "only %zu MiB of memory on a LUN of %zu MiB",
+          pieces.size(), kLunMib);
   for (int pass = 0; pass < 2; ++pass)
     for (size_t i = 0; i < pieces.size(); ++i)
       for (uint64_t at = 0; at < kPiece; at += page) {
         if (pass == 0)
           tier::stamp_write(pieces[i] + at, page, i * kPiece + at, 1);
         else
-          REQUIRE(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1), "what was written is not there");
+          REQUIRE(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1),
+                  "what was written is not there");
       }
   // What is given back can be allocated again, and no more.
   REQUIRE(lunar_region_destroy(pieces.back(), kPiece) == 0);
@@ -105,7 +112,8 @@ bool refuse_reads(int fd) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_read, 0, 3),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)),  // its low half, on little-endian machines
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+               offsetof(seccomp_data, args)),  // its low half, on little-endian machines
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(fd), 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
@@ -127,7 +135,8 @@ TEST_CASE("reader") {
         fprintf(stderr, "the fault was answered\n");
       },
       &status);
-  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "ended with %x: %s", status, text.c_str());
+  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "ended with %x: %s", status,
+          text.c_str());
   REQUIRE(times(text, "reading fault messages failed (EIO)") == 1, "it said: %s", text.c_str());
 }
 
@@ -146,7 +155,8 @@ TEST_CASE("poisoned-line") {
         char* base = new_region(kPages * page);
         for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
         char* others = new_region(48 * kMega);
-        for (uint64_t at = 0; at < 48 * kMega; at += page) others[at] = 1;  // base is on the LUN now
+        for (uint64_t at = 0; at < 48 * kMega; at += page)
+          others[at] = 1;  // base is on the LUN now
         char* lost = base + kLost * page;
         REQUIRE(lunar::pager_page_state(lost) == static_cast<int>(lunar::PageState::kEvicted),
                 "the page was not evicted");
@@ -162,8 +172,10 @@ TEST_CASE("poisoned-line") {
             FAIL("a lost page could be read");
           }
         for (uint64_t i = 0; i < kPages; ++i)
-          REQUIRE(i == kLost || tier::stamp_holds(base + i * page, page, i, 1), "page %lu next to it is wrong", i);
-        REQUIRE(tier::stats().poisoned == 1, "%lu pages are counted as lost", tier::stats().poisoned);
+          REQUIRE(i == kLost || tier::stamp_holds(base + i * page, page, i, 1),
+                  "page %lu next to it is wrong", i);
+        REQUIRE(tier::stats().poisoned == 1, "%lu pages are counted as lost",
+                tier::stats().poisoned);
         const int n = snprintf(address, sizeof address, "page %p ", static_cast<void*>(lost));
         REQUIRE(write(told[1], address, static_cast<size_t>(n)) == n);
       },
@@ -171,9 +183,10 @@ TEST_CASE("poisoned-line") {
   REQUIRE(status == 0, "ended with %x: %s", status, text.c_str());
   REQUIRE(read(told[0], address, sizeof address - 1) > 0);
   const std::string line = std::string(address) + "cannot be read back: slot ";
-  REQUIRE(times(text, line.c_str()) == 1 && times(text, "cannot be read back") == 1, "of `%s` it said: %s", address,
+  REQUIRE(times(text, line.c_str()) == 1 && times(text, "cannot be read back") == 1,
+          "of `%s` it said: %s", address, text.c_str());
+  REQUIRE(times(text, "content does not match its hash; it is poisoned") == 1, "it said: %s",
           text.c_str());
-  REQUIRE(times(text, "content does not match its hash; it is poisoned") == 1, "it said: %s", text.c_str());
 }
 
 }  // namespace

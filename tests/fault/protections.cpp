@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // protections CASE [--off]: what keeps gather-evict from losing writes, each with its switch.
 //
-//   cow          children are forked while threads count in pages that are being evicted. A page shared by a fork is
-//                made exclusive first, or what is written between the gather and the drop lands in a copy and is lost
-//   epoch        the same, when the counter of forks comes round to the numbers that pages are marked with (32,768
-//                forks)
-//   read-only    the same for pages that are read-only when they are gathered, and are made writable (by mprotect) and
-//                counted in before they are dropped
-//   registered   io_uring reads into registered buffers that are being evicted: pinned pages must stay where they are
-//   direct       large O_DIRECT reads into memory that is being evicted: the same for pins of the moment
+//   cow          children are forked while threads count in pages that are being evicted. A page
+//                shared by a fork is made exclusive first, or what is written between the gather
+//                and the drop lands in a copy and is lost
+//   epoch        the same, when the counter of forks comes round to the numbers that pages are
+//                marked with (32,768 forks)
+//   read-only    the same for pages that are read-only when they are gathered, and are made
+//                writable (by mprotect) and counted in before they are dropped
+//   registered   io_uring reads into registered buffers that are being evicted: pinned pages must
+//                stay where they are
+//   direct       large O_DIRECT reads into memory that is being evicted: the same for pins of the
+//                moment
 //
-// --off takes the protection away (test_no_cow_remedy, test_no_pin_rule): then the loss must be seen, or the test would
-// prove nothing.
+// --off takes the protection away (test_no_cow_remedy, test_no_pin_rule): then the loss must be
+// seen, or the test would prove nothing.
 #include <fcntl.h>
 #include <liburing.h>
 #include <sys/mman.h>
@@ -30,19 +33,20 @@ using tier::Random;
 
 std::atomic<uint64_t> g_progress{0};
 
-// ---- cow ------------------------------------------------------------------------------------------------------------
+// ---- cow ----------------------------------------------------------------------------------------
 
 // One page, made writable for this. mprotect is the kernel's own here.
 void count_in_read_only(std::atomic<uint64_t>* word, std::atomic<uint64_t>& model) {
-  void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(word) & ~(lunar_page_bytes() - 1));
+  void* page =
+      reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(word) & ~(lunar_page_bytes() - 1));
   REQUIRE(mprotect(page, lunar_page_bytes(), PROT_READ | PROT_WRITE) == 0);
   word->fetch_add(1);
   model.fetch_add(1);
   REQUIRE(mprotect(page, lunar_page_bytes(), PROT_READ) == 0);
 }
 
-// come_round: the counter goes on as 32,767 forks would take it, so that the next fork ends at the number of the pages
-// there are.
+// come_round: the counter goes on as 32,767 forks would take it, so that the next fork ends at the
+// number of the pages there are.
 uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_only) {
   constexpr uint64_t kBytes = 16 * tier::kMega, kWindow = 64;
   constexpr unsigned kWriters = 2, kForks = 12;
@@ -92,12 +96,13 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
   uint64_t lost = 0;
   for (uint64_t i = 0; i < count; ++i)
     for (unsigned t = 0; t < started; ++t)
-      lost += model[i * kWriters + t].load() - (word(i, t)->load() - (read_only ? 0x0101010101010101 : 0));
+      lost += model[i * kWriters + t].load() -
+              (word(i, t)->load() - (read_only ? 0x0101010101010101 : 0));
   if (!off) REQUIRE(tier::validate());
   return lost;
 }
 
-// ---- pinned pages ---------------------------------------------------------------------------------------------------
+// ---- pinned pages -------------------------------------------------------------------------------
 
 constexpr size_t kBlock = 1 << 20;
 constexpr uint64_t kFileBytes = 64 * tier::kMega;
@@ -121,7 +126,9 @@ int pattern_file(bool direct) {
   return again;
 }
 
-bool block_holds(const char* at, uint64_t file_offset) { return tier::stamp_holds(at, kBlock, file_offset, 1); }
+bool block_holds(const char* at, uint64_t file_offset) {
+  return tier::stamp_holds(at, kBlock, file_offset, 1);
+}
 
 // Evicts what others read into, without a pause, and keeps DRAM short by memory of its own.
 class Harasser {
@@ -149,8 +156,8 @@ class Harasser {
   std::thread thread_;
 };
 
-// Reads go on, on a machine that has other work too, until the harasser has met what this is about: pinned pages, or a
-// loss where nothing protects.
+// Reads go on, on a machine that has other work too, until the harasser has met what this is about:
+// pinned pages, or a loss where nothing protects.
 class Enough {
  public:
   explicit Enough(bool off) : off_(off) {}
@@ -186,7 +193,8 @@ uint64_t read_registered(uint64_t seed, bool off) {
     for (unsigned i = 0; i < kBuffers; ++i) {
       offsets[i] = random.below(kFileBytes / kBlock) * kBlock;
       io_uring_sqe* sqe = io_uring_get_sqe(&ring);
-      io_uring_prep_read_fixed(sqe, fd, buffers[i].iov_base, kBlock, offsets[i], static_cast<int>(i));
+      io_uring_prep_read_fixed(sqe, fd, buffers[i].iov_base, kBlock, offsets[i],
+                               static_cast<int>(i));
       sqe->user_data = i;
     }
     REQUIRE(io_uring_submit(&ring) == static_cast<int>(kBuffers));
@@ -235,12 +243,12 @@ uint64_t read_direct(uint64_t seed, bool off) {
   if (off) options += cow ? ",test_no_cow_remedy=yes" : ",test_no_pin_rule=yes";
   tier::start_tier(32 * tier::kMega, 512 * tier::kMega, nullptr, options.c_str());
   tier::Watchdog watchdog(g_progress, 60);
-  uint64_t lost = cow                    ? count_under_forks(seed, off, mode == "epoch", mode == "read-only")
+  uint64_t lost = cow ? count_under_forks(seed, off, mode == "epoch", mode == "read-only")
                   : mode == "registered" ? read_registered(seed, off)
                                          : read_direct(seed, off);
   auto& counted = lunar::counters();
-  printf("%s: lost %lu; evictions %lu, kept as pinned %lu, made exclusive %lu\n", mode.c_str(), lost,
-         counted.evictions.get(), counted.kept_pinned.get(), counted.made_exclusive.get());
+  printf("%s: lost %lu; evictions %lu, kept as pinned %lu, made exclusive %lu\n", mode.c_str(),
+         lost, counted.evictions.get(), counted.kept_pinned.get(), counted.made_exclusive.get());
   fflush(stdout);
   if (off)
     REQUIRE(lost > 0, "without the protection nothing was lost: this test proves nothing");

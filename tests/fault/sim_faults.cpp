@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// sim_faults: a LUN that fails, tears, misplaces and corrupts I/O. Each page read back is right or reported: by SIGBUS
-// on a load, by -EIO from lunar_touch, by an error of the system call that meets it. It is never silently wrong.
+// sim_faults: a LUN that fails, tears, misplaces and corrupts I/O. Each page read back is right or
+// reported: by SIGBUS on a load, by -EIO from lunar_touch, by an error of the system call that
+// meets it. It is never silently wrong.
 //
-// Idea. Threads write and read pages of a region of four times the budget on a sim: LUN. A page that is reported lost
-// is discarded (zeros from then on) and goes on. `--protection-off` runs without the check of hashes, on a LUN that
-// only corrupts: the test then passes when wrong content is seen, so that the check is known to be what keeps it out.
+// Idea. Threads write and read pages of a region of four times the budget on a sim: LUN. A page
+// that is reported lost is discarded (zeros from then on) and goes on. `--protection-off` runs
+// without the check of hashes, on a LUN that only corrupts: the test then passes when wrong content
+// is seen, so that the check is known to be what keeps it out.
 //
-// Options: --ios N (I/Os at least), --protection-off. LUNAR_SEED=N replays the device's faults and the threads'
-// choices.
+// Options: --ios N (I/Os at least), --protection-off. LUNAR_SEED=N replays the device's faults and
+// the threads' choices.
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -53,7 +55,9 @@ Sight look(uint64_t page) {
   Sight sight = Sight::kLost;
   if (sigsetjmp(t_lost, 1) == 0) {
     t_loading = 1;
-    sight = tier::stamp_holds(g_base + page * g_page, g_page, page, g_versions[page]) ? Sight::kRight : Sight::kWrong;
+    sight = tier::stamp_holds(g_base + page * g_page, g_page, page, g_versions[page])
+                ? Sight::kRight
+                : Sight::kWrong;
   }
   t_loading = 0;
   return sight;
@@ -84,8 +88,8 @@ void check_result(uint64_t page, Sight sight, bool expect_wrong, const char* how
   } else if (sight == Sight::kWrong) {
     g_wrong.fetch_add(1);
     auto* word = reinterpret_cast<uint64_t*>(g_base + page * g_page);
-    REQUIRE(expect_wrong, "page %lu is silently wrong (%s): version %u, words %lx %lx", page, how, g_versions[page],
-            word[0], word[1]);
+    REQUIRE(expect_wrong, "page %lu is silently wrong (%s): version %u, words %lx %lx", page, how,
+            g_versions[page], word[0], word[1]);
     (void)store(page, ++g_versions[page]);
   }
 }
@@ -137,7 +141,8 @@ class Worker {
     Sight sight = look(page);
     if (rc == -EIO) {
       g_by_touch.fetch_add(1);
-      REQUIRE(sight == Sight::kLost, "lunar_touch said -EIO of page %lu, and a load of it works", page);
+      REQUIRE(sight == Sight::kLost, "lunar_touch said -EIO of page %lu, and a load of it works",
+              page);
     }
     check_result(page, sight, expect_wrong_, "touch");
   }
@@ -170,15 +175,17 @@ struct Settings {
 };
 
 void set_up(const Settings& settings, uint64_t seed) {
-  // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that failed writes
-  // retire.
+  // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that
+  // failed writes retire.
   std::string uri = "sim:512m,seed=" + std::to_string(seed);
   // There are some thirty reads to a write: a short run wants more of what befalls writes.
-  uri += settings.off              ? ",corrupt=50"
-         : settings.ios <= 100'000 ? ",read_error=150,write_error=30,torn=50,misdirect=50,corrupt=150"
-                                   : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
-  tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(),
-                   settings.off ? "log_file=/dev/null,test_no_hash_check=yes" : "log_file=/dev/null");
+  uri += settings.off ? ",corrupt=50"
+         : settings.ios <= 100'000
+             ? ",read_error=150,write_error=30,torn=50,misdirect=50,corrupt=150"
+             : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
+  tier::start_tier(
+      kMemory / 4, 4 * kMemory, uri.c_str(),
+      settings.off ? "log_file=/dev/null,test_no_hash_check=yes" : "log_file=/dev/null");
   g_page = lunar_page_bytes();
   g_pages = kMemory / g_page;
   g_locks = std::vector<std::atomic<uint32_t>>(g_pages);
@@ -203,8 +210,8 @@ TEST_CASE("sim-faults") {
   auto& counted = device.counters();
   auto done = [&] { return counted.reads.load() + counted.writes.load(); };
   auto all_kinds = [&] {
-    return counted.read_errors > 0 && counted.write_errors > 0 && counted.torn > 0 && counted.misdirected > 0 &&
-           counted.corrupted > 0;
+    return counted.read_errors > 0 && counted.write_errors > 0 && counted.torn > 0 &&
+           counted.misdirected > 0 && counted.corrupted > 0;
   };
   // A short run may have to go on a little until each kind has come.
   auto enough = [&] { return done() >= ios && (off || all_kinds() || done() >= 8 * ios); };
@@ -225,14 +232,16 @@ TEST_CASE("sim-faults") {
       check_result(page, look(page), off, "the last look");
   }
   printf(
-      "%lu I/Os in %.1f s: read errors %lu, write errors %lu, torn %lu, misdirected %lu, corrupted %lu; lost "
+      "%lu I/Os in %.1f s: read errors %lu, write errors %lu, torn %lu, misdirected %lu, corrupted "
+      "%lu; lost "
       "pages reported by "
       "SIGBUS %lu, lunar_touch %lu, system calls %lu; silently wrong %lu\n",
-      done(), tier::seconds() - start, counted.read_errors.load(), counted.write_errors.load(), counted.torn.load(),
-      counted.misdirected.load(), counted.corrupted.load(), g_by_signal.load(), g_by_touch.load(), g_by_syscall.load(),
-      g_wrong.load());
+      done(), tier::seconds() - start, counted.read_errors.load(), counted.write_errors.load(),
+      counted.torn.load(), counted.misdirected.load(), counted.corrupted.load(), g_by_signal.load(),
+      g_by_touch.load(), g_by_syscall.load(), g_wrong.load());
   if (off) {
-    REQUIRE(g_wrong.load() > 0, "without the hash check nothing wrong was seen: this test proves nothing");
+    REQUIRE(g_wrong.load() > 0,
+            "without the hash check nothing wrong was seen: this test proves nothing");
     return;
   }
   REQUIRE(all_kinds(), "not every kind of fault has come");

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// write_errors: what writes that fail take away from a LUN. A place is given up only for what it did itself: not for
-// another one in the same write, and not while nothing can be written at all. In each case all content is right.
+// write_errors: what writes that fail take away from a LUN. A place is given up only for what it
+// did itself: not for another one in the same write, and not while nothing can be written at all.
+// In each case all content is right.
 //
 //   transient    one write in some fails, whatever its place; the log is not flooded
 //   outage       for a while every write fails
 //   bad_places   some places never take a write
 //
-// LUNAR_SEED=N replays the device's faults. Threading: main, and for the outage a thread that writes.
+// LUNAR_SEED=N replays the device's faults. Threading: main, and for the outage a thread that
+// writes.
 #include <algorithm>
 #include <string>
 
@@ -25,7 +27,9 @@ std::atomic<uint64_t> g_progress{0};
 uint64_t page_bytes() { return lunar_page_bytes(); }
 uint64_t pages() { return kMemory / page_bytes(); }
 
-lunar::SimDevice& device() { return static_cast<lunar::SimDevice&>(*lunar::pager_state().luns.devices[0]); }
+lunar::SimDevice& device() {
+  return static_cast<lunar::SimDevice&>(*lunar::pager_state().luns.devices[0]);
+}
 uint64_t errors() { return device().counters().write_errors.load(); }
 uint64_t retired() {
   const auto& state = lunar::pager_state();
@@ -33,7 +37,8 @@ uint64_t retired() {
 }
 
 void start(const std::string& faults, const std::string& log = "/dev/null") {
-  const std::string uri = "sim:" + std::to_string(kSim) + ",seed=" + std::to_string(tier::run_seed()) + faults;
+  const std::string uri =
+      "sim:" + std::to_string(kSim) + ",seed=" + std::to_string(tier::run_seed()) + faults;
   tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(), ("log_file=" + log).c_str());
   g_base = tier::new_region(kMemory);
 }
@@ -72,13 +77,15 @@ void transient() {
   start(",write_error=20", log);
   for (uint64_t version = 1; version <= kPasses; ++version) write_all(version);
   check_all(kPasses);
-  printf("%lu writes, %lu failed, %lu places given up\n", device().counters().writes.load(), errors(), retired());
+  printf("%lu writes, %lu failed, %lu places given up\n", device().counters().writes.load(),
+         errors(), retired());
   REQUIRE(errors() > 20, "only %lu writes failed", errors());
   bool last = false;
   const unsigned lines = lines_of_writes(log, &last);
   unlink(log);
   REQUIRE(lines > 0 && lines <= 10 && last, "%u lines for %lu writes that failed", lines, errors());
-  REQUIRE(retired() <= errors(), "%lu places are given up for %lu failed writes", retired(), errors());
+  REQUIRE(retired() <= errors(), "%lu places are given up for %lu failed writes", retired(),
+          errors());
 }
 
 void outage() {
@@ -94,7 +101,8 @@ void outage() {
   write_all(3);
   check_all(3);
   printf("%lu writes failed, %lu places given up\n", errors(), retired());
-  REQUIRE(retired() == 0, "%lu places are given up though the device takes all writes again", retired());
+  REQUIRE(retired() == 0, "%lu places are given up though the device takes all writes again",
+          retired());
 }
 
 void bad_places() {
@@ -107,9 +115,11 @@ void bad_places() {
     if (version == 1) first = errors() - before;
   }
   check_all(kPasses);
-  printf("%lu writes failed, %lu in the first pass; %lu of %lu bad places given up\n", errors(), first, retired(), bad);
+  printf("%lu writes failed, %lu in the first pass; %lu of %lu bad places given up\n", errors(),
+         first, retired(), bad);
   REQUIRE(retired() > 20, "only %lu places are given up", retired());
-  REQUIRE(retired() <= bad * 4096 / page_bytes(), "%lu places are given up, and %lu are bad", retired(), bad);
+  REQUIRE(retired() <= bad * 4096 / page_bytes(), "%lu places are given up, and %lu are bad",
+          retired(), bad);
 }
 
 void watched(void (*run)()) {

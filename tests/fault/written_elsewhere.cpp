@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // written_elsewhere CASE: threads of a forked child write into tiered memory of its parent by
-// process_vm_writev, twice the budget's worth a round, in parts that lie askew, while the parent presses its own pages
-// out. Nothing that was written is lost, and no call waits for memory forever (parts). Also:
+// process_vm_writev, twice the budget's worth a round, in parts that lie askew, while the parent
+// presses its own pages out. Nothing that was written is lost, and no call waits for memory forever
+// (parts). Also:
 //
-//   answered     the child writes messages, which the parent takes out of its memory as soon as it sees them: each
-//                arrives once
-//   stopped      the parent is stopped in the middle of an eviction: the write is refused, and not made behind it
-//   long-batch   a program that is about to pin pages waits for the end of an eviction, however long that takes
+//   answered     the child writes messages, which the parent takes out of its memory as soon as it
+//                sees them: each arrives once
+//   stopped      the parent is stopped in the middle of an eviction: the write is refused, and not
+//                made behind it
+//   long-batch   a program that is about to pin pages waits for the end of an eviction, however
+//                long that takes
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -26,29 +29,36 @@ namespace {
 using tier::kMega;
 using tier::new_region;
 
-constexpr uint64_t kTarget = 32 * kMega, kPressure = 24 * kMega, kPart = 3 * kMega + 1000, kRounds = 3;
+constexpr uint64_t kTarget = 32 * kMega, kPressure = 24 * kMega, kPart = 3 * kMega + 1000,
+                   kRounds = 3;
 constexpr uint64_t kWriters = 6;
 constexpr uint64_t kMessages = 1000;
 
 std::atomic<uint64_t> g_progress{0};
 
-// [from, from + bytes) of this process to `to` of that one, as two parts each, cut at different places.
+// [from, from + bytes) of this process to `to` of that one, as two parts each, cut at different
+// places.
 void write_there(pid_t pid, char* from, char* to, size_t bytes) {
   const size_t a = bytes / 3, b = bytes / 2 + 7;
-  const iovec mine[] = {{from, a}, {nullptr, 0}, {from + a, bytes - a}}, theirs[] = {{to, b}, {to + b, bytes - b}};
-  const long arguments[6] = {pid, reinterpret_cast<long>(mine), 3, reinterpret_cast<long>(theirs), 2, 0};
+  const iovec mine[] = {{from, a}, {nullptr, 0}, {from + a, bytes - a}},
+              theirs[] = {{to, b}, {to + b, bytes - b}};
+  const long arguments[6] = {
+      pid, reinterpret_cast<long>(mine), 3, reinterpret_cast<long>(theirs), 2, 0};
   const long done = lunar::pager_write_elsewhere(arguments);
   if (done < 0 && errno == EPERM) _exit(77);
-  REQUIRE(done == static_cast<long>(bytes), "%ld of %zu bytes are written: %s", done, bytes, strerror(errno));
+  REQUIRE(done == static_cast<long>(bytes), "%ld of %zu bytes are written: %s", done, bytes,
+          strerror(errno));
 }
 
 // What is not there, and whole calls that the kernel refuses.
 void write_wrong(pid_t pid, char* to) {
   char some[3000] = {};
   const iovec mine{some, sizeof some}, half[] = {{to, 1000}, {nullptr, 2000}}, none{nullptr, 100};
-  const long partly[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 2, 0};
+  const long partly[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 2,
+                          0};
   REQUIRE(lunar::pager_write_elsewhere(partly) == 1000, "a part that is not there");
-  const long nowhere[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&none), 1, 0};
+  const long nowhere[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&none), 1,
+                           0};
   REQUIRE(lunar::pager_write_elsewhere(nowhere) == -1 && errno == EFAULT);
   const long flags[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 1, 1};
   REQUIRE(lunar::pager_write_elsewhere(flags) == -1 && errno == EINVAL);
@@ -56,7 +66,8 @@ void write_wrong(pid_t pid, char* to) {
   const long no_list[6] = {pid, reinterpret_cast<long>(&mine), 1, 4096, 1, 0};
   REQUIRE(lunar::pager_write_elsewhere(no_list) == -1 && errno == EFAULT);
   const iovec endless[] = {{to, 1000}, {to, SIZE_MAX}};
-  const long length[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(endless), 2, 0};
+  const long length[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(endless), 2,
+                          0};
   REQUIRE(lunar::pager_write_elsewhere(length) == -1 && errno == EINVAL);
 }
 
@@ -65,7 +76,8 @@ void write_share(pid_t parent, char* target, uint64_t writer, uint64_t round) {
   std::vector<char> content(kPart);
   for (uint64_t at = writer * kPart; at < kTarget; at += kWriters * kPart) {
     const size_t bytes = at + kPart <= kTarget ? kPart : kTarget - at;
-    for (size_t i = 0; i < bytes; ++i) content[i] = static_cast<char>((at + i) * 7 + (at + i) / 4096 + round);
+    for (size_t i = 0; i < bytes; ++i)
+      content[i] = static_cast<char>((at + i) * 7 + (at + i) / 4096 + round);
     write_there(parent, content.data(), target + at, bytes);
   }
 }
@@ -74,14 +86,16 @@ void be_writer(pid_t parent, char* target, int told, int said) {
   write_wrong(parent, target);
   for (uint64_t round; read(told, &round, sizeof round) == sizeof round;) {
     std::vector<std::thread> writers;
-    for (uint64_t i = 0; i < kWriters; ++i) writers.emplace_back(write_share, parent, target, i, round);
+    for (uint64_t i = 0; i < kWriters; ++i)
+      writers.emplace_back(write_share, parent, target, i, round);
     for (std::thread& writer : writers) writer.join();
     REQUIRE(write(said, &round, sizeof round) == sizeof round);
   }
   _exit(0);
 }
 
-// The first word of each page is a mailbox: 0, or a message that is waiting. Messages go to one after the other.
+// The first word of each page is a mailbox: 0, or a message that is waiting. Messages go to one
+// after the other.
 uint64_t* mailbox(char* target, uint64_t message) {
   const uint64_t page = lunar_page_bytes();
   return reinterpret_cast<uint64_t*>(target + tier::mix(message / 16) % (kTarget / page) * page);
@@ -91,7 +105,8 @@ void be_sender(pid_t parent, char* target) {
   for (uint64_t message = 1; message <= kMessages; ++message) {
     iovec mine{&message, sizeof message};
     const iovec theirs{mailbox(target, message), sizeof message};
-    const long arguments[6] = {parent, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&theirs), 1, 0};
+    const long arguments[6] = {
+        parent, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&theirs), 1, 0};
     const long done = lunar::pager_write_elsewhere(arguments);
     if (done < 0 && errno == EPERM) _exit(77);
     REQUIRE(done == sizeof message, "message %lu: %ld, %s", message, done, strerror(errno));
@@ -117,7 +132,8 @@ void take_messages(char* target) {
     for (unsigned look = 0; message == 0; ++look) {
       message = box.exchange(0);
       if (look % 10000 != 9999 || waitpid(sender, &status, WNOHANG) == 0) continue;
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 77) SKIP("ptrace", "process_vm_writev is refused here");
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        SKIP("ptrace", "process_vm_writev is refused here");
       REQUIRE(false, "the sender has ended: status %x", status);
     }
     REQUIRE(message == due, "message %lu has come where %lu was due", message, due);
@@ -141,7 +157,8 @@ void take_parts(char* target) {
     if (read(said[0], &answer, sizeof answer) != sizeof answer) {
       int status = 0;
       waitpid(writer, &status, 0);
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 77) SKIP("ptrace", "process_vm_writev is refused here");
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        SKIP("ptrace", "process_vm_writev is refused here");
       REQUIRE(false, "the writer has ended: status %x", status);
     }
     for (uint64_t at = 0; at < kTarget; ++at)
@@ -150,12 +167,13 @@ void take_parts(char* target) {
   REQUIRE(lost == 0, "%lu bytes lost what was written into them", lost);
 }
 
-// A write to a process that runs, and is nearly always in the middle of an eviction, arrives. One to a stopped process
-// either arrives or is refused.
+// A write to a process that runs, and is nearly always in the middle of an eviction, arrives. One
+// to a stopped process either arrives or is refused.
 [[noreturn]] void be_stopper(pid_t parent, char* target) {
   char byte = 1;
   const iovec mine{&byte, 1}, theirs{target, 1};
-  const long arguments[6] = {parent, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&theirs), 1, 0};
+  const long arguments[6] = {
+      parent, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(&theirs), 1, 0};
   long done = 0;
   for (int attempt = 0; done >= 0 && attempt < 8; ++attempt) {
     done = lunar::pager_write_elsewhere(arguments);
@@ -169,7 +187,8 @@ void take_parts(char* target) {
     REQUIRE(done == 1 || error == EAGAIN, "to a stopped process: %s", strerror(error));
   }
   REQUIRE(done < 0, "no write was refused: each was made in the middle of an eviction");
-  REQUIRE(lunar::pager_write_elsewhere(arguments) == 1, "to a process that goes on: %s", strerror(errno));
+  REQUIRE(lunar::pager_write_elsewhere(arguments) == 1, "to a process that goes on: %s",
+          strerror(errno));
   _exit(0);
 }
 
@@ -179,7 +198,8 @@ void be_stopped(char* target) {
   if (stopper == 0) be_stopper(parent, target);
   int status = 0;
   for (; waitpid(stopper, &status, WNOHANG) == 0; ++g_progress) usleep(20000);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) SKIP("ptrace", "process_vm_writev is refused here");
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    SKIP("ptrace", "process_vm_writev is refused here");
   REQUIRE(status == 0, "the child has ended: status %x", status);
 }
 
@@ -187,7 +207,8 @@ constexpr uint64_t kLongNs = 4000000000;
 
 void note_in_batch(char* target) {
   const uint64_t batches = lunar::counters().batches.get();
-  std::thread evict([&] { REQUIRE(lunar_evict(target, lunar_page_bytes()) == 1, "no page is evicted"); });
+  std::thread evict(
+      [&] { REQUIRE(lunar_evict(target, lunar_page_bytes()) == 1, "no page is evicted"); });
   uint64_t before = 0;
   do before = lunar::sys::now_ns();
   while (lunar::counters().batches.get() == batches);
@@ -195,8 +216,8 @@ void note_in_batch(char* target) {
   lunar::pager_note_pinning("the test does");
   const uint64_t waited = lunar::sys::now_ns() - before;
   evict.join();
-  REQUIRE(waited >= kLongNs, "it waited for %lu ms of an eviction that takes %lu ms", waited / 1000000,
-          kLongNs / 1000000);
+  REQUIRE(waited >= kLongNs, "it waited for %lu ms of an eviction that takes %lu ms",
+          waited / 1000000, kLongNs / 1000000);
 }
 
 // While others evict, so that a batch is under way nearly always.

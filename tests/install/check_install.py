@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_install.py BUILD`: what `meson install` puts where. Installs BUILD into a directory of its own (DESTDIR); then
-every file a package needs is there, a program builds against the headers and pkg-config file alone, and the installed
-`lunar run` finds its own library, not the one in the build directory."""
+"""`check_install.py BUILD`: what `meson install` puts where. Installs BUILD into a directory of its
+own (DESTDIR); then every file a package needs is there, a program builds against the headers and
+pkg-config file alone, and the installed `lunar run` finds its own library, not the one in the build
+directory."""
 import os
 import re
 import shutil
@@ -46,16 +47,20 @@ int main(void) {
 
 
 def run(command, **options):
-    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT,
                           text=True, check=False, **options)
 
 
 def check_files(prefix):
     present = [os.path.relpath(os.path.join(folder, name), prefix)
                for folder, _, names in os.walk(prefix) for name in names]
-    missing = [wanted for wanted in WANTED if not any(re.fullmatch(wanted, path) for path in present)]
-    loose = [path for path in present if not re.match(r"(bin|lib|lib64|include|share|libexec)/", path)]
-    return [f"not installed: {m}" for m in missing] + [f"installed in an odd place: {p}" for p in loose]
+    missing = [wanted for wanted in WANTED
+               if not any(re.fullmatch(wanted, path) for path in present)]
+    loose = [path for path in present
+             if not re.match(r"(bin|lib|lib64|include|share|libexec)/", path)]
+    return [f"not installed: {m}" for m in missing] + [f"installed in an odd place: {p}"
+                                                       for p in loose]
 
 
 def find(prefix, name):
@@ -71,14 +76,17 @@ def check_compiles(destination, prefix):
     if config is None:
         return []
     flags = run(["pkg-config", "--cflags", "--libs", "lunar"],
-                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config), "PKG_CONFIG_SYSROOT_DIR": destination})
+                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config),
+                     "PKG_CONFIG_SYSROOT_DIR": destination})
     if flags.returncode != 0:
         return ["pkg-config: " + flags.stdout.strip()]
     source = os.path.join(destination, "user.c")
     with open(source, "w", encoding="utf-8") as file:
         file.write(PROGRAM)
-    built = run(["gcc", "-Wall", "-Werror", source, "-o", os.path.join(destination, "user"), *flags.stdout.split()])
-    return [] if built.returncode == 0 else ["a program does not build against it: " + built.stdout.strip()]
+    built = run(["gcc", "-Wall", "-Werror", source, "-o", os.path.join(destination, "user"),
+                 *flags.stdout.split()])
+    if built.returncode == 0: return []
+    return ["a program does not build against it: " + built.stdout.strip()]
 
 
 ARK_PROGRAM = """#include <arkdb.h>
@@ -100,7 +108,8 @@ int main() {
   return store->close() ? 0 : 1;
 }
 """
-# Libraries with IBM's names: header, how its calls begin, a program, what else is exported and needs no man page.
+# Libraries with IBM's names: header, how its calls begin, a program, what else is exported and
+# needs no man page.
 IBMS = {
     "cflsh_block": ("capiblock.h", "cblk_", CBLK_PROGRAM, {"lunar_cblk_marker"}),
     "arkdb": ("arkdb.h", "ark_", ARK_PROGRAM, set()),
@@ -130,8 +139,8 @@ def calls_of(header, begin):
 
 
 def check_ibms(destination, prefix, name):
-    """A library with IBM's name: a program in C builds with -lNAME alone and runs; what the header declares is what the
-    library exports, and has a man page."""
+    """A library with IBM's name: a program in C builds with -lNAME alone and runs; what the header
+    declares is what the library exports, and has a man page."""
     header_name, begin, text, others = IBMS[name]
     library, header = find(prefix, f"lib{name}-0.so"), os.path.join(prefix, "include", header_name)
     if library is None or not os.path.exists(header):
@@ -144,9 +153,11 @@ def check_ibms(destination, prefix, name):
     for compiler in (["gcc", "-std=c99"], ["g++", "-x", "c++"]):
         flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-I" + include]
         built = run([*compiler, *flags, source, "-o", program, "-L" + folder, "-l" + name])
-        ran = built if built.returncode else run([program], env={**os.environ, "LD_LIBRARY_PATH": folder})
+        ran = built if built.returncode else run([program],
+                                                 env={**os.environ, "LD_LIBRARY_PATH": folder})
         if ran.returncode != 0:
-            problems.append(f"a program of {header_name} with {compiler[0]}: exit code {ran.returncode}: "
+            problems.append(f"a program of {header_name} with {compiler[0]}: exit code "
+                            f"{ran.returncode}: "
                             f"{ran.stdout.strip()}")
     if f"soname: [lib{name}-0.so]" not in run(["readelf", "-d", library]).stdout:
         problems.append(f"lib{name}-0.so has another soname")
@@ -161,7 +172,8 @@ def check_ibms(destination, prefix, name):
         problems.append(f"{header_name}: only {len(declared)} declarations were found")
     for one in sorted(declared):
         page = page_of(prefix, one + ".3")
-        if not re.search(rf"^\.Nm {one}\b", page, re.M) or not re.search(rf"^\.F[no] {one}\b", page, re.M):
+        if not re.search(rf"^\.Nm {one}\b", page, re.M) or not re.search(rf"^\.F[no] {one}\b", page,
+            re.M):
             problems.append(f"no man page tells of {one}")
     return problems
 
@@ -172,22 +184,27 @@ def check_kv_hpp(destination, prefix):
     if config is None or library is None:
         return []
     flags = run(["pkg-config", "--cflags", "--libs", "libarkdb"],
-                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config), "PKG_CONFIG_SYSROOT_DIR": destination})
+                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config),
+                     "PKG_CONFIG_SYSROOT_DIR": destination})
     if flags.returncode != 0:
         return ["pkg-config: " + flags.stdout.strip()]
     source, program = os.path.join(destination, "kv.cpp"), os.path.join(destination, "kv")
     with open(source, "w", encoding="utf-8") as file:
         file.write(KV_PROGRAM)
-    built = run(["g++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program,
+    built = run(["g++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o",
+                 program,
                  "-I" + os.path.join(prefix, "include"), *flags.stdout.split()])
-    ran = built if built.returncode else run([program], env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(library)})
+    ran = built if built.returncode else run([program],
+                                             env={**os.environ,
+                                                  "LD_LIBRARY_PATH": os.path.dirname(library)})
     if ran.returncode != 0:
         return [f"a program of lunar/kv.hpp: exit code {ran.returncode}: {ran.stdout.strip()}"]
     return []
 
 
 def check_run(prefix):
-    """The command under `lunar run` must have the installed library loaded, whatever else lies around."""
+    """The command under `lunar run` must have the installed library loaded, whatever else lies
+    around."""
     lunar, preload = os.path.join(prefix, "bin/lunar"), find(prefix, "liblunar-preload.so")
     if not os.path.exists(lunar) or preload is None:
         return []
@@ -197,21 +214,26 @@ def check_run(prefix):
         return []
     if result.returncode != 0:
         return [f"lunar run: exit code {result.returncode}: {result.stdout.strip()[-300:]}"]
-    loaded = {os.path.realpath(p) for p in re.findall(r"(/\S*liblunar-preload\.so\S*)", result.stdout)}
+    loaded = {os.path.realpath(p)
+              for p in re.findall(r"(/\S*liblunar-preload\.so\S*)", result.stdout)}
     wanted = os.path.realpath(preload)
-    return [] if loaded == {wanted} else [f"lunar run loaded {sorted(loaded) or 'nothing'}, not {wanted}"]
+    return [] if loaded == {wanted} else [f"lunar run loaded {sorted(loaded) or 'nothing'}, not "
+                                          f"{wanted}"]
 
 
 def check_malloc(prefix):
-    """`lunar` uses libc's malloc. Linked with jemalloc it would wait forever before main under libfaketime."""
+    """`lunar` uses libc's malloc. Linked with jemalloc it would wait forever before main under
+    libfaketime."""
     linked = run(["readelf", "-d", os.path.join(prefix, "bin/lunar")]).stdout
-    return [] if "NEEDED" in linked and "jemalloc" not in linked else ["lunar is linked with jemalloc"]
+    return [] if "NEEDED" in linked and "jemalloc" not in linked else ["lunar is linked with "
+                                                                       "jemalloc"]
 
 
 def check_uninstalled(build, directory):
     """A program builds by the words of what meson offers for the build directory."""
     problems = []
-    for name, text in (("lunar", PROGRAM), ("libcflsh_block", CBLK_PROGRAM), ("libarkdb", ARK_PROGRAM)):
+    for name, text in (("lunar", PROGRAM), ("libcflsh_block", CBLK_PROGRAM),
+                       ("libarkdb", ARK_PROGRAM)):
         flags = run(["pkg-config", "--cflags", "--libs", name],
                     env={**os.environ, "PKG_CONFIG_PATH": os.path.join(build, "meson-uninstalled")})
         if flags.returncode != 0:
@@ -222,7 +244,8 @@ def check_uninstalled(build, directory):
             file.write(text)
         built = run(["gcc", "-Wall", "-Werror", source, "-o", program, *flags.stdout.split()])
         if built.returncode != 0:
-            problems.append(f"a program does not build by {name} of the build directory: {built.stdout.strip()}")
+            problems.append(f"a program does not build by {name} of the build directory: "
+                            f"{built.stdout.strip()}")
     return problems
 
 
@@ -250,7 +273,8 @@ def main():
         prefix = os.path.dirname(os.path.dirname(command))
         problems = check_files(prefix) + check_compiles(destination, prefix) + check_run(prefix)
         problems += check_malloc(prefix)
-        problems += check_kv_hpp(destination, prefix) + check_uninstalled(build, destination) + check_heads(prefix)
+        problems += check_kv_hpp(destination, prefix) + check_uninstalled(build,
+            destination) + check_heads(prefix)
         for name in IBMS:
             problems += check_ibms(destination, prefix, name)
         print("\n".join(problems) or "installed as it should be")

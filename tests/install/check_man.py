@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_man.py ROOT LUNAR [--write]`: man pages that render without a warning and say what the code says.
+"""`check_man.py ROOT LUNAR [--write]`: man pages that render without a warning and say what the
+code says.
 
-groff (and mandoc, where it is installed) must be silent on every page, and each page of Lunar's that a page refers to
-must exist. The synopsis of a call is its declaration in the public header; the pages of lunar.h name every member and
-constant of it. Lists that the program knows (options, verbs, variables) stand between `.\\" begin: NAME` and
-`.\\" end: NAME` as this script makes them of the program's help; --write fixes them."""
+groff (and mandoc, where it is installed) must be silent on every page, and each page of Lunar's
+that a page refers to must exist. The synopsis of a call is its declaration in the public header;
+the pages of lunar.h name every member and constant of it. Lists that the program knows (options,
+verbs, variables) stand between `.\\" begin: NAME` and `.\\" end: NAME` as this script makes them of
+the program's help; --write fixes them."""
 import os
 import re
 import shutil
@@ -29,14 +31,16 @@ def pages():
     for top in ("runtime", "tools", "adapters"):
         for folder, _, names in os.walk(os.path.join(ROOT, top)):
             if os.path.basename(folder) == "man":
-                found |= {os.path.join(folder, name): read(os.path.join(folder, name)) for name in names}
+                found |= {os.path.join(folder, name): read(os.path.join(folder, name))
+                          for name in names}
     if len(found) < 20:
         problems.append(f"only {len(found)} man pages were found")
     return dict(sorted(found.items()))
 
 
 def output_of(*words):
-    return subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    return subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True,
                           check=False).stdout
 
 
@@ -67,7 +71,8 @@ def check_references(texts):
     for path, text in texts.items():
         for name, section in re.findall(r"\bXr (\S+) (\d)", text):
             if re.match(r"(lunar|cblk_|ark_)", name) and f"{name} {section}" not in known:
-                problems.append(f"{os.path.relpath(path, ROOT)} refers to {name}({section}), which is not there")
+                problems.append(f"{os.path.relpath(path, ROOT)} refers to {name}({section}), "
+                                f"which is not there")
 
 
 # ---- calls ----
@@ -76,9 +81,12 @@ def declarations():
     """name -> "type name(arguments)" of the public headers, white space folded."""
     found = {}
     for header in HEADERS:
-        text = re.sub(r"/\*.*?\*/", "", read(os.path.join(ROOT, "runtime/include", header)), flags=re.S)
+        text = re.sub(r"/\*.*?\*/", "", read(os.path.join(ROOT, "runtime/include", header)),
+                      flags=re.S)
         text = re.sub(r"LUNAR_API|LUNAR_NOEXCEPT|__attribute__\(\(.*?\)\)(?=;)", "", text)
-        for kind, name, arguments in re.findall(r"^\s?(\w[\w ]*[ *])((?:lunar|cblk|ark)_\w+)\(([^;{]*)\)\s*;", text,
+        for kind, name, arguments in re.findall(r"^\s?(\w[\w ]*[ "
+                                                r"*])((?:lunar|cblk|ark)_\w+)\(([^;{]*)\)\s*;",
+                                                text,
                                                 re.M):
             found[name] = folded(f"{kind} {name}({arguments})")
     return found
@@ -93,7 +101,8 @@ def synopses(text):
     """name -> "type name(arguments)" of a page's synopsis."""
     found, kind = {}, ""
     section = text.split("\n.Sh SYNOPSIS\n", 1)[-1].split("\n.Sh ", 1)[0]
-    section = re.sub(r"^\.Fo (.*?)\n\.Fc$", lambda call: ".Fn " + call[1].replace("\n.Fa", ""), section,
+    section = re.sub(r"^\.Fo (.*?)\n\.Fc$", lambda call: ".Fn " + call[1].replace("\n.Fa", ""),
+                     section,
                      flags=re.S | re.M)
     for line in section.splitlines():
         if line.startswith(".Ft "):
@@ -122,15 +131,18 @@ def check_calls(texts):
 
 
 # Of each header: where its pages are, and how many members and constants it has at least.
-MEMBERS = {"lunar/lunar.h": ("/heap/man/", 45), "capiblock.h": ("/cblk/man/", 95), "arkdb.h": ("/ark/man/", 6),
+MEMBERS = {"lunar/lunar.h": ("/heap/man/", 45), "capiblock.h": ("/cblk/man/", 95),
+           "arkdb.h": ("/ark/man/", 6),
            "lunar/kv.h": ("/ark/man/", 12)}
-UNTOLD = re.compile(r"reserved|data|LUNAR_(API|NOEXCEPT|VERSION_\w+|\w+_H|CBLK_ASSERT)")   # of no meaning to a caller
+# of no meaning to a caller
+UNTOLD = re.compile(r"reserved|data|LUNAR_(API|NOEXCEPT|VERSION_\w+|\w+_H|CBLK_ASSERT)")
 
 
 def check_members(texts):
     """Each member of a structure, and each constant, of a public header is told of."""
     for header_name, (folder, least) in MEMBERS.items():
-        header = re.sub(r"/\*.*?\*/", "", read(os.path.join(ROOT, "runtime/include", header_name)), flags=re.S)
+        header = re.sub(r"/\*.*?\*/", "", read(os.path.join(ROOT, "runtime/include", header_name)),
+                        flags=re.S)
         wanted = set(re.findall(r"^#define ([A-Z]\w+)", header, re.M))
         header = re.sub(r"^\s*(#.*|__extension__)$", "", header, flags=re.M)
         for body in re.findall(r"typedef (?:struct|enum)\b.*?\{(.*?)\n\} ?\w+;", header, re.S):
@@ -139,7 +151,8 @@ def check_members(texts):
         wanted = {name for name in wanted if not UNTOLD.fullmatch(name)}
         page = "".join(text for path, text in texts.items() if folder in path)
         told = set(re.findall(r"\w+", " ".join(re.findall(r"\b(?:Va|Dv|Fa|Fn|Vt) (.*)", page))))
-        problems.extend(f"no page of {header_name} tells of {name}" for name in sorted(wanted - told))
+        problems.extend(f"no page of {header_name} tells of {name}"
+                        for name in sorted(wanted - told))
         if len(wanted) < least:
             problems.append(f"{header_name}: only {len(wanted)} members and constants were found")
 
@@ -176,7 +189,8 @@ def flags_list():
             out += f".It Fl Fl {name} , Fl Fl no-{name}\n"
         else:
             out += f".It Fl Fl {name}\n"
-        out += escaped(sentence(meaning)) + "\n" + (f"Default:\n.Cm {default} .\n" if default else "")
+        out += escaped(sentence(meaning)) + "\n" + (f"Default:\n.Cm {default} .\n" if default
+                                                    else "")
     return out
 
 
@@ -185,12 +199,14 @@ def keys_list():
     for flag, variable, key, value, default, meaning in options():
         out += f".It Cm {key} = Ar {value}\n" + escaped(sentence(meaning)) + "\n"
         out += f"Default:\n.Cm {default} .\n" if default else ""
-        out += f"Variable:\n.Ev {variable} .\n" + (f"Flag:\n.Fl Fl {flag.removeprefix('--')} .\n" if flag else "")
+        out += f"Variable:\n.Ev {variable} .\n" + (f"Flag:\n.Fl Fl {flag.removeprefix('--')} .\n"
+                                                   if flag else "")
     return out
 
 
 def other_variables_list():
-    text, out = output_of(LUNAR, "help", "options").split("\nVariables of the libraries", 1)[1].split("\n", 1)[1], ""
+    text, out = output_of(LUNAR, "help", "options").split("\nVariables of the libraries",
+                                                          1)[1].split("\n", 1)[1], ""
     for entry in re.split(r"\n(?=  \S)", text.strip("\n")):
         name, rest = entry.split(None, 1)
         meaning, _, page = " ".join(rest.split()).rpartition("; man 3 ")
@@ -203,7 +219,8 @@ def other_variables_list():
 
 def verbs_list(*command):
     out = ""
-    for name, summary in re.findall(r"^  ([a-z]+) {2,}(\S.*)$", output_of(LUNAR, *command, "--help"), re.M):
+    for name, summary in re.findall(r"^  ([a-z]+) {2,}(\S.*)$",
+                                    output_of(LUNAR, *command, "--help"), re.M):
         out += f".It Cm {name}\n" + escaped(sentence(summary)) + "\n"
     return out
 
@@ -227,7 +244,8 @@ def check_lists(texts):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(now)
         elif now != text:
-            problems.append(f"{os.path.relpath(path, ROOT)}: its lists are not what the program's help says; fix them: "
+            problems.append(f"{os.path.relpath(path, ROOT)}: its lists are not what the program's "
+                            f"help says; fix them: "
                             f"{sys.argv[0]} {ROOT} {LUNAR} --write")
     problems.extend(f"no page has the list `{name}`" for name in sorted(set(LISTS) - seen))
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random histories of a kept store, crashed at each of their writes: what kv_kept.cpp and kv_durable.cpp share.
-// Threading: one thread. May not: be used by code that ships.
+// Random histories of a kept store, crashed at each of their writes: what kv_kept.cpp and
+// kv_durable.cpp share. Threading: one thread. May not: be used by code that ships.
 #pragma once
 #include <stdio.h>
 
@@ -13,11 +13,11 @@
 
 namespace kv_test {
 
-// Goes through a recorded history: crash(i) at each write and discard, note(i) behind each event, land(i) for all that
-// a flush has made durable. *landed: the events that have. How many crashes.
+// Goes through a recorded history: crash(i) at each write and discard, note(i) behind each event,
+// land(i) for all that a flush has made durable. *landed: the events that have. How many crashes.
 template <class Crash, class Note, class Land>
-uint64_t crash_at_each_write(const std::vector<lunar_test::DeviceEvent>& events, size_t* landed, Crash crash, Note note,
-                             Land land) {
+uint64_t crash_at_each_write(const std::vector<lunar_test::DeviceEvent>& events, size_t* landed,
+                             Crash crash, Note note, Land land) {
   using Kind = lunar_test::DeviceEvent::Kind;
   uint64_t images = 0;
   for (size_t i = 0; i < events.size(); ++i) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Write amplification, by counts: bytes that the device was told to write over bytes of keys and values that were set,
-// saved states included, when a store that is so full is overwritten. So full: the records take that share of all that
-// the log can hold, reserve and states included. By (u - 1) / ln u = f and 1 / (1 - u), u being what lives of the
-// segment that is emptied, a log has 2.7 at 80%, 1.9 at 70%, 1.5 at 60% of uniform overwrites. Skewed ones have less
-// where what is overwritten soon lies apart. One thread waits for no room: it cleans ahead.
+// Write amplification, by counts: bytes that the device was told to write over bytes of keys and
+// values that were set, saved states included, when a store that is so full is overwritten. So
+// full: the records take that share of all that the log can hold, reserve and states included. By
+// (u - 1) / ln u = f and 1 / (1 - u), u being what lives of the segment that is emptied, a log has
+// 2.7 at 80%, 1.9 at 70%, 1.5 at 60% of uniform overwrites. Skewed ones have less where what is
+// overwritten soon lies apart. One thread waits for no room: it cleans ahead.
 //   kv_amplification [--turns N] [--segment-kib N] [--dram-mib N] [--log-mib N] [--value N]
-//     [--percent N [--most HUNDREDTHS] [--kept 1] [--zipf 1] [--grows 1]]: that one alone. LUNAR_SEED= replays.
+//     [--percent N [--most HUNDREDTHS] [--kept 1] [--zipf 1] [--grows 1]]: that one alone.
+//     LUNAR_SEED= replays.
 // --segment-kib 0: as long as the store chooses.
 // Threading: one thread.
 #include <algorithm>
@@ -56,12 +58,14 @@ class Keys {
   Keys(uint64_t keys, Draw draw) : count_(keys) {
     if (draw == Draw::kUniform) return;
     double sum = 0;
-    for (uint64_t i = 1; i <= keys; ++i) sums_.push_back(sum += std::pow(static_cast<double>(i), -0.99));
+    for (uint64_t i = 1; i <= keys; ++i)
+      sums_.push_back(sum += std::pow(static_cast<double>(i), -0.99));
   }
   uint64_t draw(Random* random) const {
     if (sums_.empty()) return random->below(count_);
     const double at = static_cast<double>(random->below(1u << 30)) / (1u << 30) * sums_.back();
-    const auto rank = static_cast<uint64_t>(std::upper_bound(sums_.begin(), sums_.end(), at) - sums_.begin());
+    const auto rank =
+        static_cast<uint64_t>(std::upper_bound(sums_.begin(), sums_.end(), at) - sums_.begin());
     return rank * 1'000'003 % count_;
   }
 
@@ -83,7 +87,8 @@ double amplification(const Goal& goal, const Shape& shape) {
   options.contents = goal.contents;
   Store* store = open_store(options);
   const uint64_t record_bytes = sizeof(uint64_t) + shape.value_bytes + sizeof(Record);
-  const uint64_t count = (goal.grows ? shape.log_bytes : store->bytes_allocated()) / record_bytes * goal.percent / 100;
+  const uint64_t count =
+      (goal.grows ? shape.log_bytes : store->bytes_allocated()) / record_bytes * goal.percent / 100;
   const Keys keys(count, goal.draw);
   Random random(tier::run_seed());
   std::string value;
@@ -93,10 +98,13 @@ double amplification(const Goal& goal, const Shape& shape) {
   };
   for (uint64_t key = 0; key < count; ++key) set(key);
   REQUIRE(store->flush() == 0);  // from here on a state holds what it refers to
-  for (uint64_t i = 0; i < shape.turns * count; ++i) set(keys.draw(&random));  // until it is as it will stay
-  const uint64_t written = device.written, cleaned = store->cleaned_bytes(), waits = store->waits_for_room();
+  for (uint64_t i = 0; i < shape.turns * count; ++i)
+    set(keys.draw(&random));  // until it is as it will stay
+  const uint64_t written = device.written, cleaned = store->cleaned_bytes(),
+                 waits = store->waits_for_room();
   for (uint64_t i = 0; i < shape.turns * count; ++i) set(keys.draw(&random));
-  const auto set_bytes = static_cast<double>(shape.turns * count * (sizeof(uint64_t) + shape.value_bytes));
+  const auto set_bytes =
+      static_cast<double>(shape.turns * count * (sizeof(uint64_t) + shape.value_bytes));
   const double out = static_cast<double>(device.written - written) / set_bytes;
   const uint64_t waited = store->waits_for_room() - waits;
   StoreInfo info;
@@ -114,7 +122,8 @@ double amplification(const Goal& goal, const Shape& shape) {
 
 TEST_CASE("kv-amplification") {
   const Shape shape = {option("--log-mib", 64) * kMiB, option("--segment-kib", 64) * kKiB,
-                       option("--dram-mib", 4) * kMiB, option("--value", 992), option("--turns", 3)};
+                       option("--dram-mib", 4) * kMiB, option("--value", 992),
+                       option("--turns", 3)};
   std::vector<Goal> goals = {{50, 1.4},
                              {60, 1.7},
                              {70, 2.2},
@@ -131,8 +140,8 @@ TEST_CASE("kv-amplification") {
   for (const Goal& goal : goals) {
     const double found = amplification(goal, shape);
     printf("%s%s, %lu%% full, %s: %.2f bytes written a byte, at most %.2f\n",
-           goal.contents == Contents::kNew ? "kept" : "scratch", goal.grows ? ", grown" : "", goal.percent,
-           goal.draw == Draw::kZipf ? "zipf 0.99" : "uniform", found, goal.most);
+           goal.contents == Contents::kNew ? "kept" : "scratch", goal.grows ? ", grown" : "",
+           goal.percent, goal.draw == Draw::kZipf ? "zipf 0.99" : "uniform", found, goal.most);
     REQUIRE(goal.most == 0 || found <= goal.most, "too much is written");
   }
 }

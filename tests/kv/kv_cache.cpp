@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The read cache under threads: whatever is admitted, moved, evicted and given back meanwhile, a copy that is found is
-// that of its address and life in every byte, as long as its reader stays in the epoch.
+// The read cache under threads: whatever is admitted, moved, evicted and given back meanwhile, a
+// copy that is found is that of its address and life in every byte, as long as its reader stays in
+// the epoch.
 //   kv_cache [--lookups N]; LUNAR_SEED= replays.
 #include <atomic>
 #include <thread>
@@ -37,8 +38,8 @@ void make_record(std::vector<uint64_t>* memory, uint64_t address, uint64_t life)
   const uint64_t bytes = value_bytes(address, life), units = record_units(8, bytes);
   memory->assign(units, 0);
   auto* record = reinterpret_cast<Record*>(memory->data());
-  *record = {life, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kPair)), 8,
-             static_cast<uint32_t>(bytes)};
+  *record = {life, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kPair)),
+             8, static_cast<uint32_t>(bytes)};
   memcpy(record + 1, &address, 8);
   std::string value;
   fill(&value, address, life, bytes);
@@ -52,14 +53,16 @@ void check_copy(Record* copy, uint64_t address, uint64_t life) {
   memcpy(&key, copy->key(), 8);
   const uint64_t length = value_copy_out(copy, copy->value(), 0, found.data(), found.size());
   if (key != address || length != wanted.size() || memcmp(found.data(), wanted.data(), length) != 0)
-    FAIL("the copy of address " + std::to_string(address) + " in life " + std::to_string(life) + " is another's");
+    FAIL("the copy of address " + std::to_string(address) + " in life " + std::to_string(life) +
+         " is another's");
 }
 
 void read_and_admit(Shared& shared, uint64_t seed) {
   Random random(seed);
   std::vector<uint64_t> memory;
   while (!shared.over.load(std::memory_order_relaxed)) {
-    const uint64_t address = 1 + random.below(random.below(3) ? kHot : kAddresses), life = 1 + random.below(kLives);
+    const uint64_t address = 1 + random.below(random.below(3) ? kHot : kAddresses),
+                   life = 1 + random.below(kLives);
     bool found = false;
     {
       const Reading guard(shared.epochs);
@@ -74,7 +77,8 @@ void read_and_admit(Shared& shared, uint64_t seed) {
     (found ? shared.hits : shared.misses).fetch_add(1, std::memory_order_relaxed);
     if (found) continue;
     make_record(&memory, address, life);
-    shared.cache.admit(reinterpret_cast<const Record*>(memory.data()), Address{address}, life, random.below(20) == 0);
+    shared.cache.admit(reinterpret_cast<const Record*>(memory.data()), Address{address}, life,
+                       random.below(20) == 0);
   }
 }
 
@@ -106,15 +110,17 @@ TEST_CASE("kv-cache") {
   shared.budget.open(kBudgetBytes);
   shared.cache.open(&shared.budget, &shared.epochs);
   std::vector<std::thread> threads;
-  for (uint64_t i = 0; i < 4; ++i) threads.emplace_back([i, seed] { read_and_admit(shared, seed + i); });
+  for (uint64_t i = 0; i < 4; ++i)
+    threads.emplace_back([i, seed] { read_and_admit(shared, seed + i); });
   threads.emplace_back([seed] { take_memory(shared, seed ^ 77); });
   // Until everything happened often enough, however slow the machine is.
-  while (shared.hits.load() < lookups / 4 || shared.misses.load() < lookups / 4 || shared.shrunk.load() < 20)
+  while (shared.hits.load() < lookups / 4 || shared.misses.load() < lookups / 4 ||
+         shared.shrunk.load() < 20)
     sys::sleep_ns(5'000'000);
   shared.over.store(true);
   for (std::thread& thread : threads) thread.join();
-  printf("%lu found, %lu not, %lu chunks given back, %lu copies at the end\n", shared.hits.load(), shared.misses.load(),
-         shared.shrunk.load(), shared.cache.entries());
+  printf("%lu found, %lu not, %lu chunks given back, %lu copies at the end\n", shared.hits.load(),
+         shared.misses.load(), shared.shrunk.load(), shared.cache.entries());
   while (shared.cache.shrink()) {}
   REQUIRE(shared.cache.bytes() == 0 && shared.cache.entries() == 0, "chunks are lost");
   shared.cache.close();

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets that are durable when they return. Threads set and delete keys of their own in a store with group commit, or one
-// that commits each; what they begin, what was acknowledged and every write and flush is recorded in order. Then the
-// device is put together as a crash could have left it at each of its writes (torn, reordered, lost between flushes),
-// and opened: every key must be as some operation left it that had begun, and none older than what was acknowledged.
-// The store must be sound, go on working at any level, and stand another crash, in the middle of its recovery too.
-//   kv_durable [--histories N] [--operations N]; LUNAR_SEED= replays the choices, not the interleaving.
+// Sets that are durable when they return. Threads set and delete keys of their own in a store with
+// group commit, or one that commits each; what they begin, what was acknowledged and every write
+// and flush is recorded in order. Then the device is put together as a crash could have left it at
+// each of its writes (torn, reordered, lost between flushes), and opened: every key must be as some
+// operation left it that had begun, and none older than what was acknowledged. The store must be
+// sound, go on working at any level, and stand another crash, in the middle of its recovery too.
+//   kv_durable [--histories N] [--operations N]; LUNAR_SEED= replays the choices, not the
+//   interleaving.
 #include <errno.h>
 
 #include <mutex>
@@ -76,9 +78,11 @@ class History {
  private:
   std::string name(uint64_t key) const { return std::string(key % 40, 'k') + std::to_string(key); }
   [[noreturn]] void wrong(const std::string& what) { FAIL(where_ + what); }
-  void operate(Store* store, SharedDevice* device, std::vector<Key>* keys, uint64_t key, Random& random, bool waits);
+  void operate(Store* store, SharedDevice* device, std::vector<Key>* keys, uint64_t key,
+               Random& random, bool waits);
   Store* open(SharedDevice* device, const StoreOptions& options);
-  void apply(const std::vector<DeviceEvent>& events, size_t from, size_t event, std::vector<DeviceEvent>* undo);
+  void apply(const std::vector<DeviceEvent>& events, size_t from, size_t event,
+             std::vector<DeviceEvent>* undo);
   void read_all(Store* store, std::vector<Key>* keys);
   void crash_at(size_t event);
   void go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events);
@@ -93,15 +97,17 @@ class History {
   std::string where_;
 };
 
-void History::operate(Store* store, SharedDevice* device, std::vector<Key>* keys, uint64_t key, Random& random,
-                      bool waits) {
+void History::operate(Store* store, SharedDevice* device, std::vector<Key>* keys, uint64_t key,
+                      Random& random, bool waits) {
   Key& one = (*keys)[key];
   const std::string text = name(key);
   const uint64_t operation = one.states.size();
   const State before = one.states.back();
   State after;
   if (random.below(5)) {
-    const uint64_t length = kLengthMin + random.below(random.below(60) ? 900 : random.below(12) ? 70'000 : kLengthMax);
+    const uint64_t length = kLengthMin + random.below(random.below(60)   ? 900
+                                                      : random.below(12) ? 70'000
+                                                                         : kLengthMax);
     after = {operation, or_whole_blocks(random, 6, length)};
     if (random.below(4) == 0 && before.version) after.length = before.length;
   }
@@ -147,7 +153,8 @@ void History::make(uint64_t operations) {
     writers.emplace_back([&, i] {
       Random random(seed_ * 31 + i);
       for (uint64_t n = 0; n < operations / threads; ++n) {
-        operate(store, &device, &keys_, random.below(keys_.size() / threads) * threads + i, random, true);
+        operate(store, &device, &keys_, random.below(keys_.size() / threads) * threads + i, random,
+                true);
         if (random.below(300) == 0 && store->flush() < 0) wrong("flush");
       }
     });
@@ -158,14 +165,16 @@ void History::make(uint64_t operations) {
 }
 
 // As a crash at `event` leaves what was written from `from` on.
-void History::apply(const std::vector<DeviceEvent>& events, size_t from, size_t event, std::vector<DeviceEvent>* undo) {
+void History::apply(const std::vector<DeviceEvent>& events, size_t from, size_t event,
+                    std::vector<DeviceEvent>* undo) {
   const bool lost = random_.below(2);
   const auto below = [this](uint64_t n) { return random_.below(n); };
   for (size_t i = from; i <= event && i < events.size(); ++i) {
     if (events[i].fua && i < event)
       leave_of(events[i], Left::kAll, &copy_, below, undo);
     else if (!lost)
-      leave_of(events[i], i < event ? Left::kAll : static_cast<Left>(1 + random_.below(2)), &copy_, below, undo);
+      leave_of(events[i], i < event ? Left::kAll : static_cast<Left>(1 + random_.below(2)), &copy_,
+               below, undo);
     else if (random_.below(2))
       leave_of(events[i], static_cast<Left>(random_.below(3)), &copy_, below, undo);
   }
@@ -192,15 +201,18 @@ void History::read_all(Store* store, std::vector<Key>* keys) {
       wrong("get gave " + std::to_string(length));
     }
     bool known = false;
-    for (uint64_t i = one.acknowledged; i <= one.begun && !known; ++i) known = one.states[i] == found;
+    for (uint64_t i = one.acknowledged; i <= one.begun && !known; ++i)
+      known = one.states[i] == found;
     if (!known)
-      wrong("key " + name(key) + " is of version " + std::to_string(found.version) + "; acknowledged was operation " +
-            std::to_string(one.acknowledged) + " (version " + std::to_string(one.states[one.acknowledged].version) +
-            "), begun " + std::to_string(one.begun));
+      wrong("key " + name(key) + " is of version " + std::to_string(found.version) +
+            "; acknowledged was operation " + std::to_string(one.acknowledged) + " (version " +
+            std::to_string(one.states[one.acknowledged].version) + "), begun " +
+            std::to_string(one.begun));
     one.states = {found};
     one.begun = one.acknowledged = 0;
   }
-  if (store->count() != there) wrong("the count is " + std::to_string(store->count()) + " of " + std::to_string(there));
+  if (store->count() != there)
+    wrong("the count is " + std::to_string(store->count()) + " of " + std::to_string(there));
   if (store->bytes_actual() != bytes) wrong("bytes_actual is not what is there");
 }
 
@@ -223,7 +235,8 @@ void History::go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events) {
   device.mark(kOpened, 0, 0);
   check_store(store);
   read_all(store, keys);
-  for (unsigned i = 0; i < 30; ++i) operate(store, &device, keys, random_.below(keys->size()), random_, waits);
+  for (unsigned i = 0; i < 30; ++i)
+    operate(store, &device, keys, random_.below(keys->size()), random_, waits);
   if (!waits && store->flush() < 0) wrong("flush after a crash");
   for (uint64_t key = 0; !waits && key < keys->size(); ++key)
     device.mark(kAcknowledged, key, (*keys)[key].states.size() - 1);
@@ -264,7 +277,8 @@ void History::crash_at(size_t event) {
   // In the middle of the recovery what was true before it still is; after it, what it found.
   size_t opened = 0;
   while (events[opened].mark != kOpened || events[opened].kind != Kind::kMark) ++opened;
-  const std::vector<DeviceEvent> recovery(events.begin(), events.begin() + static_cast<long>(opened));
+  const std::vector<DeviceEvent> recovery(events.begin(),
+                                          events.begin() + static_cast<long>(opened));
   if (!recovery.empty() && random_.below(3) == 0)
     crash_again(keys_, recovery);
   else
@@ -277,7 +291,9 @@ uint64_t History::crash_everywhere() {
       events_, &flushed_, [this](size_t event) { crash_at(event); },
       [this](size_t event) { note(events_[event], &keys_); },
       [this](size_t event) {
-        leave_of(events_[event], Left::kAll, &copy_, [this](uint64_t n) { return random_.below(n); }, nullptr);
+        leave_of(
+            events_[event], Left::kAll, &copy_, [this](uint64_t n) { return random_.below(n); },
+            nullptr);
       });
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that lies and fails: torn writes, writes that land elsewhere, bits that flip, errors. Whatever it does, a
-// get gives the value that was set or an error, never anything else; what failed has changed nothing; keys whose
-// records are sound stay readable; and a device that only failed for a while has cost nothing.
+// A device that lies and fails: torn writes, writes that land elsewhere, bits that flip, errors.
+// Whatever it does, a get gives the value that was set or an error, never anything else; what
+// failed has changed nothing; keys whose records are sound stay readable; and a device that only
+// failed for a while has cost nothing.
 //   kv_faults [--operations N]; LUNAR_SEED= replays.
 #include <errno.h>
 
@@ -27,19 +28,20 @@ struct Fault {
   const char* settings;
   bool lasting;  // what it damaged stays so
 };
-constexpr Fault kFaults[] = {{"torn writes", "torn=9", true},
-                             {"misdirected writes", "misdirect=9", true},
-                             {"flipped bits", "corrupt=6", false},
-                             {"read errors", "read_error=6", false},
-                             {"write errors", "write_error=3", false},
-                             {"all of them", "torn=20,misdirect=20,corrupt=20,read_error=20,write_error=20", true}};
+constexpr Fault kFaults[] = {
+    {"torn writes", "torn=9", true},
+    {"misdirected writes", "misdirect=9", true},
+    {"flipped bits", "corrupt=6", false},
+    {"read errors", "read_error=6", false},
+    {"write errors", "write_error=3", false},
+    {"all of them", "torn=20,misdirect=20,corrupt=20,read_error=20,write_error=20", true}};
 
 class Run {
  public:
   Run(const Fault& fault, uint64_t seed) : fault_(fault), random_(seed), buffer_(kLengthMax, 0) {
     StoreOptions options;
-    const std::string uri =
-        "sim:" + std::to_string(kLogBytes) + ",seed=" + std::to_string(seed % 100'000 + 1) + "," + fault.settings;
+    const std::string uri = "sim:" + std::to_string(kLogBytes) +
+                            ",seed=" + std::to_string(seed % 100'000 + 1) + "," + fault.settings;
     device_ = static_cast<SimDevice*>(open_device(uri.c_str(), kLogBytes));
     options.device = device_;
     options.dram_bytes = kDramBytes;
@@ -56,7 +58,9 @@ class Run {
  private:
   static constexpr uint64_t kLengthMax = 40'000;
   std::string key(uint64_t number) const { return "key " + std::to_string(number); }
-  bool is_failure(int64_t status) const { return status == -EIO || status == -EBADMSG || status == -ENOSPC; }
+  bool is_failure(int64_t status) const {
+    return status == -EIO || status == -EBADMSG || status == -ENOSPC;
+  }
   void set(uint64_t number);
   bool get(uint64_t number);
   void del(uint64_t number);
@@ -75,7 +79,8 @@ class Run {
 };
 
 void Run::set(uint64_t number) {
-  const uint64_t length = random_.below(50) ? random_.below(900) : random_.below(kLengthMax);  // some are large pairs
+  // some are large pairs
+  const uint64_t length = random_.below(50) ? random_.below(900) : random_.below(kLengthMax);
   const std::string name = key(number);
   fill(&value_, number, ++version_, length);
   const int status = store_->set(bytes_of(name), bytes_of(value_));
@@ -116,7 +121,8 @@ void Run::del(uint64_t number) {
     ++failures_;
   } else if (length >= 0 && found != model_.end() && store_->damaged_replaced() > damaged) {
     model_.erase(found);  // how long its value was may not be known any more
-  } else if (found == model_.end() ? length != -ENOENT : length != static_cast<int64_t>(found->second.second)) {
+  } else if (found == model_.end() ? length != -ENOENT
+                                   : length != static_cast<int64_t>(found->second.second)) {
     wrong("del of " + name, length);
   } else {
     model_.erase(number);
@@ -144,7 +150,8 @@ uint64_t Run::walk() {
       wrong(std::string("a walk: ") + name, length);
   }
   walk->close();
-  if (unreadable == 0 && seen.size() != model_.size()) wrong("keys of a walk", static_cast<int64_t>(seen.size()));
+  if (unreadable == 0 && seen.size() != model_.size())
+    wrong("keys of a walk", static_cast<int64_t>(seen.size()));
   return seen.size();
 }
 
@@ -166,16 +173,20 @@ void Run::check_result() {
   if (store_->count() != model_.size()) wrong("count", static_cast<int64_t>(store_->count()));
   const uint64_t walked = walk();
   const SimCounters& counters = device_->counters();
-  const uint64_t injected =
-      counters.read_errors + counters.write_errors + counters.torn + counters.misdirected + counters.corrupted;
-  printf("%-20s %5zu keys, %5lu can be read, %5lu walked; %lu faults, %lu failures told, %lu device I/Os\n",
-         fault_.name, model_.size(), readable, walked, injected, failures_, store_->device_ios());
+  const uint64_t injected = counters.read_errors + counters.write_errors + counters.torn +
+                            counters.misdirected + counters.corrupted;
+  printf(
+      "%-20s %5zu keys, %5lu can be read, %5lu walked; %lu faults, %lu failures told, %lu device "
+      "I/Os\n",
+      fault_.name, model_.size(), readable, walked, injected, failures_, store_->device_ios());
   if (injected == 0) FAIL(std::string(fault_.name) + ": the device injected no fault");
-  if (fault_.lasting && failures_ == 0) FAIL(std::string(fault_.name) + ": not one of them was noticed");
+  if (fault_.lasting && failures_ == 0)
+    FAIL(std::string(fault_.name) + ": not one of them was noticed");
   if (readable < model_.size() / 4) FAIL(std::string(fault_.name) + ": hardly a key can be read");
 }
 
-// Nothing is lost by a device that refuses everything for a time: it is told, and then all is as before.
+// Nothing is lost by a device that refuses everything for a time: it is told, and then all is as
+// before.
 void Run::fail_for_a_while() {
   device_->set_failing(true, true);
   const uint64_t before = failures_;

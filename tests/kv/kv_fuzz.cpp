@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loader against images that no store wrote: fields of a sound image are changed and the checksums made right
-// again, so that nothing but the checks of the fields themselves stands between them and the engine.
+// The loader against images that no store wrote: fields of a sound image are changed and the
+// checksums made right again, so that nothing but the checks of the fields themselves stands
+// between them and the engine.
 //
 //   kv_fuzz [--images N]
 //
-// Whatever an image holds: opening refuses it by one line, or every operation ends, without a crash and with a value or
-// an error. A forged value with a right checksum is a value; what is asked for is that nothing leaves the log's bounds.
+// Whatever an image holds: opening refuses it by one line, or every operation ends, without a crash
+// and with a value or an error. A forged value with a right checksum is a value; what is asked for
+// is that nothing leaves the log's bounds.
 #include <errno.h>
 
 #include <algorithm>
@@ -43,9 +45,11 @@ class Image {
   void make();
   void restore() { memory = sound_; }
   void mutate();
-  // What each field of a saved state may not be, one after the other: nullptr when there is no case `number`.
+  // What each field of a saved state may not be, one after the other: nullptr when there is no case
+  // `number`.
   const char* forge(unsigned number);
-  // What a record may not be that the index leads to; case 0 is sound. nullptr: there is no case `number`.
+  // What a record may not be that the index leads to; case 0 is sound. nullptr: there is no case
+  // `number`.
   const char* forge_record(unsigned number);
   // The same of pieces in hand, of which a sound image that was closed names none.
   const char* forge_in_hand(unsigned number);
@@ -145,13 +149,16 @@ void Image::learn() {
     if (entry.kind != form::SegmentKind::kRecords) continue;
     for (uint64_t at = i == 0 ? kUnitBytes : 0; at < entry.used;) {
       const auto* record = reinterpret_cast<const Record*>(memory.data() + place(i) + at);
-      REQUIRE(record->checksum == record_checksum(record, Address{(i * kSegment + at) / kUnitBytes}, entry.life),
+      REQUIRE(record->checksum ==
+                  record_checksum(record, Address{(i * kSegment + at) / kUnitBytes}, entry.life),
               "records are not understood");
-      (record->type() == RecordType::kLarge ? large_ : records_).push_back({i, at, entry.life, record->type()});
+      (record->type() == RecordType::kLarge ? large_ : records_)
+          .push_back({i, at, entry.life, record->type()});
       at += record->span();
     }
   }
-  REQUIRE(!links_.empty() && records_.size() >= kKeys && large_.size() >= 6, "the image lacks something");
+  REQUIRE(!links_.empty() && records_.size() >= kKeys && large_.size() >= 6,
+          "the image lacks something");
 }
 
 // One aligned word of [at, at + bytes), to what breaks most.
@@ -200,8 +207,9 @@ void Image::mutate_superblock() {
 void Image::mutate_root() {
   const uint64_t front = form::kFrontRootsAt + newest_ * kSlot;
   const auto header = read<lunar::media::ImageHeader>(front);
-  random_.below(8) == 0 ? change_word(front + offsetof(lunar::media::ImageHeader, body_bytes), sizeof(uint64_t))
-                        : change_word(front + sizeof header, sizeof(form::Root));
+  random_.below(8) == 0
+      ? change_word(front + offsetof(lunar::media::ImageHeader, body_bytes), sizeof(uint64_t))
+      : change_word(front + sizeof header, sizeof(form::Root));
   seal_root();
 }
 
@@ -217,8 +225,9 @@ void Image::seal_root() {
 void Image::mutate_link() {
   const Link link = links_[random_.below(links_.size())];
   const uint64_t begin = place(link.segment), bytes = read<form::StateLink>(begin).bytes;
-  const uint64_t used =
-      bytes < 8 || bytes > kSegment - sizeof(form::StateLink) ? kSegment : sizeof(form::StateLink) + bytes;
+  const uint64_t used = bytes < 8 || bytes > kSegment - sizeof(form::StateLink)
+                            ? kSegment
+                            : sizeof(form::StateLink) + bytes;
   const uint64_t table = kBytes / kSegment * sizeof(form::SegmentEntry);
   switch (random_.below(4)) {
     case 0:
@@ -235,7 +244,8 @@ void Image::mutate_link() {
 
 void Image::seal_link(const Link& link) {
   const uint64_t begin = place(link.segment), after = read<form::StateLink>(begin).bytes;
-  const uint64_t covered = after > kSegment - sizeof(form::StateLink) ? kSegment : sizeof(form::StateLink) + after;
+  const uint64_t covered =
+      after > kSegment - sizeof(form::StateLink) ? kSegment : sizeof(form::StateLink) + after;
   write(begin, part_checksum(memory.data() + begin + 8, covered - 8, link.number, life_));
 }
 
@@ -245,15 +255,19 @@ void Image::mutate_record() {
   const uint64_t at = place(where.segment) + where.offset;
   const auto* record = reinterpret_cast<const Record*>(memory.data() + at);
   const uint64_t value = where.type == RecordType::kLarge ? sizeof(Pieces) : sizeof(Body);
-  change_word(at + offsetof(Record, size_type),
-              where.type == RecordType::kLarge || record->has_body() ? 12 + sizeof(uint64_t) + value : 12);
+  change_word(
+      at + offsetof(Record, size_type),
+      where.type == RecordType::kLarge || record->has_body() ? 12 + sizeof(uint64_t) + value : 12);
   seal_record(where.segment, where.offset, where.life);
 }
 
 void Image::seal_record(uint64_t segment, uint64_t offset, uint64_t life) {
   auto* record = reinterpret_cast<Record*>(memory.data() + place(segment) + offset);
-  if (record->units() * kUnitBytes < sizeof(Record) || record->units() * kUnitBytes > kSegment - offset) return;
-  record->checksum = record_checksum(record, Address{(segment * kSegment + offset) / kUnitBytes}, life);
+  if (record->units() * kUnitBytes < sizeof(Record) ||
+      record->units() * kUnitBytes > kSegment - offset)
+    return;
+  record->checksum =
+      record_checksum(record, Address{(segment * kSegment + offset) / kUnitBytes}, life);
 }
 
 const char* Image::forge_record(unsigned number) {
@@ -262,16 +276,17 @@ const char* Image::forge_record(unsigned number) {
     bool large;
     RecordType type;
   };
-  constexpr Case kCases[] = {{"as it was", false, RecordType::kPair},
-                             {"a mark", false, RecordType::kMark},
-                             {"a head without pieces", false, RecordType::kLarge},
-                             {"a delete", false, RecordType::kDeleted},
-                             {"no room for what it replaces", false, RecordType::kPair},
-                             {"a mark instead of a head", true, RecordType::kMark},
-                             {"a pair instead of a head", true, RecordType::kPair},
-                             {"a delete instead of a head", true, RecordType::kDeleted},
-                             {"more value than a log holds", true, RecordType::kLarge},
-                             {"pieces that are shorter than a set makes them", true, RecordType::kLarge}};
+  constexpr Case kCases[] = {
+      {"as it was", false, RecordType::kPair},
+      {"a mark", false, RecordType::kMark},
+      {"a head without pieces", false, RecordType::kLarge},
+      {"a delete", false, RecordType::kDeleted},
+      {"no room for what it replaces", false, RecordType::kPair},
+      {"a mark instead of a head", true, RecordType::kMark},
+      {"a pair instead of a head", true, RecordType::kPair},
+      {"a delete instead of a head", true, RecordType::kDeleted},
+      {"more value than a log holds", true, RecordType::kLarge},
+      {"pieces that are shorter than a set makes them", true, RecordType::kLarge}};
   if (number == std::size(kCases)) return nullptr;
   const Case& now = kCases[number];
   const Place& where = now.large ? large_[0] : records_[1];  // of what was not deleted
@@ -299,26 +314,33 @@ void Image::write_state(uint64_t at, uint64_t value, uint64_t bytes) {
 
 const char* Image::forge(unsigned number) {
   const auto super = read<form::Superblock>(0);
-  uint64_t segment = 0,
-           entry = super.segment_count * sizeof(form::SegmentEntry) + sizeof(uint64_t) + sizeof(form::ShardHeader);
+  uint64_t segment = 0, entry = super.segment_count * sizeof(form::SegmentEntry) +
+                                sizeof(uint64_t) + sizeof(form::ShardHeader);
   form::SegmentEntry table;
-  for (;; ++segment) {  // one of records, not to the last byte: behind its records would be the next one's
+  for (;; ++segment) {  // one of records, not to the last byte: behind its records would be the
+                        // next one's
     memcpy(&table, state_.data() + segment * sizeof table, sizeof table);
-    if (table.kind == form::SegmentKind::kRecords && table.used > kSegment / 2 && table.used < kSegment) break;
+    if (table.kind == form::SegmentKind::kRecords && table.used > kSegment / 2 &&
+        table.used < kSegment)
+      break;
   }
   uint64_t n = 0, word = 0;
-  for (; memcpy(&n, state_.data() + entry, sizeof n), n == 0;) entry += sizeof n;  // the first bucket that is not empty
+  for (; memcpy(&n, state_.data() + entry, sizeof n), n == 0;)
+    entry += sizeof n;  // the first bucket that is not empty
   entry += sizeof n;
   memcpy(&word, state_.data() + entry, sizeof word);
   const uint64_t tag = word >> kAddressBits << kAddressBits, row = segment * sizeof table;
-  const uint64_t live = row + offsetof(form::SegmentEntry, live), used = row + offsetof(form::SegmentEntry, used);
+  const uint64_t live = row + offsetof(form::SegmentEntry, live),
+                 used = row + offsetof(form::SegmentEntry, used);
   switch (number) {
     case 0:
       return write_state(entry, tag, 8), "address 0";
     case 1:
-      return write_state(entry, tag | super.segment_count * kSegment / kUnitBytes, 8), "an address behind the log";
+      return write_state(entry, tag | super.segment_count * kSegment / kUnitBytes, 8),
+             "an address behind the log";
     case 2:
-      return write_state(entry, tag | (segment * kSegment + table.used) / kUnitBytes, 8), "an address in no record";
+      return write_state(entry, tag | (segment * kSegment + table.used) / kUnitBytes, 8),
+             "an address in no record";
     case 3:
       return write_state(live, table.used / kUnitBytes + 1, 4), "more lives than there is";
     case 4:
@@ -328,7 +350,8 @@ const char* Image::forge(unsigned number) {
     case 6:
       return write_state(used, table.used + 1, 4), "a part of a unit";
     case 7:
-      return write_state(row + offsetof(form::SegmentEntry, kind), 3, 4), "a kind that there is not";
+      return write_state(row + offsetof(form::SegmentEntry, kind), 3, 4),
+             "a kind that there is not";
     default:
       return nullptr;
   }
@@ -344,7 +367,8 @@ const char* Image::forge_in_hand(unsigned number) {
   memcpy(&state[at], &one, sizeof one);
   state.insert(at + sizeof one, reinterpret_cast<const char*>(&cases[number]), sizeof sound);
   const uint64_t begin = place(links_[0].segment), bytes = state.size();
-  REQUIRE(links_.size() == 1 && bytes <= form::link_room(kSegment), "the state has no room for a hand");
+  REQUIRE(links_.size() == 1 && bytes <= form::link_room(kSegment),
+          "the state has no room for a hand");
   write(begin + offsetof(form::StateLink, bytes), bytes);
   memcpy(memory.data() + begin + sizeof(form::StateLink), state.data(), bytes);
   seal_link(links_[0]);
@@ -403,7 +427,8 @@ void change_all(Store* store) {
   std::string value;
   for (uint64_t key = 0; key < kKeys + 6; ++key) {
     kv_test::fill(&value, key, 2, key % 100 == 0 ? 8000 : 100);
-    expect(key % 5 == 0 ? store->del({&key, sizeof key}) : store->set({&key, sizeof key}, kv_test::bytes_of(value)),
+    expect(key % 5 == 0 ? store->del({&key, sizeof key})
+                        : store->set({&key, sizeof key}, kv_test::bytes_of(value)),
            "change");
   }
   expect(store->flush(), "flush");
@@ -412,7 +437,8 @@ void change_all(Store* store) {
   expect(store->validate(&why), "validate");
 }
 
-// Durable sets and deletes over what an image holds, then a crash: what one open took, the next one opens.
+// Durable sets and deletes over what an image holds, then a crash: what one open took, the next one
+// opens.
 void crash_durably(std::vector<char>* memory) {
   lunar_test::MemoryDevice device(memory->data(), kBytes);
   StoreOptions options = options_for(&device, Contents::kKept);
@@ -423,7 +449,8 @@ void crash_durably(std::vector<char>* memory) {
   std::string value;
   for (uint64_t key = kKeys + 6; key-- > kKeys - 40;) {
     kv_test::fill(&value, key, 3, key % 3 == 0 ? 8000 : 100);
-    expect(key % 2 == 0 ? store->del({&key, sizeof key}) : store->set({&key, sizeof key}, kv_test::bytes_of(value)),
+    expect(key % 2 == 0 ? store->del({&key, sizeof key})
+                        : store->set({&key, sizeof key}, kv_test::bytes_of(value)),
            "durable change");
   }
   std::vector<char> crashed = *memory;
@@ -458,7 +485,8 @@ void use_salvaged(std::vector<char>* memory, Counts* counts) {
   ++counts->salvaged;
 }
 
-// A log behind the state that holds a large value, and behind that other batches, so that its records are not the end.
+// A log behind the state that holds a large value, and behind that other batches, so that its
+// records are not the end.
 class ForgedLog {
  public:
   ForgedLog();
@@ -473,7 +501,8 @@ class ForgedLog {
   void learn();
   void learn_batch(uint64_t segment, uint64_t from);
   Record* record_at(const Place& place) {
-    return reinterpret_cast<Record*>(memory.data() + form::kHeadBytes + place.segment * kSegment + place.offset);
+    return reinterpret_cast<Record*>(memory.data() + form::kHeadBytes + place.segment * kSegment +
+                                     place.offset);
   }
   static Address address_of(const Place& place) {
     return Address{(place.segment * kSegment + place.offset) / kUnitBytes};
@@ -510,7 +539,8 @@ void ForgedLog::learn() {
   const uint64_t id = record_at(head_)->pieces().id;
   for (const Place& place : pieces_)
     if (reinterpret_cast<const PieceKey*>(record_at(place)->key())->id == id) piece_ = place;
-  REQUIRE(piece_.life != 0 && (record_at(head_)->size_type & RecordNotes::kReplacesLarge), "the log lacks something");
+  REQUIRE(piece_.life != 0 && (record_at(head_)->size_type & RecordNotes::kReplacesLarge),
+          "the log lacks something");
 }
 
 void ForgedLog::learn_batch(uint64_t segment, uint64_t from) {
@@ -518,9 +548,12 @@ void ForgedLog::learn_batch(uint64_t segment, uint64_t from) {
   form::BatchHeader batch;
   memcpy(&batch, mark + 1, sizeof batch);
   const Place first{segment, from, batch.life};
-  if (mark->type() != RecordType::kMark || mark->units() * kUnitBytes != sizeof *mark + sizeof batch) return;
+  if (mark->type() != RecordType::kMark ||
+      mark->units() * kUnitBytes != sizeof *mark + sizeof batch)
+    return;
   if (mark->checksum != record_checksum(mark, address_of(first), batch.life)) return;
-  for (Place place = first; place.offset < from + batch.bytes; place.offset += record_at(place)->span()) {
+  for (Place place = first; place.offset < from + batch.bytes;
+       place.offset += record_at(place)->span()) {
     const Record* record = record_at(place);
     if (record->type() == RecordType::kPair && record->is_piece()) pieces_.push_back(place);
     if (record->type() != RecordType::kLarge || batch.number < newest_) continue;
@@ -534,16 +567,18 @@ const char* ForgedLog::forge(unsigned number) {
   Record *head = record_at(head_), *piece = record_at(piece_);
   auto* key = reinterpret_cast<PieceKey*>(piece + 1);
   auto* pieces = const_cast<Pieces*>(&head->pieces());
-  auto* replaced =
-      reinterpret_cast<ReplacedLarge*>(reinterpret_cast<char*>(head->replaced()) - offsetof(ReplacedLarge, record));
+  auto* replaced = reinterpret_cast<ReplacedLarge*>(reinterpret_cast<char*>(head->replaced()) -
+                                                    offsetof(ReplacedLarge, record));
   const char* what = nullptr;
   if (number == 0) what = "a sound log";
   if (number == 1) what = "a piece beyond what a log holds", key->number = kPiecesTooMany;
   if (number == 2) what = "a piece with the last of all numbers", key->number = UINT64_MAX;
   if (number == 3) what = "a piece without an id", key->id = 0;
   if (number == 4) what = "more replaced pieces than a log holds", replaced->count = kPiecesTooMany;
-  if (number == 5) what = "pieces that are shorter than a set makes them", pieces->piece_bytes = kUnitBytes;
-  if (number == 6) what = "no room for what it replaces", piece->size_type |= RecordNotes::kReplacesLarge;
+  if (number == 5)
+    what = "pieces that are shorter than a set makes them", pieces->piece_bytes = kUnitBytes;
+  if (number == 6)
+    what = "no room for what it replaces", piece->size_type |= RecordNotes::kReplacesLarge;
   for (const Place& place : {head_, piece_})
     record_at(place)->checksum = record_checksum(record_at(place), address_of(place), place.life);
   return what;
@@ -641,8 +676,9 @@ TEST_CASE("kv-fuzz") {
     // What it left may be damaged, but is no worse to open.
     if (opened) (void)use(&image.memory, false, &counts);
   }
-  printf("%lu images: %lu refused, %lu opened, %lu salvaged, %lu damages named\n", images, counts.refused,
-         counts.opened, counts.salvaged, counts.damages);
-  if (images >= 100 && (counts.refused < images / 10 || counts.opened < images / 10 || counts.damages == 0))
+  printf("%lu images: %lu refused, %lu opened, %lu salvaged, %lu damages named\n", images,
+         counts.refused, counts.opened, counts.salvaged, counts.damages);
+  if (images >= 100 &&
+      (counts.refused < images / 10 || counts.opened < images / 10 || counts.damages == 0))
     FAIL("the changes are all of one kind");
 }

@@ -4,11 +4,12 @@
 //
 //   kv_hostile [--images N] [--history N]
 //
-// The ways: changed bits; blocks of zeros, of noise, exchanged, from an older time of the same store, of another store;
-// lengths in records; a device that became shorter; roots, superblocks. The pasts: each durability, values of one or of
-// many lengths, large pairs, deletes, cleaning, a process that was killed, a place that held another store before.
-// What is asked for: a value that the key once had; one that is not the last, or a pair that was deleted, only by name
-// as doubtful; a pair that is missing is named or counted; a report that says `clean` is right; no write.
+// The ways: changed bits; blocks of zeros, of noise, exchanged, from an older time of the same
+// store, of another store; lengths in records; a device that became shorter; roots, superblocks.
+// The pasts: each durability, values of one or of many lengths, large pairs, deletes, cleaning, a
+// process that was killed, a place that held another store before. What is asked for: a value that
+// the key once had; one that is not the last, or a pair that was deleted, only by name as doubtful;
+// a pair that is missing is named or counted; a report that says `clean` is right; no write.
 #include <errno.h>
 
 #include <map>
@@ -50,14 +51,32 @@ struct Shape {
 constexpr Shape kShapes[] = {
     {.name = "flush"},
     {.name = "flush, killed", .killed = true},
-    {.name = "one open, one length", .opens = 1, .sets = 1500, .keys = 600, .large_in = 100'000, .one_length = 100},
-    {.name = "few keys, one length", .opens = 2, .sets = 300, .keys = 40, .large_in = 100'000, .one_length = 100},
+    {.name = "one open, one length",
+     .opens = 1,
+     .sets = 1500,
+     .keys = 600,
+     .large_in = 100'000,
+     .one_length = 100},
+    {.name = "few keys, one length",
+     .opens = 2,
+     .sets = 300,
+     .keys = 40,
+     .large_in = 100'000,
+     .one_length = 100},
     {.name = "values on blocks", .sets = 250, .keys = 120, .large_in = 100, .one_length = 4096},
     {.name = "large pairs", .sets = 150, .keys = 30, .large_in = 2},
     {.name = "over another store", .over_another = true},
     {.name = "group", .durability = Durability::kGroup, .killed = true},
-    {.name = "each, over another store", .durability = Durability::kEach, .killed = true, .over_another = true},
-    {.name = "many keys", .opens = 2, .sets = 9000, .keys = 6000, .large_in = 3000, .bytes = 16 * kMiB},
+    {.name = "each, over another store",
+     .durability = Durability::kEach,
+     .killed = true,
+     .over_another = true},
+    {.name = "many keys",
+     .opens = 2,
+     .sets = 9000,
+     .keys = 6000,
+     .large_in = 3000,
+     .bytes = 16 * kMiB},
 };
 
 StoreOptions options_for(Device* device, const Shape& shape, Contents contents) {
@@ -121,14 +140,17 @@ void History::change(Store* store, const std::string& prefix, unsigned number) {
   }
   std::string value;
   const uint64_t length = random_.below(shape.large_in) == 0 ? 66'000 + random_.below(120'000)
-                          : shape.one_length                 ? shape.one_length
-                                             : kv_test::or_whole_blocks(random_, 12, random_.below(1200));
+                          : shape.one_length
+                              ? shape.one_length
+                              : kv_test::or_whole_blocks(random_, 12, random_.below(1200));
   kv_test::fill(&value, number, random_.next(), length);
   const int status = store->set(bytes_of(key), bytes_of(value));
   if (status == -ENOSPC) return;  // large pairs may fill it
   REQUIRE(status == 0);
   ever_[key].insert(value);
-  if (durable) note_durable(key, now_.count(key) != 0 ? Value(now_[key]) : std::nullopt), durable_[key] = value;
+  if (durable)
+    note_durable(key, now_.count(key) != 0 ? Value(now_[key]) : std::nullopt),
+        durable_[key] = value;
   if (!durable) since_[key].insert(value);
   now_[key] = value;
 }
@@ -137,7 +159,8 @@ void History::write(const std::string& prefix) {
   memory.resize(shape.bytes);
   for (unsigned open = 0; open < shape.opens; ++open) {
     lunar_test::MemoryDevice device(memory.data(), memory.size());
-    Store* store = kv_test::open_store(options_for(&device, shape, open == 0 ? Contents::kNew : Contents::kKept));
+    Store* store = kv_test::open_store(
+        options_for(&device, shape, open == 0 ? Contents::kNew : Contents::kKept));
     for (unsigned i = 0; i < shape.sets; ++i) {
       change(store, prefix, i);
       if (random_.below(shape.sets / 4) == 0) {
@@ -192,7 +215,8 @@ Map map_of(const std::vector<char>& memory) {
   std::string state;
   for (uint64_t next = root.first; next;) {
     const auto link = read_at<form::StateLink>(memory, place(next - 1));
-    for (uint64_t at = 0; at < sizeof link + link.bytes; at += kBlock) map.state.push_back(place(next - 1) + at);
+    for (uint64_t at = 0; at < sizeof link + link.bytes; at += kBlock)
+      map.state.push_back(place(next - 1) + at);
     state.append(memory.data() + place(next - 1) + sizeof link, link.bytes);
     next = link.next;
   }
@@ -215,7 +239,9 @@ class Damager {
   Damager(const History& history, const History& other, uint64_t seed)
       : history_(history), other_(other), map_(map_of(history.memory)), random_(seed) {}
   void damage(std::vector<char>* memory);
-  bool hits_the_head() const { return head_; }  // or what roots and superblocks need: it may be hopeless
+  bool hits_the_head() const {  // or what roots and superblocks need: it may be hopeless
+    return head_;
+  }
   const std::string& said() const { return said_; }
 
  private:
@@ -230,7 +256,9 @@ class Damager {
         return map_.state[random_.below(map_.state.size())];
     }
   }
-  void say(const char* what, uint64_t at) { said_ += std::string(what) + " at " + std::to_string(at) + "; "; }
+  void say(const char* what, uint64_t at) {
+    said_ += std::string(what) + " at " + std::to_string(at) + "; ";
+  }
   void copy(std::vector<char>* to, const std::vector<char>& from, uint64_t at, uint64_t bytes) {
     if (at + bytes <= from.size()) memcpy(to->data() + at, from.data() + at, bytes);
   }
@@ -249,7 +277,8 @@ void Damager::lengthen(std::vector<char>* memory) {
   const uint64_t at = map_.records[random_.below(map_.records.size())];
   const uint64_t field = at + 12 + 4 * random_.below(3);  // size_type, key_bytes, value_bytes
   uint32_t value = read_at<uint32_t>(*memory, field);
-  const uint32_t values[] = {0, UINT32_MAX, UINT32_MAX - 7, value + 8, value ^ 1u << random_.below(32), 1u << 31};
+  const uint32_t values[] = {
+      0, UINT32_MAX, UINT32_MAX - 7, value + 8, value ^ 1u << random_.below(32), 1u << 31};
   value = values[random_.below(6)];
   memcpy(memory->data() + field, &value, sizeof value);
   say("a length", field);
@@ -263,7 +292,8 @@ void Damager::damage_head(std::vector<char>* memory) {
     return say("shorter", memory->size());
   }
   if (how == 1) {
-    memset(memory->data(), static_cast<int>(random_.below(2) * 255), (1 + random_.below(3)) * form::kHeadBytes);
+    memset(memory->data(), static_cast<int>(random_.below(2) * 255),
+           (1 + random_.below(3)) * form::kHeadBytes);
     return say("the head is gone", 0);
   }
   if (how == 2) {
@@ -326,7 +356,8 @@ void Damager::damage(std::vector<char>* memory) {
   head_ = false;
   const uint64_t how = random_.below(10);
   if (how == 9) return damage_head(memory);
-  for (uint64_t times = 1 + random_.below(3); times; --times) damage_once(memory, how == 8 ? random_.below(8) : how);
+  for (uint64_t times = 1 + random_.below(3); times; --times)
+    damage_once(memory, how == 8 ? random_.below(8) : how);
 }
 
 struct Found {
@@ -355,7 +386,8 @@ void look(Store* store, Found* found) {
 }
 
 struct Tally {
-  uint64_t refused = 0, opened = 0, rebuilt = 0, doubtful = 0, old_but_told = 0, missing = 0, foreign = 0;
+  uint64_t refused = 0, opened = 0, rebuilt = 0, doubtful = 0, old_but_told = 0, missing = 0,
+           foreign = 0;
 };
 
 // "", or what is wrong.
@@ -381,11 +413,13 @@ std::string wrong_of(const History& history, const Found& found, Tally* tally) {
   const bool by_name = !found.log_ends_early && !found.root_is_old;
   if (missing > found.report.pairs_lost + found.report.doubtful && by_name)
     return "missing:" + keys + ", and " + std::to_string(found.report.pairs_lost) + " counted";
-  if (found.log_ends_early && found.report.pairs_lost == 0) return "a log ends early, and nothing is lost";
+  if (found.log_ends_early && found.report.pairs_lost == 0)
+    return "a log ends early, and nothing is lost";
   return "";
 }
 
-void try_image(const History& history, const Damager& damager, std::vector<char>* memory, Tally* tally) {
+void try_image(const History& history, const Damager& damager, std::vector<char>* memory,
+               Tally* tally) {
   const std::vector<char> before = *memory;
   for (const bool salvage : {false, true}) {
     lunar_test::MemoryDevice device(memory->data(), memory->size());
@@ -396,10 +430,12 @@ void try_image(const History& history, const Damager& damager, std::vector<char>
     ErrorText why;
     Store* store = nullptr;
     const int status = Store::open(options, &store, &why);
-    const std::string where = std::string(history.shape.name) + ": " + damager.said() + why.text + ": ";
+    const std::string where =
+        std::string(history.shape.name) + ": " + damager.said() + why.text + ": ";
     if (status < 0) {
       if (!why.text[0]) FAIL(where + "a refusal without a word");
-      if (status != -EBADMSG && status != -ENOENT) FAIL(where + "refused with " + std::to_string(status));
+      if (status != -EBADMSG && status != -ENOENT)
+        FAIL(where + "refused with " + std::to_string(status));
       if (salvage && !damager.hits_the_head()) FAIL(where + "nothing is salvaged");
       tally->refused += salvage ? 1 : 0;
       continue;
@@ -442,10 +478,12 @@ TEST_CASE("kv-hostile") {
     }
     const auto number = [](uint64_t value) { return static_cast<unsigned long>(value); };
     printf(
-        "%s: %lu refused, %lu opened, %lu salvaged, %lu with doubtful pairs; %lu old pairs, %lu of another "
+        "%s: %lu refused, %lu opened, %lu salvaged, %lu with doubtful pairs; %lu old pairs, %lu of "
+        "another "
         "store and %lu missing, all told\n",
-        kShapes[i].name, number(tally.refused), number(tally.opened), number(tally.rebuilt), number(tally.doubtful),
-        number(tally.old_but_told), number(tally.foreign), number(tally.missing));
+        kShapes[i].name, number(tally.refused), number(tally.opened), number(tally.rebuilt),
+        number(tally.doubtful), number(tally.old_but_told), number(tally.foreign),
+        number(tally.missing));
     REQUIRE(tally.rebuilt != 0, "nothing was salvaged");
   }
 }

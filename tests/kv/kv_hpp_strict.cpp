@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar/kv.hpp without exceptions and RTTI, under warnings that are errors. One translation unit of two: the header is
-// in both.
+// lunar/kv.hpp without exceptions and RTTI, under warnings that are errors. One translation unit of
+// two: the header is in both.
 #include <lunar/kv.hpp>
 
 #include <cstdio>
@@ -8,7 +8,8 @@
 int more_keys(lunar::kv::Store& store);
 
 int main() {
-  lunar::kv::Result<lunar::kv::Store> opened = lunar::kv::Store::open({.place = "mem:32m", .expected_keys = 1000});
+  lunar::kv::Result<lunar::kv::Store> opened =
+      lunar::kv::Store::open({.place = "mem:32m", .expected_keys = 1000});
   if (!opened) return 1;
   lunar::kv::Store store = *std::move(opened);
   if (!store.set("key", "value") || store.get("key").value_or("") != "value") return 2;

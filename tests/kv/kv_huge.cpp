@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lengths beyond 32 bits, to the 100 GiB that the interface allows, on a device that keeps only words that are not
-// zero. A value of zeros with marks at its ends, at each 4 GiB and around the ends of parts and segments is set, read
-// in pieces from every mark, replaced, and is there in the next open, with its length; a key likewise.
+// Lengths beyond 32 bits, to the 100 GiB that the interface allows, on a device that keeps only
+// words that are not zero. A value of zeros with marks at its ends, at each 4 GiB and around the
+// ends of parts and segments is set, read in pieces from every mark, replaced, and is there in the
+// next open, with its length; a key likewise.
 //   kv_huge [--gib N]
 // Threading: one thread.
 #include <errno.h>
@@ -22,7 +23,8 @@ namespace {
 
 using lunar_test::option;
 
-constexpr uint64_t kPart = 64 * kKiB, kPartData = kPart - 8;  // of a large pair on a device: a checksum, then data
+// of a large pair on a device: a checksum, then data
+constexpr uint64_t kPart = 64 * kKiB, kPartData = kPart - 8;
 
 // By offset / 8. Outlives the device.
 using Words = std::unordered_map<uint64_t, uint64_t>;
@@ -39,7 +41,8 @@ class SparseDevice : public lunar_test::MemoryDevice {
     }
     for (uint32_t i = 0; i < command.iov_count; ++i) {
       const uint64_t length = command.iov[i].iov_len;
-      if (at % 512 || length % 512 || at > size_bytes() || length > size_bytes() - at) return -EINVAL;
+      if (at % 512 || length % 512 || at > size_bytes() || length > size_bytes() - at)
+        return -EINVAL;
       auto* memory = static_cast<uint64_t*>(command.iov[i].iov_base);
       command.op == Op::kWrite ? write(at, memory, length) : read(at, memory, length);
       at += length, moved += length;
@@ -70,7 +73,8 @@ class SparseDevice : public lunar_test::MemoryDevice {
       if (!has_words(block)) continue;
       for (uint64_t word = block * 512; word < block * 512 + 512; ++word) {
         if (word * 8 < at || word * 8 >= at + length) continue;
-        if (const auto found = words_->find(word); found != words_->end()) memory[word - at / 8] = found->second;
+        if (const auto found = words_->find(word); found != words_->end())
+          memory[word - at / 8] = found->second;
       }
     }
   }
@@ -86,11 +90,14 @@ struct Content {
   std::vector<uint64_t> marks;  // one byte each
 
   Content(uint64_t length, uint64_t seed) : bytes(length) {
-    void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     REQUIRE(memory != MAP_FAILED, "no address space");
-    (void)madvise(memory, length, MADV_HUGEPAGE);  // reading zeros takes a page table entry for 2 MiB
+    // reading zeros takes a page table entry for 2 MiB
+    (void)madvise(memory, length, MADV_HUGEPAGE);
     data = static_cast<char*>(memory);
-    for (const uint64_t at : {uint64_t{0}, kPartData - 1, kPartData, kMiB, length / 2, length - 1}) mark(at, seed);
+    for (const uint64_t at : {uint64_t{0}, kPartData - 1, kPartData, kMiB, length / 2, length - 1})
+      mark(at, seed);
     for (uint64_t at = 4 * kGiB; at < length; at += 4 * kGiB)
       for (uint64_t near = at - 1; near <= at + 1; ++near) mark(near, seed);
   }
@@ -122,15 +129,19 @@ void check_value(Store* store, Bytes key, const Content& content) {
   for (const uint64_t mark : content.marks) {
     const uint64_t from = mark < 50 ? 0 : mark - 50, rest = content.bytes - from;
     memset(piece, '?', sizeof piece);
-    if (store->get(key, piece, sizeof piece, from) != length) FAIL("get at " + std::to_string(from));
+    if (store->get(key, piece, sizeof piece, from) != length)
+      FAIL("get at " + std::to_string(from));
     const uint64_t most = rest < sizeof piece ? rest : sizeof piece;
-    if (memcmp(piece, content.data + from, most) != 0) FAIL("other bytes at " + std::to_string(from));
+    if (memcmp(piece, content.data + from, most) != 0)
+      FAIL("other bytes at " + std::to_string(from));
     for (uint64_t i = most; i < sizeof piece; ++i)
       if (piece[i] != '?') FAIL("bytes beyond the end of the value were written");
   }
-  for (const uint64_t offset : {content.bytes, content.bytes + 1, content.bytes + 4 * kGiB, ~uint64_t{0}}) {
+  for (const uint64_t offset :
+       {content.bytes, content.bytes + 1, content.bytes + 4 * kGiB, ~uint64_t{0}}) {
     piece[0] = '?';
-    if (store->get(key, piece, sizeof piece, offset) != length || piece[0] != '?') FAIL("get behind the end");
+    if (store->get(key, piece, sizeof piece, offset) != length || piece[0] != '?')
+      FAIL("get behind the end");
   }
 }
 
@@ -145,7 +156,8 @@ void check_lengths(uint64_t value_bytes, uint64_t key_bytes) {
   check_value(store, name, first);
   REQUIRE(store->set(name, second.as_bytes()) == 0, "set of another value");
   check_value(store, name, second);
-  if (store->bytes_actual() != name.size + second.bytes) FAIL("bytes: " + std::to_string(store->bytes_actual()));
+  if (store->bytes_actual() != name.size + second.bytes)
+    FAIL("bytes: " + std::to_string(store->bytes_actual()));
   if (key_bytes) {
     const Content key(key_bytes, 3);
     REQUIRE(store->set(key.as_bytes(), {"short", 5}) == 0, "set of a huge key");
@@ -158,7 +170,8 @@ void check_lengths(uint64_t value_bytes, uint64_t key_bytes) {
   store = open(&words, device_bytes, Contents::kKept);
   check_value(store, name, second);
   REQUIRE(store->del(name) == static_cast<int64_t>(second.bytes));
-  if (store->exists(name) != -ENOENT || store->count() != (key_bytes ? 1 : 0)) FAIL("it is still there");
+  if (store->exists(name) != -ENOENT || store->count() != (key_bytes ? 1 : 0))
+    FAIL("it is still there");
   check_store(store);
   store->close();
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store that is kept comes back whole after any crash. Random histories of sets, deletes and flushes are recorded
-// write by write on a device; then the device is put together as a crash could have left it (torn, reordered, lost
-// between flushes: as in tests/property/lun_crash.cpp), and the store is opened. It must hold what some moment since
-// the last flush that was acknowledged held, key by key and byte by byte, be sound by validate(), go on working, and
-// come back once more.
+// A store that is kept comes back whole after any crash. Random histories of sets, deletes and
+// flushes are recorded write by write on a device; then the device is put together as a crash could
+// have left it (torn, reordered, lost between flushes: as in tests/property/lun_crash.cpp), and the
+// store is opened. It must hold what some moment since the last flush that was acknowledged held,
+// key by key and byte by byte, be sound by validate(), go on working, and come back once more.
 //   kv_kept [--histories N] [--operations N]; LUNAR_SEED= replays.
 #include <errno.h>
 
@@ -22,7 +22,8 @@ using namespace kv_test;
 namespace {
 
 // A store of the larger size has several tails: records of different age in segments of their own.
-constexpr uint64_t kBytes = 3 * kMiB, kBytesOfTails = 9 * kMiB, kLengthMin = 8, kLengthMax = 1'600'000;
+constexpr uint64_t kBytes = 3 * kMiB, kBytesOfTails = 9 * kMiB, kLengthMin = 8,
+                   kLengthMax = 1'600'000;
 using Kind = DeviceEvent::Kind;
 
 struct Value {
@@ -62,9 +63,10 @@ class History {
   uint64_t times_;  // as large as kBytes, with values as much longer
   std::vector<char> memory_, copy_;
   std::vector<DeviceEvent> events_;
-  std::vector<uint64_t> sums_;   // of the model, after each operation
-  std::vector<size_t> flushes_;  // how many operations a flush had seen that was acknowledged at mark i
-  size_t flushed_ = 0;           // events before this are in copy_
+  std::vector<uint64_t> sums_;  // of the model, after each operation
+  // how many operations a flush had seen that was acknowledged at mark i
+  std::vector<size_t> flushes_;
+  size_t flushed_ = 0;  // events before this are in copy_
   uint64_t keys_, version_ = 0;
   std::string value_, buffer_, where_;
 };
@@ -95,7 +97,8 @@ void History::operate(Store* store, Model* model, uint64_t* sum) {
   const std::string text = name(key);
   if (random_.below(5) == 0) {
     const int64_t length = store->del(bytes_of(text));
-    if (length != (found == model->end() ? -ENOENT : static_cast<int64_t>(found->second.length))) wrong("del");
+    if (length != (found == model->end() ? -ENOENT : static_cast<int64_t>(found->second.length)))
+      wrong("del");
     if (found == model->end()) return;
     *sum -= sum_of(key, found->second);
     model->erase(found);
@@ -154,12 +157,15 @@ uint64_t History::read_all(Store* store, Model* out) {
   while ((length = walk->next(text, sizeof text)) >= 0) {
     const auto known = numbers.find(std::string(text, static_cast<size_t>(length)));
     if (known == numbers.end()) wrong("a key that was never set");
-    const int64_t bytes = store->get({text, static_cast<uint64_t>(length)}, buffer_.data(), buffer_.size(), 0);
-    if (bytes < static_cast<int64_t>(kLengthMin)) wrong("get of " + known->first + ": " + std::to_string(bytes));
+    const int64_t bytes =
+        store->get({text, static_cast<uint64_t>(length)}, buffer_.data(), buffer_.size(), 0);
+    if (bytes < static_cast<int64_t>(kLengthMin))
+      wrong("get of " + known->first + ": " + std::to_string(bytes));
     Value value{0, static_cast<uint64_t>(bytes)};
     memcpy(&value.version, buffer_.data(), sizeof value.version);
     make_value(known->second, value);
-    if (memcmp(value_.data(), buffer_.data(), value_.size()) != 0) wrong("content of " + known->first);
+    if (memcmp(value_.data(), buffer_.data(), value_.size()) != 0)
+      wrong("content of " + known->first);
     (*out)[known->second] = value;
     sum += sum_of(known->second, value);
   }
@@ -174,8 +180,8 @@ void History::crash_at(size_t event, bool lost) {
   size_t acknowledged = 0;
   for (size_t i = 0; i < event; ++i)
     if (events_[i].kind == Kind::kMark) acknowledged = events_[i].mark;
-  where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) + (lost ? ", lost" : ", torn") +
-           ", after flush " + std::to_string(acknowledged) + ": ";
+  where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) +
+           (lost ? ", lost" : ", torn") + ", after flush " + std::to_string(acknowledged) + ": ";
   for (size_t i = flushed_; i <= event; ++i) {
     if (events_[i].fua && i < event)
       apply(events_[i], Left::kAll, &undo);
@@ -203,7 +209,8 @@ void History::crash_at(size_t event, bool lost) {
   store = open(&second, Contents::kKept);
   check_store(store);
   Model again;
-  if (read_all(store, &again) != sum || again != model) wrong("what was flushed after a crash has not come back");
+  if (read_all(store, &again) != sum || again != model)
+    wrong("what was flushed after a crash has not come back");
   store->close();
   version_ = version;
   roll_back(&undo, &copy_);
@@ -211,8 +218,8 @@ void History::crash_at(size_t event, bool lost) {
 
 uint64_t History::crash_everywhere() {
   return crash_at_each_write(
-      events_, &flushed_, [this](size_t event) { crash_at(event, random_.below(2)); }, [](size_t) {},
-      [this](size_t event) { apply(events_[event], Left::kAll, nullptr); });
+      events_, &flushed_, [this](size_t event) { crash_at(event, random_.below(2)); },
+      [](size_t) {}, [this](size_t event) { apply(events_[event], Left::kAll, nullptr); });
 }
 
 }  // namespace

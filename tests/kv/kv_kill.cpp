@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that writes to stores on files is killed by SIGKILL at random moments, again and again: while it opens and
-// replays, writes, walks, compacts, saves. After each kill the stores are opened and every key looked at: it must have
-// a version that was acknowledged as durable or one that was begun after it, with the bytes of that version. Sets of
-// all lengths, overwrites, deletes, at each level of durability: the next kill finds another. A walk, while all that
-// goes on, must give each of the keys that stay once. Now and then, and at the end, `lunar kv check` must find the
-// stores clean.
-//   kv_kill LUNAR [--kills N] [--minutes N] [--stores N] [--path DIRECTORY]; LUNAR_SEED= replays the choices, not the
-//   moments. --minutes: a soak, which lets the process live longer between the kills; for so long, whatever --kills is.
-// Threading: each key is written by one thread; what was begun and acknowledged lies in memory that the process and its
-// children share.
+// A process that writes to stores on files is killed by SIGKILL at random moments, again and again:
+// while it opens and replays, writes, walks, compacts, saves. After each kill the stores are opened
+// and every key looked at: it must have a version that was acknowledged as durable or one that was
+// begun after it, with the bytes of that version. Sets of all lengths, overwrites, deletes, at each
+// level of durability: the next kill finds another. A walk, while all that goes on, must give each
+// of the keys that stay once. Now and then, and at the end, `lunar kv check` must find the stores
+// clean.
+//   kv_kill LUNAR [--kills N] [--minutes N] [--stores N] [--path DIRECTORY]; LUNAR_SEED= replays
+//   the choices, not the moments. --minutes: a soak, which lets the process live longer between the
+//   kills; for so long, whatever --kills is.
+// Threading: each key is written by one thread; what was begun and acknowledged lies in memory that
+// the process and its children share.
 #include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -35,7 +37,8 @@ namespace {
 using lunar_test::option;
 using lunar_test::text_option;
 
-constexpr uint64_t kThreads = 4, kKeysAThread = 400, kKeys = kThreads * kKeysAThread, kStaying = 500;
+constexpr uint64_t kThreads = 4, kKeysAThread = 400, kKeys = kThreads * kKeysAThread,
+                   kStaying = 500;
 constexpr uint64_t kPlaceBytes = 24 * kMiB;
 
 struct Key {
@@ -52,7 +55,8 @@ bool is_delete(uint64_t version) { return mix(version) % 6 == 0; }
 
 uint64_t length_of(uint64_t key, uint64_t version) {
   const uint64_t word = mix(key * 0x9e3779b97f4a7c15 + version);
-  return word % 64 == 0 ? 60'000 + word / 64 % 200'000 : 8 + word / 64 % (word % 4 == 0 ? 6000 : 300);
+  return word % 64 == 0 ? 60'000 + word / 64 % 200'000
+                        : 8 + word / 64 % (word % 4 == 0 ? 6000 : 300);
 }
 
 void make_value(std::string* out, uint64_t key, uint64_t version) {
@@ -64,7 +68,8 @@ void make_value(std::string* out, uint64_t key, uint64_t version) {
 class Place {
  public:
   explicit Place(std::string path) : path_(std::move(path)) {
-    void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* memory =
+        mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     REQUIRE(memory != MAP_FAILED);
     shared_ = new (memory) Shared{};
     base_.resize(kKeys);
@@ -157,7 +162,8 @@ void Place::flush_again_and_again(Store* store) {
   std::vector<uint64_t> done(kKeys);
   for (;;) {
     for (uint64_t key = 0; key < kKeys; ++key) done[key] = shared_->keys[key].done.load();
-    if (const int status = store->flush(); status < 0) FAIL("child: flush: " + std::to_string(status));
+    if (const int status = store->flush(); status < 0)
+      FAIL("child: flush: " + std::to_string(status));
     for (uint64_t key = 0; key < kKeys; ++key) shared_->keys[key].durable.store(done[key]);
     shared_->flushes.fetch_add(1);
   }
@@ -170,19 +176,22 @@ void Place::walk_again_and_again(Store* store) {
     std::vector<unsigned> seen(kStaying);
     uint64_t key;
     for (int64_t length; (length = walk->next(&key, sizeof key)) != -ENOENT;) {
-      if (length != sizeof key || key >= kKeys + kStaying) FAIL("child: a walk gave " + std::to_string(length));
+      if (length != sizeof key || key >= kKeys + kStaying)
+        FAIL("child: a walk gave " + std::to_string(length));
       if (key >= kKeys) ++seen[key - kKeys];
     }
     walk->close();
     for (const unsigned times : seen)
-      if (times != 1) FAIL("child: a walk gave a key that stays " + std::to_string(times) + " times");
+      if (times != 1)
+        FAIL("child: a walk gave a key that stays " + std::to_string(times) + " times");
     shared_->walks.fetch_add(1);
   }
 }
 
 void Place::compact_again_and_again(Store* store) {
   for (uint64_t cleaned = 0;;) {
-    if (const int status = store->compact(); status < 0) FAIL("child: compact: " + std::to_string(status));
+    if (const int status = store->compact(); status < 0)
+      FAIL("child: compact: " + std::to_string(status));
     const uint64_t now = store->cleaned_bytes();
     shared_->cleaned.fetch_add(now - cleaned);
     cleaned = now;
@@ -195,23 +204,27 @@ void Place::write_in(std::vector<std::thread>* threads, Durability durability, u
   Store* store = open(Contents::kKept, durability);
   shared_->open.store(true);
   for (uint64_t i = 0; i < kThreads; ++i)
-    threads->emplace_back([=, this] { write_keys(store, i, seed, durability != Durability::kFlush); });
+    threads->emplace_back(
+        [=, this] { write_keys(store, i, seed, durability != Durability::kFlush); });
   if (seed % 2 == 0) {  // else writers and flushes have the store to themselves
     threads->emplace_back([=, this] { walk_again_and_again(store); });
     threads->emplace_back([=, this] { compact_again_and_again(store); });
   }
-  if (durability == Durability::kFlush) threads->emplace_back([=, this] { flush_again_and_again(store); });
+  if (durability == Durability::kFlush)
+    threads->emplace_back([=, this] { flush_again_and_again(store); });
 }
 
 // 0: the key is not there.
-uint64_t Place::found_version(Store* store, uint64_t key, std::string* buffer, std::string* wanted) {
+uint64_t Place::found_version(Store* store, uint64_t key, std::string* buffer,
+                              std::string* wanted) {
   const int64_t length = store->get({&key, sizeof key}, buffer->data(), buffer->size(), 0);
   if (length == -ENOENT) return 0;
   if (length < 8) FAIL("get: " + std::to_string(length));
   uint64_t version;
   memcpy(&version, buffer->data(), sizeof version);
   make_value(wanted, key, version);
-  if (wanted->size() != static_cast<uint64_t>(length) || memcmp(wanted->data(), buffer->data(), wanted->size()) != 0)
+  if (wanted->size() != static_cast<uint64_t>(length) ||
+      memcmp(wanted->data(), buffer->data(), wanted->size()) != 0)
     FAIL("key " + std::to_string(key) + " has bytes that were never set");
   return version;
 }
@@ -223,9 +236,10 @@ void Place::verify(Durability durability) {
   present_ = 0;
   for (uint64_t key = 0; key < kKeys; ++key) {
     Key& state = shared_->keys[key];
-    const uint64_t begun = state.begun, durable = state.durable, version = found_version(store, key, &buffer, &wanted);
-    // What is durable for sure, and what was begun after it. A version below from_ is of an earlier open: only base_
-    // is.
+    const uint64_t begun = state.begun, durable = state.durable,
+                   version = found_version(store, key, &buffer, &wanted);
+    // What is durable for sure, and what was begun after it. A version below from_ is of an earlier
+    // open: only base_ is.
     const bool any_durable = durable >= from_[key];
     const uint64_t least = any_durable ? durable : from_[key];
     bool right = !any_durable && version == base_[key];
@@ -233,7 +247,8 @@ void Place::verify(Durability durability) {
       right = is_delete(other) ? version == 0 : version == other;
     if (!right)
       FAIL("key " + std::to_string(key) + " has version " + std::to_string(version) + "; before " +
-           std::to_string(base_[key]) + ", durable " + std::to_string(durable) + ", begun " + std::to_string(begun));
+           std::to_string(base_[key]) + ", durable " + std::to_string(durable) + ", begun " +
+           std::to_string(begun));
     present_ += version ? 1 : 0;
     base_[key] = version;
     from_[key] = begun + 1;
@@ -250,14 +265,16 @@ void Place::verify(Durability durability) {
 
 void Place::check(const char* lunar) const {
   const std::string command = std::string("'") + lunar + "' kv check '" + path_ + "' >&2";
-  if (const int status = system(command.c_str()); status != 0) FAIL("lunar kv check: " + std::to_string(status));
+  if (const int status = system(command.c_str()); status != 0)
+    FAIL("lunar kv check: " + std::to_string(status));
 }
 
 class Kills {
  public:
   Kills(const char* lunar, const std::string& path, uint64_t stores, bool soak)
       : lunar_(lunar), soak_(soak), random_(tier::run_seed()) {
-    for (uint64_t i = 0; i < stores; ++i) places_.push_back(std::make_unique<Place>(path + "-" + std::to_string(i)));
+    for (uint64_t i = 0; i < stores; ++i)
+      places_.push_back(std::make_unique<Place>(path + "-" + std::to_string(i)));
   }
   void round();
   void check() {
@@ -284,16 +301,19 @@ class Kills {
 
 void Kills::write_until_killed(Durability durability, uint64_t seed) {
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < places_.size(); ++i) places_[i]->write_in(&threads, durability, seed + 2 * i);
+  for (size_t i = 0; i < places_.size(); ++i)
+    places_[i]->write_in(&threads, durability, seed + 2 * i);
   for (std::thread& thread : threads) thread.join();
   _exit(1);
 }
 
-// Every fifth kill comes at a moment by the clock, before a store is open perhaps; the others after so many operations.
+// Every fifth kill comes at a moment by the clock, before a store is open perhaps; the others after
+// so many operations.
 void Kills::wait_for_moment(pid_t child) {
   const bool by_clock = random_.below(5) == 0;
   const uint64_t end = sys::now_ns() + random_.below(random_.below(2) ? 2'000'000 : 30'000'000);
-  const uint64_t many = soak_ ? 20'000 : 6000, most = random_.below(soak_ ? 2 : 8) == 0 ? many : 600;
+  const uint64_t many = soak_ ? 20'000 : 6000,
+                 most = random_.below(soak_ ? 2 : 8) == 0 ? many : 600;
   const uint64_t operations = sum(&Shared::operations) + 1 + random_.below(most);
   while (by_clock ? sys::now_ns() < end : sum(&Shared::operations) < operations) {
     sys::sleep_ns(20'000);
@@ -322,25 +342,31 @@ void Kills::round() {
 void Kills::report() {
   uint64_t present = 0;
   for (const auto& place : places_) present += place->present();
-  const uint64_t walks = sum(&Shared::walks), compactions = sum(&Shared::compactions), cleaned = sum(&Shared::cleaned);
+  const uint64_t walks = sum(&Shared::walks), compactions = sum(&Shared::compactions),
+                 cleaned = sum(&Shared::cleaned);
   printf(
-      "%zu stores, %lu kills (%lu before all were open; none, group, each: %lu, %lu, %lu), %lu sets and deletes, "
-      "%lu flushes, %lu walks, %lu compactions that moved %lu MiB: all that was acknowledged is there; %lu keys "
+      "%zu stores, %lu kills (%lu before all were open; none, group, each: %lu, %lu, %lu), %lu "
+      "sets and deletes, "
+      "%lu flushes, %lu walks, %lu compactions that moved %lu MiB: all that was acknowledged is "
+      "there; %lu keys "
       "at the end\n",
       places_.size(), kills_, early_, levels_[0], levels_[1], levels_[2], sum(&Shared::operations),
       sum(&Shared::flushes), walks, compactions, cleaned / kMiB, present);
-  if (soak_ && (walks == 0 || compactions == 0 || cleaned == 0)) FAIL("no walk came to its end, or no compaction");
+  if (soak_ && (walks == 0 || compactions == 0 || cleaned == 0))
+    FAIL("no walk came to its end, or no compaction");
 }
 
 }  // namespace
 
 TEST_CASE("kv-kill") {
-  REQUIRE(lunar_test::g_argc >= 2, "kv_kill LUNAR [--kills N] [--minutes N] [--stores N] [--path DIRECTORY]");
+  REQUIRE(lunar_test::g_argc >= 2,
+          "kv_kill LUNAR [--kills N] [--minutes N] [--stores N] [--path DIRECTORY]");
   const char* directory = text_option("--path");
   const uint64_t kills = option("--kills", 20), minutes = option("--minutes", 0);
   const uint64_t end = sys::now_ns() + minutes * 60'000'000'000;
   Kills test(lunar_test::g_argv[1],
-             std::string(directory ? directory : "/var/tmp") + "/lunar-kv-kill-" + std::to_string(getpid()),
+             std::string(directory ? directory : "/var/tmp") + "/lunar-kv-kill-" +
+                 std::to_string(getpid()),
              option("--stores", 1), minutes != 0);
   while (minutes ? sys::now_ns() < end : test.kills() < kills) {
     test.round();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a set takes: uniform overwrites of a store in a file that is so full, by so many threads, while it may be
-// flushed every so often. Prints percentiles; a program to measure with, no test.
-//   kv_latency FILE [--percent N] [--threads N] [--seconds N] [--value N] [--log-mib N] [--dram-mib N]
+// What a set takes: uniform overwrites of a store in a file that is so full, by so many threads,
+// while it may be flushed every so often. Prints percentiles; a program to measure with, no test.
+//   kv_latency FILE [--percent N] [--threads N] [--seconds N] [--value N] [--log-mib N] [--dram-mib
+//   N]
 //     [--durability 0|1|2] [--flush-ms N] [--churn TURNS] [--shards N]
 // Threading: writers and one that flushes.
 #include <algorithm>
@@ -23,17 +24,20 @@ struct Load {
   uint64_t percent, threads, seconds, value_bytes, flush_ms;
 };
 
-// Bytes that this process had written; what is in the page cache is left out, as devices are written directly.
+// Bytes that this process had written; what is in the page cache is left out, as devices are
+// written directly.
 uint64_t written_bytes() {
   unsigned long bytes = 0;
   char line[100];
   FILE* file = fopen("/proc/self/io", "r");
-  while (file && fgets(line, sizeof line, file) && sscanf(line, "write_bytes: %lu", &bytes) != 1) continue;
+  while (file && fgets(line, sizeof line, file) && sscanf(line, "write_bytes: %lu", &bytes) != 1)
+    continue;
   if (file) fclose(file);
   return bytes;
 }
 
-void overwrite(Store* store, const Load& load, uint64_t keys, uint64_t seed, std::vector<uint32_t>* micros) {
+void overwrite(Store* store, const Load& load, uint64_t keys, uint64_t seed,
+               std::vector<uint32_t>* micros) {
   Random random(mix(seed + 2));  // sequences of neighbouring seeds are one, shifted
   std::string value(load.value_bytes, 'v');
   for (const uint64_t end = sys::now_ns() + load.seconds * 1'000'000'000; sys::now_ns() < end;) {
@@ -63,7 +67,8 @@ TEST_CASE("kv-latency") {
   for (uint64_t i = 0; i < 8; ++i) {
     threads.emplace_back([=] {
       const std::string value(load.value_bytes, 'v');
-      for (uint64_t key = i; key < keys; key += 8) REQUIRE(store->set({&key, sizeof key}, bytes_of(value)) == 0);
+      for (uint64_t key = i; key < keys; key += 8)
+        REQUIRE(store->set({&key, sizeof key}, bytes_of(value)) == 0);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -83,7 +88,8 @@ TEST_CASE("kv-latency") {
   const uint64_t before = written_bytes();
   std::atomic<bool> over{false};
   std::thread flusher([&] {
-    for (; load.flush_ms && !over; sys::sleep_ns(load.flush_ms * 1'000'000)) REQUIRE(store->flush() == 0);
+    for (; load.flush_ms && !over; sys::sleep_ns(load.flush_ms * 1'000'000))
+      REQUIRE(store->flush() == 0);
   });
   std::vector<std::vector<uint32_t>> micros(load.threads);
   for (uint64_t i = 0; i < load.threads; ++i)
@@ -98,10 +104,12 @@ TEST_CASE("kv-latency") {
     return all[static_cast<size_t>(share * static_cast<double>(all.size() - 1))] / 1000.0;
   };
   printf(
-      "%lu sets; ms: p50 %.3f, p99 %.3f, p99.9 %.3f, p99.99 %.3f, most %.3f; cleaned %lu MiB, bytes written a byte "
+      "%lu sets; ms: p50 %.3f, p99 %.3f, p99.9 %.3f, p99.99 %.3f, most %.3f; cleaned %lu MiB, "
+      "bytes written a byte "
       "set %.2f\n",
       all.size(), at(0.5), at(0.99), at(0.999), at(0.9999), at(1), store->cleaned_bytes() / kMiB,
-      static_cast<double>(written_bytes() - before) / static_cast<double>(all.size() * (load.value_bytes + 8)));
+      static_cast<double>(written_bytes() - before) /
+          static_cast<double>(all.size() * (load.value_bytes + 8)));
   store->close();
   remove(lunar_test::g_argv[1]);
 }

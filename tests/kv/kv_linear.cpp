@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linearizability. Threads set, get and delete a few keys at one time; each operation notes when it began and ended and
-// what it saw, and a checker looks for one order of all operations on a key that explains every result and puts none
-// before one that had ended when it began (the search of Wing and Gong, with what was seen remembered as Lowe does).
-// Values are replaced in place, by longer and shorter records and by large pairs; meanwhile another thread fills the
-// log, so that records are cleaned and, on a device, cold.
-//   kv_linear [--histories N] [--device URI] [--kept PREFIX --durability N]; LUNAR_SEED= replays the choices, not the
-//   interleaving.
+// Linearizability. Threads set, get and delete a few keys at one time; each operation notes when it
+// began and ended and what it saw, and a checker looks for one order of all operations on a key
+// that explains every result and puts none before one that had ended when it began (the search of
+// Wing and Gong, with what was seen remembered as Lowe does). Values are replaced in place, by
+// longer and shorter records and by large pairs; meanwhile another thread fills the log, so that
+// records are cleaned and, on a device, cold.
+//   kv_linear [--histories N] [--device URI] [--kept PREFIX --durability N]; LUNAR_SEED= replays
+//   the choices, not the interleaving.
 // Threading: as above; the checker runs between histories.
 #include <errno.h>
 #include <sched.h>
@@ -29,12 +30,14 @@ namespace {
 using lunar_test::option;
 using lunar_test::text_option;
 
-constexpr unsigned kThreads = 4, kKeys = 3, kOperations = 14;  // a thread and history: 56 in all, a bit of a word each
+// a thread and history: 56 in all, a bit of a word each
+constexpr unsigned kThreads = 4, kKeys = 3, kOperations = 14;
 constexpr uint64_t kLengthMax = 9000, kFillers = 4000;
 
 enum class Kind : uint8_t { kSet, kGet, kDel };
 
-// version 0: the key is not there. Of kSet the one that is set, of kGet the one that was seen; of kDel `length` tells.
+// version 0: the key is not there. Of kSet the one that is set, of kGet the one that was seen; of
+// kDel `length` tells.
 struct Operation {
   Kind kind;
   unsigned key;
@@ -64,7 +67,8 @@ class Checker {
 
  private:
   bool search(uint64_t done, uint64_t version) {
-    if (done == (operations_.size() == 64 ? ~uint64_t{0} : (uint64_t{1} << operations_.size()) - 1)) return true;
+    if (done == (operations_.size() == 64 ? ~uint64_t{0} : (uint64_t{1} << operations_.size()) - 1))
+      return true;
     if (!seen_.insert({done, version}).second) return false;
     uint64_t first_end = UINT64_MAX;
     for (size_t i = 0; i < operations_.size(); ++i)
@@ -81,7 +85,8 @@ class Checker {
   std::set<std::pair<uint64_t, uint64_t>> seen_;
 };
 
-// The checker itself: a get that began behind a set's end must not see what was there before; one at the same time may.
+// The checker itself: a get that began behind a set's end must not see what was there before; one
+// at the same time may.
 void check_checker() {
   const auto set = [](uint64_t begin, uint64_t end, uint64_t version) {
     return Operation{Kind::kSet, 0, begin, end, version, 0};
@@ -90,7 +95,8 @@ void check_checker() {
     return Operation{Kind::kGet, 0, begin, end, version, 0};
   };
   const auto del = [](uint64_t begin, uint64_t end, uint64_t version) {
-    return Operation{Kind::kDel, 0, begin, end, 0, version ? static_cast<int64_t>(length_of(version)) : -ENOENT};
+    return Operation{Kind::kDel, 0, begin,
+                     end,        0, version ? static_cast<int64_t>(length_of(version)) : -ENOENT};
   };
   const struct {
     std::vector<Operation> operations;
@@ -127,7 +133,8 @@ uint64_t version_of(const Step& get, std::string* wanted) {
   uint64_t version;
   memcpy(&version, get.value.data(), sizeof version);
   make_value(wanted, version);
-  if (wanted->size() != static_cast<uint64_t>(length) || memcmp(wanted->data(), get.value.data(), wanted->size()) != 0)
+  if (wanted->size() != static_cast<uint64_t>(length) ||
+      memcmp(wanted->data(), get.value.data(), wanted->size()) != 0)
     FAIL(get.key + " has bytes that were never set together");
   return version;
 }
@@ -189,9 +196,11 @@ void Histories::work(unsigned thread, uint64_t seed, std::vector<Operation>* out
   std::string wanted;
   for (Step& step : steps) {
     Operation& operation = step.operation;
-    // Full may be for a moment, while others' dead values wait for their readers; it has changed nothing.
+    // Full may be for a moment, while others' dead values wait for their readers; it has changed
+    // nothing.
     if (operation.kind == Kind::kSet && operation.length == -ENOSPC) continue;
-    if (operation.kind == Kind::kSet && operation.length != 0) FAIL("set gave " + std::to_string(operation.length));
+    if (operation.kind == Kind::kSet && operation.length != 0)
+      FAIL("set gave " + std::to_string(operation.length));
     if (operation.kind == Kind::kGet) operation.version = version_of(step, &wanted);
     out->push_back(operation);
   }
@@ -232,24 +241,28 @@ void Histories::check(const std::vector<Operation>& all, uint64_t history) {
 
 void Histories::run(uint64_t histories) {
   std::thread filler([this] { fill_log(); });
-  // Until so many were seen, and enough of their operations ran at the same time, however slow the machine is.
+  // Until so many were seen, and enough of their operations ran at the same time, however slow the
+  // machine is.
   uint64_t history = 0;
   for (; history < histories || beside_ < histories || store_->cleaned_bytes() == 0; ++history) {
     ready_.store(0);
     std::vector<Operation> logs[kThreads], all;
     std::vector<std::thread> threads;
     const uint64_t seed = random_.next();
-    for (unsigned i = 0; i < kThreads; ++i) threads.emplace_back([&, i] { work(i, seed, &logs[i]); });
+    for (unsigned i = 0; i < kThreads; ++i)
+      threads.emplace_back([&, i] { work(i, seed, &logs[i]); });
     for (std::thread& thread : threads) thread.join();
     for (const auto& log : logs) all.insert(all.end(), log.begin(), log.end());
     check(all, history);
     for (unsigned key = 0; key < kKeys; ++key)
-      if (const int64_t status = store_->del(bytes_of(name(key))); status < 0 && status != -ENOENT) FAIL("del");
+      if (const int64_t status = store_->del(bytes_of(name(key))); status < 0 && status != -ENOENT)
+        FAIL("del");
   }
   over_.store(true);
   filler.join();
   printf(
-      "%lu histories of %lu operations, %lu pairs of them on one key at the same time; cleaning moved %lu KiB, "
+      "%lu histories of %lu operations, %lu pairs of them on one key at the same time; cleaning "
+      "moved %lu KiB, "
       "%lu device I/Os\n",
       history, operations_, beside_, store_->cleaned_bytes() / kKiB, store_->device_ios());
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store of many small pairs, 8-byte keys with 24-byte values, on a file: two threads build it, it is closed, opened
-// again, each key is found once by a walk with the value that it was given, a sweep reads every record with its
-// checksum, and some are overwritten, deleted and found so by another open. Prints how long each step took.
+// A store of many small pairs, 8-byte keys with 24-byte values, on a file: two threads build it, it
+// is closed, opened again, each key is found once by a walk with the value that it was given, a
+// sweep reads every record with its checksum, and some are overwritten, deleted and found so by
+// another open. Prints how long each step took.
 //   kv_many [--pairs N] [--path DIRECTORY]
 #include <errno.h>
 #include <sys/stat.h>
@@ -40,7 +41,8 @@ static_assert(0x9e3779b97f4a7c15 * 0xf1de83e19937733d == 1);
 
 class Many {
  public:
-  Many(uint64_t pairs, std::string path) : pairs_(pairs), path_(std::move(path)), begun_(sys::now_ns()) {}
+  Many(uint64_t pairs, std::string path)
+      : pairs_(pairs), path_(std::move(path)), begun_(sys::now_ns()) {}
   void build();
   void verify(const char* step);
   void change();
@@ -70,7 +72,8 @@ void Many::took(const char* step) {
   begun_ = now;
 }
 
-// 56 bytes a record; a state of about 10 bytes a pair, twice, and room for another; the reserve for cleaning.
+// 56 bytes a record; a state of about 10 bytes a pair, twice, and room for another; the reserve for
+// cleaning.
 Store* Many::open(Contents contents, bool read_only) {
   if (contents == Contents::kNew) make_file(path_.c_str(), pairs_ * 108 + 64 * kMiB);
   StoreOptions options;
@@ -100,7 +103,8 @@ void Many::build() {
   took("built");
   REQUIRE(store->flush() >= 0);
   took("flushed");
-  printf("%.2f bytes of index a pair\n", static_cast<double>(store->index_bytes()) / static_cast<double>(pairs_));
+  printf("%.2f bytes of index a pair\n",
+         static_cast<double>(store->index_bytes()) / static_cast<double>(pairs_));
   store->close();
 }
 
@@ -149,7 +153,9 @@ void Many::sweep() {
   Store* store = open(Contents::kKept, true);
   Sweep sweep;
   sweep.context = &seen;
-  sweep.on_damage = [](void*, const Damage& damage) { FAIL(std::string("damaged: ") + damage.what); };
+  sweep.on_damage = [](void*, const Damage& damage) {
+    FAIL(std::string("damaged: ") + damage.what);
+  };
   sweep.on_pair = [](void* context, Bytes key, Bytes value) {
     auto& to = *static_cast<Seen*>(context);
     uint64_t word = 0;
@@ -162,7 +168,8 @@ void Many::sweep() {
   };
   kv::CheckReport report;
   const int status = store->sweep(sweep, &report);
-  if (status < 0 || seen.wrong != 0) FAIL("sweep: " + std::to_string(status) + ", wrong " + std::to_string(seen.wrong));
+  if (status < 0 || seen.wrong != 0)
+    FAIL("sweep: " + std::to_string(status) + ", wrong " + std::to_string(seen.wrong));
   if (report.records != count()) FAIL("a sweep finds " + std::to_string(report.records));
   store->close();
   took("every record by a sweep, all values");
@@ -187,8 +194,8 @@ void Many::change() {
 TEST_CASE("kv-many") {
   const char* directory = text_option("--path");
   const uint64_t pairs = option("--pairs", 300'000);
-  const std::string path =
-      std::string(directory ? directory : "/var/tmp") + "/lunar-kv-many-" + std::to_string(getpid());
+  const std::string path = std::string(directory ? directory : "/var/tmp") + "/lunar-kv-many-" +
+                           std::to_string(getpid());
   Many many(pairs, path);
   many.build();
   struct stat file = {};

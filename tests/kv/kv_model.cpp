@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine against a model: random operations on few and on many keys, in a log so small that it is cleaned all the
-// time. Every result and every byte is compared with a std::unordered_map; full is an answer, after which nothing may
-// have changed. With a device, three quarters of the log and more lie there.
+// The engine against a model: random operations on few and on many keys, in a log so small that it
+// is cleaned all the time. Every result and every byte is compared with a std::unordered_map; full
+// is an answer, after which nothing may have changed. With a device, three quarters of the log and
+// more lie there.
 //   kv_model [--operations N] [--device URI]; LUNAR_SEED= replays.
 #include <errno.h>
 
@@ -62,7 +63,8 @@ class Model {
   void any();
   void walk();
   void wrong(const char* what, int64_t got, int64_t wanted) {
-    FAIL(std::string(kind_.name) + ": " + what + " gave " + std::to_string(got) + ", wanted " + std::to_string(wanted));
+    FAIL(std::string(kind_.name) + ": " + what + " gave " + std::to_string(got) + ", wanted " +
+         std::to_string(wanted));
   }
 
   const Kind& kind_;
@@ -78,7 +80,8 @@ std::string Model::key(uint64_t number) {
   if (number == 0) return "";
   std::string text = std::to_string(number);
   if (number % 7 == 0) text.insert(0, number % 91, 'k');
-  if (kind_.value_max > 100'000 && number % 11 == 3) text.insert(0, 70'000, 'K');  // a key that is large itself
+  if (kind_.value_max > 100'000 && number % 11 == 3)
+    text.insert(0, 70'000, 'K');  // a key that is large itself
   return text;
 }
 
@@ -86,9 +89,11 @@ void Model::set(const std::string& key) {
   uint64_t length = random_.below(3) ? random_.below(kind_.value_max) : random_.below(32);
   const auto found = model_.find(key);
   // in place, more or less
-  if (found != model_.end() && random_.below(2)) length = found->second.size() + random_.below(9) - 4;
+  if (found != model_.end() && random_.below(2))
+    length = found->second.size() + random_.below(9) - 4;
   if (length > kind_.value_max) length = 0;
-  if (kind_.value_max > 4096 * 3) length = or_whole_blocks(random_, kind_.segment_bytes ? 2 : 6, length);
+  if (kind_.value_max > 4096 * 3)
+    length = or_whole_blocks(random_, kind_.segment_bytes ? 2 : 6, length);
   fill(&value_, mix(key.size()), ++version_, length);
   const int status = store_->set(bytes_of(key), bytes_of(value_));
   if (status == -ENOSPC) {
@@ -113,18 +118,23 @@ void Model::get(const std::string& key) {
     return;
   }
   const std::string& value = found->second;
-  if (length != static_cast<int64_t>(value.size())) wrong("get", length, static_cast<int64_t>(value.size()));
-  const uint64_t rest = offset < value.size() ? value.size() - offset : 0, part = rest < bytes ? rest : bytes;
+  if (length != static_cast<int64_t>(value.size()))
+    wrong("get", length, static_cast<int64_t>(value.size()));
+  const uint64_t rest = offset < value.size() ? value.size() - offset : 0,
+                 part = rest < bytes ? rest : bytes;
   if (part && memcmp(buffer_.data(), value.data() + offset, part) != 0) wrong("bytes of get", 0, 0);
   for (uint64_t i = part; i < buffer_.size() && i < part + 64; ++i) {
-    if (buffer_[i] != 0x5a) wrong("get wrote behind what it had", static_cast<int64_t>(i), static_cast<int64_t>(part));
+    if (buffer_[i] != 0x5a)
+      wrong("get wrote behind what it had", static_cast<int64_t>(i), static_cast<int64_t>(part));
   }
 }
 
 void Model::del(const std::string& key) {
   const auto found = model_.find(key);
-  const int64_t wanted = found == model_.end() ? -ENOENT : static_cast<int64_t>(found->second.size());
-  if (const int64_t length = store_->del(bytes_of(key)); length != wanted) wrong("del", length, wanted);
+  const int64_t wanted =
+      found == model_.end() ? -ENOENT : static_cast<int64_t>(found->second.size());
+  if (const int64_t length = store_->del(bytes_of(key)); length != wanted)
+    wrong("del", length, wanted);
   if (found == model_.end()) return;
   bytes_ -= key.size() + found->second.size();
   model_.erase(found);
@@ -164,8 +174,10 @@ void Model::one() {
   if (choice < 97) return del(name);
   if (choice == 97) return any();
   const auto found = model_.find(name);
-  const int64_t wanted = found == model_.end() ? -ENOENT : static_cast<int64_t>(found->second.size());
-  if (const int64_t length = store_->exists(bytes_of(name)); length != wanted) wrong("exists", length, wanted);
+  const int64_t wanted =
+      found == model_.end() ? -ENOENT : static_cast<int64_t>(found->second.size());
+  if (const int64_t length = store_->exists(bytes_of(name)); length != wanted)
+    wrong("exists", length, wanted);
 }
 
 void Model::run(uint64_t operations) {
@@ -175,22 +187,28 @@ void Model::run(uint64_t operations) {
       walk();
       check_store(store_);
       if (store_->dram_used() > dram_bytes_)
-        wrong("dram_used", static_cast<int64_t>(store_->dram_used()), static_cast<int64_t>(dram_bytes_));
+        wrong("dram_used", static_cast<int64_t>(store_->dram_used()),
+              static_cast<int64_t>(dram_bytes_));
     }
   }
   if (store_->count() != model_.size())
     wrong("count", static_cast<int64_t>(store_->count()), static_cast<int64_t>(model_.size()));
   if (store_->bytes_actual() != bytes_)
-    wrong("bytes_actual", static_cast<int64_t>(store_->bytes_actual()), static_cast<int64_t>(bytes_));
+    wrong("bytes_actual", static_cast<int64_t>(store_->bytes_actual()),
+          static_cast<int64_t>(bytes_));
   for (const auto& [name, value] : model_) get(name);
   printf(
-      "%-20s %8zu keys, %7lu KiB, full %lu times, cleaning moved %lu KiB, %lu device I/Os, index %.1f bytes an "
+      "%-20s %8zu keys, %7lu KiB, full %lu times, cleaning moved %lu KiB, %lu device I/Os, index "
+      "%.1f bytes an "
       "entry\n",
-      kind_.name, model_.size(), bytes_ / 1024, full_, store_->cleaned_bytes() / 1024, store_->device_ios(),
-      static_cast<double>(store_->index_bytes()) / static_cast<double>(model_.empty() ? 1 : model_.size()));
+      kind_.name, model_.size(), bytes_ / 1024, full_, store_->cleaned_bytes() / 1024,
+      store_->device_ios(),
+      static_cast<double>(store_->index_bytes()) /
+          static_cast<double>(model_.empty() ? 1 : model_.size()));
   // What was deleted is room again.
   while (!model_.empty()) del(std::string(model_.begin()->first));
-  REQUIRE(store_->count() == 0 && store_->bytes_actual() == 0, "not empty after everything was deleted");
+  REQUIRE(store_->count() == 0 && store_->bytes_actual() == 0,
+          "not empty after everything was deleted");
   fill(&value_, 1, 1, kind_.value_max);
   for (uint64_t i = 0; i * kind_.value_max < kind_.log_bytes / 2; ++i) {
     const std::string name = "again" + std::to_string(i);

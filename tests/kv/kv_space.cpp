@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Space: bytes of the device for each byte of keys and values that a full store holds, by the length of the values;
-// filled in one go, and after what is there was overwritten in random order at 80% full. With large values all that is
-// lost is a record's header, what ends of segments have no room for, and what is reserved for cleaning and states.
+// Space: bytes of the device for each byte of keys and values that a full store holds, by the
+// length of the values; filled in one go, and after what is there was overwritten in random order
+// at 80% full. With large values all that is lost is a record's header, what ends of segments have
+// no room for, and what is reserved for cleaning and states.
 //   kv_space [--mib N] [--turns N] [--path FILE] [--kib N: that length alone]
 // Threading: one thread.
 #include <vector>
@@ -33,7 +34,8 @@ class Filled {
       options.device = open_device(path, bytes);
     } else {
       memory_.resize(bytes);
-      options.device = new lunar_test::MemoryDevice(memory_.data(), bytes);  // for the rest of the process
+      // for the rest of the process
+      options.device = new lunar_test::MemoryDevice(memory_.data(), bytes);
     }
     options.log_bytes = bytes;
     options.dram_bytes = 48 * kMiB;  // of smaller segments less would be lost
@@ -59,13 +61,15 @@ class Filled {
   }
   void overwrite(uint64_t turns, Random* random) {
     for (uint64_t i = 0; i < turns * keys_; ++i)
-      if (const int status = set(random->below(keys_), i + 1); status != 0) FAIL("set: " + std::to_string(status));
+      if (const int status = set(random->below(keys_), i + 1); status != 0)
+        FAIL("set: " + std::to_string(status));
   }
   void report(const char* how) {
     const double space = static_cast<double>(bytes_) / static_cast<double>(store_->bytes_actual());
-    const double used = static_cast<double>(store_->bytes_in_use()) / static_cast<double>(store_->bytes_actual());
-    printf("%4lu KiB%s, %s: %lu values, %.3f bytes of the device a byte, %.3f in use\n", length_ / kKiB,
-           length_ ? "" : " (mixed)", how, store_->count(), space, used);
+    const double used =
+        static_cast<double>(store_->bytes_in_use()) / static_cast<double>(store_->bytes_actual());
+    printf("%4lu KiB%s, %s: %lu values, %.3f bytes of the device a byte, %.3f in use\n",
+           length_ / kKiB, length_ ? "" : " (mixed)", how, store_->count(), space, used);
     check_store(store_);
     REQUIRE(space <= kMost, "more than 1.1 bytes a byte");
   }

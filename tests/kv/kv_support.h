@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the key/value engine share: contents that say whose and of which version they are, numbers by
-// chance.
+// What the tests of the key/value engine share: contents that say whose and of which version they
+// are, numbers by chance.
 // Threading: no state.
 // May not: be used by code that ships.
 #pragma once
@@ -44,11 +44,14 @@ inline void fill(std::string* out, uint64_t key, uint64_t version, uint64_t leng
 }
 
 inline lunar::kv::Bytes bytes_of(const std::string& text) { return {text.data(), text.size()}; }
-inline std::string text_of(lunar::kv::Bytes bytes) { return {static_cast<const char*>(bytes.data), bytes.size}; }
+inline std::string text_of(lunar::kv::Bytes bytes) {
+  return {static_cast<const char*>(bytes.data), bytes.size};
+}
 
 // Of a persistent store that takes all of its device.
 inline lunar::kv::StoreOptions kept_options(lunar::Device* device, lunar::kv::Contents contents,
-                                            lunar::kv::Durability durability, bool read_only = false) {
+                                            lunar::kv::Durability durability,
+                                            bool read_only = false) {
   lunar::kv::StoreOptions options;
   options.device = device;
   options.contents = contents;
@@ -96,9 +99,9 @@ inline void check_store(lunar::kv::Store* store) {
   if (store->validate(&why) < 0) fail(why.text);
 }
 
-// Where the log lies: nullptr (DRAM) when the arguments name no --device URI. The kernel ends the rings of a killed
-// process in the background, and has its locks until then: on a busy machine for longer than the second that an open
-// waits. So one that is in use is opened again.
+// Where the log lies: nullptr (DRAM) when the arguments name no --device URI. The kernel ends the
+// rings of a killed process in the background, and has its locks until then: on a busy machine for
+// longer than the second that an open waits. So one that is in use is opened again.
 inline lunar::Device* open_device(const char* uri, uint64_t bytes) {
   if (!uri) return nullptr;
   lunar::DeviceOptions options;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine under many threads. Each key has one writer; its versions count up, and every fifth means that it is
-// deleted. A writer says what it begins and what is done, so a reader knows which versions it may see: not older than
-// what was done before it asked, not newer than what was begun when it had its answer, whole, and never one that comes
-// back. That is linearizability for keys with one writer. Keys that all threads write must be whole, of a version that
-// one of them wrote. Walkers must see every key that stays, once.
-//   kv_threads [--writes N] [--writers N] [--readers N] [--walkers N] [--keys N, of a writer] [--log MIB] [--dram MIB]
-//   [--segment KIB] [--device URI] [--kept PREFIX]; LUNAR_SEED= replays the choices, not the interleaving. --kept: the
-//   store lies in a file of that name and this process, is flushed all the time, and must come back whole;
-//   --durability 1 (group) or 2 (each): by its log alone, for the last flush is left out.
+// The engine under many threads. Each key has one writer; its versions count up, and every fifth
+// means that it is deleted. A writer says what it begins and what is done, so a reader knows which
+// versions it may see: not older than what was done before it asked, not newer than what was begun
+// when it had its answer, whole, and never one that comes back. That is linearizability for keys
+// with one writer. Keys that all threads write must be whole, of a version that one of them wrote.
+// Walkers must see every key that stays, once.
+//   kv_threads [--writes N] [--writers N] [--readers N] [--walkers N] [--keys N, of a writer]
+//   [--log MIB] [--dram MIB] [--segment KIB] [--device URI] [--kept PREFIX]; LUNAR_SEED= replays
+//   the choices, not the interleaving. --kept: the store lies in a file of that name and this
+//   process, is flushed all the time, and must come back whole; --durability 1 (group) or 2 (each):
+//   by its log alone, for the last flush is left out.
 #include <errno.h>
 #include <unistd.h>
 
@@ -60,13 +62,15 @@ void write_one(Run& run, uint64_t key, std::string* value) {
   const std::string name = name_of(key);
   progress.begun.store(version);
   if (is_deleted(version)) {
-    if (const int64_t got = run.store->del(bytes_of(name)); got != static_cast<int64_t>(length_of(key, version - 1)))
+    if (const int64_t got = run.store->del(bytes_of(name));
+        got != static_cast<int64_t>(length_of(key, version - 1)))
       FAIL("del of " + name + " gave " + std::to_string(got));
   } else {
     fill(value, key, version, length_of(key, version));
     int status;
     // Full may be for a moment, while others' dead values wait for their readers.
-    while ((status = run.store->set(bytes_of(name), bytes_of(*value))) == -ENOSPC) run.full.fetch_add(1);
+    while ((status = run.store->set(bytes_of(name), bytes_of(*value))) == -ENOSPC)
+      run.full.fetch_add(1);
     if (status != 0) FAIL("set gave " + std::to_string(status));
   }
   progress.done.store(version);
@@ -74,14 +78,17 @@ void write_one(Run& run, uint64_t key, std::string* value) {
 }
 
 // One of the versions that begin at `from`, or nothing that was deleted.
-void read_one(Run& run, uint64_t key, std::vector<uint64_t>* seen, std::string* buffer, std::string* wanted) {
+void read_one(Run& run, uint64_t key, std::vector<uint64_t>* seen, std::string* buffer,
+              std::string* wanted) {
   Progress& progress = run.keys[key];
   const std::string name = name_of(key);
   const uint64_t oldest = std::max(progress.done.load(), (*seen)[key]);
   const int64_t length = run.store->get(bytes_of(name), buffer->data(), buffer->size(), 0);
   const uint64_t newest = progress.begun.load();
   for (uint64_t version = oldest; version <= newest; ++version) {
-    if (is_deleted(version) ? length != -ENOENT : length != static_cast<int64_t>(length_of(key, version))) continue;
+    if (is_deleted(version) ? length != -ENOENT
+                            : length != static_cast<int64_t>(length_of(key, version)))
+      continue;
     if (!is_deleted(version)) {
       fill(wanted, key, version, length_of(key, version));
       if (memcmp(wanted->data(), buffer->data(), wanted->size()) != 0) continue;
@@ -90,8 +97,8 @@ void read_one(Run& run, uint64_t key, std::vector<uint64_t>* seen, std::string* 
     run.reads.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  FAIL("get of " + name + " gave " + std::to_string(length) + ", which is none of versions " + std::to_string(oldest) +
-       " to " + std::to_string(newest));
+  FAIL("get of " + name + " gave " + std::to_string(length) + ", which is none of versions " +
+       std::to_string(oldest) + " to " + std::to_string(newest));
 }
 
 // Values that say in every word which thread wrote them and when.
@@ -101,7 +108,8 @@ void write_shared(Run& run, uint64_t writer, Random& random) {
   const std::vector<uint64_t> words(length / 8, writer << 32 | length);
   int status = 0;
   if (random.below(8))
-    while ((status = run.store->set(bytes_of(name), {words.data(), length})) == -ENOSPC) run.full.fetch_add(1);
+    while ((status = run.store->set(bytes_of(name), {words.data(), length})) == -ENOSPC)
+      run.full.fetch_add(1);
   else if (run.store->del(bytes_of(name)) < -ENOENT)
     status = -1;
   if (status != 0) FAIL("set or del of " + name);
@@ -114,7 +122,8 @@ void read_shared(Run& run, Random& random, uint64_t writers) {
   if (length == -ENOENT) return;
   if (length < 8 || length > 480) FAIL(name + " has length " + std::to_string(length));
   for (int64_t i = 0; i < length / 8; ++i) {
-    if (words[i] != words[0] || (words[i] & 0xffffffff) != static_cast<uint64_t>(length) || words[i] >> 32 >= writers)
+    if (words[i] != words[0] || (words[i] & 0xffffffff) != static_cast<uint64_t>(length) ||
+        words[i] >> 32 >= writers)
       FAIL(name + " is of two writers or versions");
   }
 }
@@ -169,7 +178,8 @@ void reader(Run& run, uint64_t number, uint64_t seed, uint64_t writers) {
     else
       read_one(run, random.below(run.keys.size()), &seen, &buffer, &wanted);
     char key[64];
-    REQUIRE(random.below(32) != 0 || run.store->random(key, sizeof key) > 0, "random found nothing");
+    REQUIRE(random.below(32) != 0 || run.store->random(key, sizeof key) > 0,
+            "random found nothing");
   }
 }
 
@@ -216,7 +226,8 @@ TEST_CASE("kv-threads") {
   Run run(store, writers, option("--keys", 300));
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < writers; ++i) threads.emplace_back([&, i] { writer(run, i, seed); });
-  for (uint64_t i = 0; i < readers; ++i) threads.emplace_back([&, i] { reader(run, i, seed, writers); });
+  for (uint64_t i = 0; i < readers; ++i)
+    threads.emplace_back([&, i] { reader(run, i, seed, writers); });
   for (uint64_t i = option("--walkers", 2); i != 0; --i)
     threads.emplace_back([&] {
       while (!run.over.load()) walk(run);
@@ -224,15 +235,16 @@ TEST_CASE("kv-threads") {
   uint64_t flushes = 0;
   if (kept) threads.emplace_back([&] { flusher(run, &flushes); });
   // Until everything happened often enough, however slow the machine is.
-  while (run.writes.load() < writes || (readers != 0 && run.reads.load() < writes / 4) || run.walks.load() < 3 ||
-         store->cleaned_bytes() == 0)
+  while (run.writes.load() < writes || (readers != 0 && run.reads.load() < writes / 4) ||
+         run.walks.load() < 3 || store->cleaned_bytes() == 0)
     sys::sleep_ns(10'000'000);
   run.over.store(true);
   for (std::thread& thread : threads) thread.join();
   check_store(store);
   check_staying(run);
-  printf("%lu writes, %lu reads, %lu walks, full %lu times; cleaning moved %lu KiB\n", run.writes.load(),
-         run.reads.load(), run.walks.load(), run.full.load(), store->cleaned_bytes() / 1024);
+  printf("%lu writes, %lu reads, %lu walks, full %lu times; cleaning moved %lu KiB\n",
+         run.writes.load(), run.reads.load(), run.walks.load(), run.full.load(),
+         store->cleaned_bytes() / 1024);
   const int status = options.durability == Durability::kFlush ? store->flush() : 0;
   if (status < 0) FAIL("flush gave " + std::to_string(status));
   if (store->commits() != 0) printf("%lu commits\n", store->commits());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of whole blocks, which lie on blocks of the device: what a get reads, what damage costs, what they take.
+// Values of whole blocks, which lie on blocks of the device: what a get reads, what damage costs,
+// what they take.
 #include <errno.h>
 
 #include <algorithm>
@@ -34,7 +35,8 @@ struct CountingDevice final : lunar_test::MemoryDevice {
 
 struct Kept : kv_test::KeptStore<CountingDevice> {
   using KeptStore::KeptStore;
-  void open(Contents contents, uint64_t segment_bytes = 0, bool read_only = false, bool salvage = false) {
+  void open(Contents contents, uint64_t segment_bytes = 0, bool read_only = false,
+            bool salvage = false) {
     close();
     StoreOptions options = kv_test::kept_options(&device, contents, durability, read_only);
     options.segment_bytes = segment_bytes;
@@ -51,7 +53,8 @@ struct Kept : kv_test::KeptStore<CountingDevice> {
     return out;
   }
   void fill(uint64_t count, uint64_t bytes) const {
-    for (uint64_t i = 0; i < count; ++i) REQUIRE(store->set(bytes_of(key(i)), bytes_of(value(i, bytes))) == 0);
+    for (uint64_t i = 0; i < count; ++i)
+      REQUIRE(store->set(bytes_of(key(i)), bytes_of(value(i, bytes))) == 0);
     REQUIRE(store->flush() == 0);
   }
   // In an order that has nothing to do with that of the log. Reads of the device, and their bytes.
@@ -61,7 +64,8 @@ struct Kept : kv_test::KeptStore<CountingDevice> {
     for (uint64_t i = 0; i < count; ++i) {
       const uint64_t number = i * 7919 % count;
       std::string found(bytes, 0);
-      right &= store->get(bytes_of(key(number)), found.data(), bytes, 0) == static_cast<int64_t>(bytes);
+      right &=
+          store->get(bytes_of(key(number)), found.data(), bytes, 0) == static_cast<int64_t>(bytes);
       right &= found == value(number, bytes);
     }
     CHECK(right);
@@ -112,7 +116,8 @@ TEST_CASE("kv-blocks: a cold get of whole blocks reads these, and nothing else")
     CHECK(read_bytes >= reads * bytes / 2);
     // Some are still in frames, and the first gets made the table as large as it has to be.
     CHECK(reads <= count + count / 50);
-    // What was read longest ago is no more in the cache; the table knows it, unless others have pushed it out.
+    // What was read longest ago is no more in the cache; the table knows it, unless others have
+    // pushed it out.
     unsigned exact = 0;
     for (uint64_t i = 0, cold = 0; cold < 50; ++i) {
       REQUIRE(i < count);
@@ -171,7 +176,8 @@ TEST_CASE("kv-blocks: a get in two steps reads the blocks, into the caller's buf
   CHECK(whole >= 20);
 }
 
-TEST_CASE("kv-blocks: a value is replaced by one of its length, of others, cut and read from an offset") {
+TEST_CASE(
+    "kv-blocks: a value is replaced by one of its length, of others, cut and read from an offset") {
   Kept kv(48 * kMiB);
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     kv.durability = durability;
@@ -190,9 +196,11 @@ TEST_CASE("kv-blocks: a value is replaced by one of its length, of others, cut a
     char part[10];
     kv.open(Contents::kKept);
     if (durability == Durability::kFlush) continue;
-    CHECK(kv.store->get(bytes_of(key), part, sizeof part, kBlock - 5) == static_cast<int64_t>(2 * kBlock));
+    CHECK(kv.store->get(bytes_of(key), part, sizeof part, kBlock - 5) ==
+          static_cast<int64_t>(2 * kBlock));
     CHECK(memcmp(part, value.data() + kBlock - 5, sizeof part) == 0);
-    CHECK(kv.store->get(bytes_of(key), part, sizeof part, 3 * kBlock) == static_cast<int64_t>(2 * kBlock));
+    CHECK(kv.store->get(bytes_of(key), part, sizeof part, 3 * kBlock) ==
+          static_cast<int64_t>(2 * kBlock));
     CHECK(kv.store->del(bytes_of(key)) == static_cast<int64_t>(2 * kBlock));
     kv_test::check_store(kv.store);
   }

@@ -57,9 +57,11 @@ struct Cold {  // a store, most of whose records lie on its device
   }
   bool has(uint64_t number, uint64_t version) const {
     std::string found;
-    return get(number, &found) == static_cast<int64_t>(kValueBytes) && found == value(number, version);
+    return get(number, &found) == static_cast<int64_t>(kValueBytes) &&
+           found == value(number, version);
   }
-  uint64_t reads_of(uint64_t from, uint64_t to) const {  // commands of the device that gets of these keys take
+  uint64_t reads_of(uint64_t from,
+                    uint64_t to) const {  // commands of the device that gets of these keys take
     const uint64_t before = store->device_ios();
     bool right = true;
     for (uint64_t i = from; i < to; ++i) right &= has(i, 1);
@@ -131,7 +133,8 @@ TEST_CASE("kv-cache: the index gets the DRAM that it wants, and the budget holds
   CHECK(kv.reads_of(0, 2000) <= 2200);
 }
 
-TEST_CASE("kv-cache: a record damaged on the device is neither returned nor kept, whichever bit it is") {
+TEST_CASE(
+    "kv-cache: a record damaged on the device is neither returned nor kept, whichever bit it is") {
   Cold kv(30'000);
   std::vector<char> segment(kMiB);
   uint64_t damaged = 0;
@@ -160,7 +163,8 @@ TEST_CASE("kv-cache: a record damaged on the device is neither returned nor kept
   CHECK(refused > 10'000);
 }
 
-// 4000 bytes, their key and the record's head take 4040 or so: records one behind the other straddle two blocks.
+// 4000 bytes, their key and the record's head take 4040 or so: records one behind the other
+// straddle two blocks.
 TEST_CASE("kv-cache: a cold get of a pair of nearly a block reads one block", "[kv]") {
   constexpr uint64_t kKeys = 6000, kBytes = 4000;
   Cold cold(0);
@@ -173,7 +177,8 @@ TEST_CASE("kv-cache: a cold get of a pair of nearly a block reads one block", "[
   for (uint64_t i = 0; i < kKeys; i += 7) {
     const std::string name = Cold::key(i);
     ColdGet get;
-    int64_t length = cold.store->cold_begin(&get, {name.data(), name.size()}, found.data(), kBytes, 0);
+    int64_t length =
+        cold.store->cold_begin(&get, {name.data(), name.size()}, found.data(), kBytes, 0);
     if (length == -EINPROGRESS) {
       ++reads;
       blocks += get.piece.iov_len / 4096;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a store does about damaged records once their keys are set or deleted: their space comes back, large pairs'
-// segments too, counts stay right, and what the device only refused to read is never taken for damage.
+// What a store does about damaged records once their keys are set or deleted: their space comes
+// back, large pairs' segments too, counts stay right, and what the device only refused to read is
+// never taken for damage.
 #include <errno.h>
 
 #include <algorithm>
@@ -30,9 +31,11 @@ struct RefusingDevice final : lunar_test::MemoryDevice {
   uint64_t refused = 0, times = 0, after = 0;
   uint64_t longest = UINT64_MAX;  // longer reads are not refused
   int64_t transfer(const Command& command) override {
-    const uint64_t begin = command.offset.value, length = command.op == Op::kRead ? command.iov[0].iov_len : 0;
+    const uint64_t begin = command.offset.value,
+                   length = command.op == Op::kRead ? command.iov[0].iov_len : 0;
     const bool touches = refused < begin + length && begin < refused + kBlock;
-    if (times == 0 || length == 0 || length > longest || !touches) return MemoryDevice::transfer(command);
+    if (times == 0 || length == 0 || length > longest || !touches)
+      return MemoryDevice::transfer(command);
     if (after != 0) return --after, MemoryDevice::transfer(command);
     --times;
     return -EIO;
@@ -44,8 +47,8 @@ struct Kept : kv_test::KeptStore<RefusingDevice> {
   int try_open(Contents contents, bool read_only, ErrorText* why) {
     close();
     const bool is_new = contents == Contents::kNew;
-    StoreOptions options =
-        kv_test::kept_options(&device, contents, is_new ? Durability::kFlush : durability, read_only);
+    StoreOptions options = kv_test::kept_options(
+        &device, contents, is_new ? Durability::kFlush : durability, read_only);
     options.segment_bytes = is_new ? 64 * kKiB : 0;
     options.dram_bytes = 4 * kMiB;
     options.shards = 4;
@@ -66,12 +69,14 @@ struct Kept : kv_test::KeptStore<RefusingDevice> {
   }
   // On the device: the next one behind `from` whose content begins so; nullptr.
   char* record_of(const std::string& content, const char* from = nullptr) {
-    const auto begin = memory.begin() + (from ? from - memory.data() + 1 + int64_t{sizeof(Record)} : 0);
+    const auto begin =
+        memory.begin() + (from ? from - memory.data() + 1 + int64_t{sizeof(Record)} : 0);
     const auto at = std::search(begin, memory.end(), content.begin(), content.end());
     return at == memory.end() ? nullptr : &*at - sizeof(Record);
   }
   void refuse(const char* record, uint64_t times, uint64_t after = 0) {
-    device.refused = round_down(static_cast<uint64_t>(record - memory.data()), RefusingDevice::kBlock);
+    device.refused =
+        round_down(static_cast<uint64_t>(record - memory.data()), RefusingDevice::kBlock);
     device.times = times;
     device.after = after;
   }
@@ -89,7 +94,8 @@ struct Kept : kv_test::KeptStore<RefusingDevice> {
     Sweep sweep;
     sweep.context = &without_record;
     sweep.on_damage = [](void* context, const Damage& damage) {
-      *static_cast<uint64_t*>(context) += std::string(damage.fault) == "no sound record leads to them" ? 1 : 0;
+      *static_cast<uint64_t*>(context) +=
+          std::string(damage.fault) == "no sound record leads to them" ? 1 : 0;
     };
     kv::CheckReport report;
     REQUIRE(store->sweep(sweep, &report) == 0);
@@ -112,8 +118,11 @@ std::pair<std::string, std::string> look_alikes() {
 
 }  // namespace
 
-// Of two that the index cannot tell apart the key's own cannot be read now, and the other is damaged.
-TEST_CASE("kv-damage: what the device refuses to read is not taken for the damaged record of another key") {
+// Of two that the index cannot tell apart the key's own cannot be read now, and the other is
+// damaged.
+TEST_CASE(
+    "kv-damage: what the device refuses to read is not taken for the damaged record of another "
+    "key") {
   const auto [key, other] = look_alikes();
   for (const bool refused_first : {true, false}) {
     Kept kept;
@@ -121,7 +130,8 @@ TEST_CASE("kv-damage: what the device refuses to read is not taken for the damag
     const std::string& first = refused_first ? key : other;
     const std::string& second = refused_first ? other : key;
     kept.set(first, std::string(3000, first.back()));
-    for (unsigned i = 0; i < 10; ++i) kept.set("between " + std::to_string(i), std::string(3000, 'b'));
+    for (unsigned i = 0; i < 10; ++i)
+      kept.set("between " + std::to_string(i), std::string(3000, 'b'));
     kept.set(second, std::string(3000, second.back()));
     kept.reopen();
     char* damaged = kept.record_of(other);
@@ -145,7 +155,8 @@ TEST_CASE("kv-damage: what the device refuses to read is not taken for the damag
   }
 }
 
-// Of two that the index cannot tell apart one is not there, and the other's record is damaged, its key perhaps, too.
+// Of two that the index cannot tell apart one is not there, and the other's record is damaged, its
+// key perhaps, too.
 TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of another key") {
   const auto [key, other] = look_alikes();
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
@@ -170,7 +181,8 @@ TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of anoth
         CHECK(kept.store->pieces() == pieces);
         (void)kept.damages();
         CHECK(kept.pairs_lost == 1);
-        // A set takes the place of what no key can be told of: nothing that has a name is lost by it.
+        // A set takes the place of what no key can be told of: nothing that has a name is lost by
+        // it.
         kept.set(key, "new");
         CHECK(kept.store->count() == (key_damaged ? 2 : 3));
         CHECK(kept.store->exists(bytes_of(other)) == (key_damaged ? -ENOENT : -EBADMSG));
@@ -193,7 +205,9 @@ TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of anoth
   }
 }
 
-TEST_CASE("kv-damage: a segment with many damages is given back when all of its keys were set or deleted") {
+TEST_CASE(
+    "kv-damage: a segment with many damages is given back when all of its keys were set or "
+    "deleted") {
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     for (const bool between : {false, true}) {
       Kept kept;
@@ -210,7 +224,8 @@ TEST_CASE("kv-damage: a segment with many damages is given back when all of its 
         if (i % 2)
           kept.set(name(i), std::string(900, 'w'));
         else if (kept.store->del(bytes_of(name(i))) == -EBADMSG)  // nothing of its key is left
-          CHECK((kept.store->set(bytes_of(name(i)), {}) == 0 && kept.store->del(bytes_of(name(i))) == 0));
+          CHECK((kept.store->set(bytes_of(name(i)), {}) == 0 &&
+                 kept.store->del(bytes_of(name(i))) == 0));
       }
       CHECK(kept.store->count() == 20);
       CHECK(kept.store->compact() == 0);
@@ -219,14 +234,16 @@ TEST_CASE("kv-damage: a segment with many damages is given back when all of its 
       kv_test::check_store(kept.store);
       kept.reopen();
       kv_test::check_store(kept.store);
-      for (unsigned i = 1; i < 40; i += 2) CHECK(value_of(kept.store, name(i)) == std::string(900, 'w'));
+      for (unsigned i = 1; i < 40; i += 2)
+        CHECK(value_of(kept.store, name(i)) == std::string(900, 'w'));
       CHECK(kept.damages().first == 0);
     }
   }
 }
 
 TEST_CASE(
-    "kv-damage: the pieces of a large pair whose head is damaged are named; they go with its key if it shows them") {
+    "kv-damage: the pieces of a large pair whose head is damaged are named; they go with its key "
+    "if it shows them") {
   const std::string key = "a large pair's key";
   struct Spot {
     uint64_t at, bytes;
@@ -240,7 +257,8 @@ TEST_CASE(
       for (const Spot& spot : spots) {
         for (const uint64_t next :
              {UINT64_MAX, uint64_t{10}, uint64_t{200'000}}) {  // of the new value; UINT64_MAX: none
-          INFO("byte " << spot.at << ", " << spot.bytes << " bytes, moved " << moved << ", then " << next);
+          INFO("byte " << spot.at << ", " << spot.bytes << " bytes, moved " << moved << ", then "
+                       << next);
           Kept kept;
           kept.open(Contents::kNew);
           kept.set("before", std::string(1000, 'b'));
@@ -257,7 +275,8 @@ TEST_CASE(
             REQUIRE(kept.store->compact() == 0);
             kept.reopen();
           }
-          for (char* record = kept.record_of(key); record; record = kept.record_of(key, record))  // moved: two
+          for (char* record = kept.record_of(key); record;
+               record = kept.record_of(key, record))  // moved: two
             for (uint64_t i = 0; i < spot.bytes; ++i)
               record[spot.at + i] = static_cast<char>(record[spot.at + i] ^ 0x15);
           kept.open(Contents::kKept);
@@ -272,7 +291,9 @@ TEST_CASE(
           const uint64_t fresh = next == 200'000 ? 50 : 0;
           CHECK(kept.store->pieces() == (left ? all : others) + fresh);
           CHECK((kept.damages().second != 0) == left);
-          if (goes) CHECK(value_of(kept.store, key) == (next == UINT64_MAX ? "none" : std::string(next, 'z')));
+          if (goes)
+            CHECK(value_of(kept.store, key) ==
+                  (next == UINT64_MAX ? "none" : std::string(next, 'z')));
           CHECK(value_of(kept.store, "another large one") == std::string(100'000, 'y'));
         }
       }
@@ -281,7 +302,9 @@ TEST_CASE(
 }
 
 // The n-th read of a block of its head, or of its first piece, ends with -EIO.
-TEST_CASE("kv-damage: a set or delete of a damaged large pair takes all pieces, or the device refuses it") {
+TEST_CASE(
+    "kv-damage: a set or delete of a damaged large pair takes all pieces, or the device refuses "
+    "it") {
   const std::string key = "a large pair's key";
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     for (const bool deletes : {false, true}) {
@@ -297,10 +320,12 @@ TEST_CASE("kv-damage: a set or delete of a damaged large pair takes all pieces, 
           kept.durability = durability;
           kept.reopen();
           const uint64_t pieces = kept.store->pieces();
-          char *head = kept.record_of(key), *piece = kept.record_of("the large value") - sizeof(PieceKey);
+          char *head = kept.record_of(key),
+               *piece = kept.record_of("the large value") - sizeof(PieceKey);
           head[0] = static_cast<char>(head[0] ^ 1);
           kept.refuse(of_head ? head : piece, 1, n);
-          const int64_t status = deletes ? kept.store->del(bytes_of(key)) : kept.store->set(bytes_of(key), {"new", 3});
+          const int64_t status =
+              deletes ? kept.store->del(bytes_of(key)) : kept.store->set(bytes_of(key), {"new", 3});
           over = kept.device.times != 0;
           kept.device.times = 0;
           refused += status < 0 ? 1 : 0;
@@ -330,7 +355,8 @@ TEST_CASE("kv-damage: all pieces go of a large pair whose damaged head says that
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     for (const uint64_t length : {uint64_t{0}, uint64_t{1000}, uint64_t{40'000}, kLargeBytes - 1}) {
       for (const bool deletes : {false, true}) {
-        INFO("durability " << static_cast<int>(durability) << ", length " << length << ", deletes " << deletes);
+        INFO("durability " << static_cast<int>(durability) << ", length " << length << ", deletes "
+                           << deletes);
         Kept kept;
         kept.open(Contents::kNew);
         kept.set(key, std::string(kLargeBytes, 'x'));
@@ -338,7 +364,8 @@ TEST_CASE("kv-damage: all pieces go of a large pair whose damaged head says that
         kept.durability = durability;
         kept.reopen();
         char* head = kept.record_of(key);
-        memcpy(head + sizeof(Record) + round_up(key.size(), 8) + offsetof(Pieces, value_bytes), &length, sizeof length);
+        memcpy(head + sizeof(Record) + round_up(key.size(), 8) + offsetof(Pieces, value_bytes),
+               &length, sizeof length);
         if (deletes)
           CHECK(kept.store->del(bytes_of(key)) == static_cast<int64_t>(length));
         else
@@ -351,7 +378,9 @@ TEST_CASE("kv-damage: all pieces go of a large pair whose damaged head says that
   }
 }
 
-TEST_CASE("kv-damage: pieces that a crash left are deleted, or the store does not open before they can be read") {
+TEST_CASE(
+    "kv-damage: pieces that a crash left are deleted, or the store does not open before they can "
+    "be read") {
   Kept kept;
   kept.open(Contents::kNew);
   kept.durability = Durability::kEach;
@@ -381,7 +410,9 @@ TEST_CASE("kv-damage: pieces that a crash left are deleted, or the store does no
   kv_test::check_store(kept.store);
 }
 
-TEST_CASE("kv-damage: the bytes of pairs are right after a damaged record is replaced, as far as a length tells") {
+TEST_CASE(
+    "kv-damage: the bytes of pairs are right after a damaged record is replaced, as far as a "
+    "length tells") {
   for (const uint64_t spot : {uint64_t{0}, uint64_t{24}, uint64_t{400}}) {  // checksum, key, value
     Kept kept;
     kept.open(Contents::kNew);
@@ -403,7 +434,9 @@ TEST_CASE("kv-damage: the bytes of pairs are right after a damaged record is rep
   }
 }
 
-TEST_CASE("kv-damage: a store that holds no key any more holds no bytes, whatever its damaged records were") {
+TEST_CASE(
+    "kv-damage: a store that holds no key any more holds no bytes, whatever its damaged records "
+    "were") {
   Kept kept;
   kept.open(Contents::kNew);
   for (char i = 'a'; i <= 'z'; ++i) kept.set("key " + std::string(1, i), std::string(1000, i));
@@ -411,15 +444,18 @@ TEST_CASE("kv-damage: a store that holds no key any more holds no bytes, whateve
   memset(kept.record_of("key c"), 0x33, 500);
   CHECK(kept.store->del({"key c", 5}) == -EBADMSG);
   kept.set("key c", "c");
-  for (char i = 'a'; i <= 'z'; ++i) CHECK(kept.store->del(bytes_of("key " + std::string(1, i))) >= 0);
+  for (char i = 'a'; i <= 'z'; ++i)
+    CHECK(kept.store->del(bytes_of("key " + std::string(1, i))) >= 0);
   CHECK(kept.store->count() == 0);
   CHECK(kept.store->bytes_actual() == 0);
   kept.reopen();
   CHECK(kept.store->bytes_actual() == 0);
 }
 
-// Those that live least are damaged: cleaning ahead tries them first, and nothing would be gained before room ends.
-TEST_CASE("kv-damage: cleaning ahead goes on behind damaged segments, so that no writer waits for room") {
+// Those that live least are damaged: cleaning ahead tries them first, and nothing would be gained
+// before room ends.
+TEST_CASE(
+    "kv-damage: cleaning ahead goes on behind damaged segments, so that no writer waits for room") {
   constexpr uint64_t kKeys = 9000, kNew = 7500, kDamaged = 12;
   Kept kept(16 * kMiB);
   StoreOptions options;
@@ -432,8 +468,10 @@ TEST_CASE("kv-damage: cleaning ahead goes on behind damaged segments, so that no
   const auto name = [](uint64_t i) { return "key " + std::to_string(100'000 + i); };
   const std::string value(1000, 'v');
   for (uint64_t i = 0; i < kKeys; ++i) kept.set(name(i), value);
-  for (uint64_t i = 0; i < kKeys; ++i)  // of the first segments hardly anything is left, of the others two thirds
-    if (i < kDamaged * 60 ? i % 30 != 0 : i % 3 == 0) REQUIRE(kept.store->del(bytes_of(name(i))) >= 0);
+  for (uint64_t i = 0; i < kKeys;
+       ++i)  // of the first segments hardly anything is left, of the others two thirds
+    if (i < kDamaged * 60 ? i % 30 != 0 : i % 3 == 0)
+      REQUIRE(kept.store->del(bytes_of(name(i))) >= 0);
   for (uint64_t segment = 0; segment < kDamaged; ++segment) {
     char* begin = kept.memory.data() + segment * 64 * kKiB;
     for (uint64_t at = 32; at < 64 * kKiB; at += 500) begin[at] = static_cast<char>(begin[at] ^ 1);
@@ -444,7 +482,8 @@ TEST_CASE("kv-damage: cleaning ahead goes on behind damaged segments, so that no
   CHECK(kept.store->waits_for_room() == 0);
 }
 
-TEST_CASE("kv-damage: a full store with damaged segments refuses sets without reading these each time") {
+TEST_CASE(
+    "kv-damage: a full store with damaged segments refuses sets without reading these each time") {
   Kept kv;
   kv.open(Contents::kNew);
   const std::string value(900, 'v');
@@ -454,7 +493,8 @@ TEST_CASE("kv-damage: a full store with damaged segments refuses sets without re
   uint64_t damaged = 0;
   const char* last = nullptr;
   for (char* at = nullptr; (at = kv.record_of("key ", at));) {
-    if (last && (at - kv.memory.data()) / (64 * kKiB) == (last - kv.memory.data()) / (64 * kKiB)) continue;
+    if (last && (at - kv.memory.data()) / (64 * kKiB) == (last - kv.memory.data()) / (64 * kKiB))
+      continue;
     last = at;
     at[sizeof(Record) + 100] ^= 1;
     ++damaged;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file with holes on a disk that becomes full: what was written once can be written again, anything else is ENOSPC or
-// comes short, at each write of a history in turn. What was acknowledged is there, before the disk has room again,
-// when it has, and in the next open.
+// A file with holes on a disk that becomes full: what was written once can be written again,
+// anything else is ENOSPC or comes short, at each write of a history in turn. What was acknowledged
+// is there, before the disk has room again, when it has, and in the next open.
 #include <errno.h>
 
 #include <algorithm>
@@ -41,7 +41,8 @@ class FillingDevice : public lunar_test::MemoryDevice {
     if (command.op != Op::kWrite) return MemoryDevice::transfer(command);
     uint64_t length = 0;
     for (uint32_t i = 0; i < command.iov_count; ++i) length += command.iov[i].iov_len;
-    const uint64_t begin = command.offset.value / kBlock, end = (command.offset.value + length + kBlock - 1) / kBlock;
+    const uint64_t begin = command.offset.value / kBlock,
+                   end = (command.offset.value + length + kBlock - 1) / kBlock;
     for (uint64_t block = begin; block < end; ++block) {
       if (disk_->taken[block]) continue;
       if (disk_->room == 0) return refuse(command, block);
@@ -108,7 +109,8 @@ void History::step(Store* store, Random& random) {
     status = store->del(bytes_of(key));
     if (status >= 0 || status == -ENOENT) status = 0;
   } else {
-    const uint64_t length = choice == 1 ? 5000 + random.below(60'000) : random.below(4000);  // some are large pairs
+    // some are large pairs
+    const uint64_t length = choice == 1 ? 5000 + random.below(60'000) : random.below(4000);
     kv_test::fill(&value, number, random.next(), length);
     status = store->set(bytes_of(key), bytes_of(value));
   }
@@ -175,12 +177,14 @@ uint64_t run(Durability durability, int64_t room, bool comes_short) {
 }  // namespace
 
 TEST_CASE(
-    "kv-disk-full: at each write of a history, nothing acknowledged is lost, and all goes on when there is room") {
+    "kv-disk-full: at each write of a history, nothing acknowledged is lost, and all goes on when "
+    "there is room") {
   for (const Durability durability : {Durability::kFlush, Durability::kGroup, Durability::kEach}) {
     for (const bool comes_short : {false, true}) {
       unsigned histories = 0;
       for (int64_t room = 0;; room += room < 100 ? 1 : room / 10, ++histories) {
-        INFO("durability " << static_cast<int>(durability) << ", " << room << " blocks of room, short " << comes_short);
+        INFO("durability " << static_cast<int>(durability) << ", " << room
+                           << " blocks of room, short " << comes_short);
         if (run(durability, room, comes_short) == 0) break;
       }
       CHECK(histories >= 20);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets that are durable when they return: levels, errors, damage, full stores, kill -9. Crashes are kv_durable.cpp's.
+// Sets that are durable when they return: levels, errors, damage, full stores, kill -9. Crashes are
+// kv_durable.cpp's.
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -80,7 +81,8 @@ TEST_CASE("what was set is there again without a flush, at each level and from o
     for (unsigned i = 0; i < 300; ++i) {
       const std::string key = "key " + std::to_string(kv_test::mix(version) % 200);
       if (++version % 4 == 0) {
-        CHECK(store->del(bytes_of(key)) == (model.count(key) ? static_cast<int64_t>(model[key].size()) : -ENOENT));
+        CHECK(store->del(bytes_of(key)) ==
+              (model.count(key) ? static_cast<int64_t>(model[key].size()) : -ENOENT));
         model.erase(key);
       } else {
         model[key] = std::string(version % 60, 'v') + std::to_string(version);
@@ -104,13 +106,14 @@ TEST_CASE("a store that is not kept is not durable") {
   CHECK(std::string(why.text).find("durable") != std::string::npos);
 }
 
-// An error at each write and flush in turn: what was acknowledged is there, what failed is there or not, and from the
-// first error on nothing is set any more.
+// An error at each write and flush in turn: what was acknowledged is there, what failed is there or
+// not, and from the first error on nothing is set any more.
 TEST_CASE("a device that refuses to make something durable ends the writing") {
   unsigned refused_large = 0, saved_later = 0;
   for (int after = 0; after < 70; ++after) {
     Backing backing;
-    Store* store = backing.must_open(Contents::kNew, after % 2 ? Durability::kGroup : Durability::kEach);
+    Store* store =
+        backing.must_open(Contents::kNew, after % 2 ? Durability::kGroup : Durability::kEach);
     for (unsigned i = 0; i < 5; ++i) must_set(store, "key " + std::to_string(i), "old");
     backing.devices.back()->fail_after = after;
     unsigned done = 0;
@@ -132,7 +135,8 @@ TEST_CASE("a device that refuses to make something durable ends the writing") {
     --done;  // that one failed
     const std::string before = value_of(store, "key 0");
     backing.devices.back()->fail_after = -1;
-    // A large pair whose own bytes could not be written has changed nothing; nor has a state that could not.
+    // A large pair whose own bytes could not be written has changed nothing; nor has a state that
+    // could not.
     const bool goes_on = (done == 24 || done == 13) && store->set({"another", 7}, {"x", 1}) == 0;
     if (!goes_on) {
       CHECK(store->set({"key 0", 5}, {"x", 1}) == -EIO);
@@ -156,7 +160,8 @@ TEST_CASE("a device that refuses to make something durable ends the writing") {
       const std::string name = "key " + std::to_string(key);
       const int64_t length = store->get(bytes_of(name), buffer, sizeof buffer, 0);
       const std::string found =
-          length < 0 ? "none" : std::string(buffer, static_cast<size_t>(length > 100 ? 100 : length));
+          length < 0 ? "none"
+                     : std::string(buffer, static_cast<size_t>(length > 100 ? 100 : length));
       INFO(name << " after " << after);
       CHECK((found == wanted || (!goes_on && found == other)));
     }
@@ -166,13 +171,14 @@ TEST_CASE("a device that refuses to make something durable ends the writing") {
   CHECK(saved_later >= 1);
 }
 
-// A bit is changed at each 2 KiB. What is in front of the last commit was acknowledged and must not be missed; the last
-// commit itself cannot be told from one that a crash tore.
+// A bit is changed at each 2 KiB. What is in front of the last commit was acknowledged and must not
+// be missed; the last commit itself cannot be told from one that a crash tore.
 TEST_CASE("a damaged log is reported, wherever it is damaged") {
   Backing backing;
   Store* store = backing.must_open(Contents::kNew, Durability::kEach);
   constexpr unsigned kKeys = 150;
-  const std::string filler(3000, 'f');  // three quarters of a block, or a bit more than one: both kinds of batch
+  // three quarters of a block, or a bit more than one: both kinds of batch
+  const std::string filler(3000, 'f');
   for (unsigned i = 0; i < kKeys; ++i) {
     const std::string key = "key " + std::to_string(i);
     must_set(store, key, i % 3 ? key + filler : key);
@@ -180,7 +186,8 @@ TEST_CASE("a damaged log is reported, wherever it is damaged") {
   store->close();
   const std::vector<char> sound = backing.memory;
   unsigned refused = 0, whole = 0, shorter = 0;
-  for (uint64_t at = lunar::kv::media::kHeadBytes + 100; at < kBytes - lunar::kv::media::kTailBytes; at += 2048) {
+  for (uint64_t at = lunar::kv::media::kHeadBytes + 100; at < kBytes - lunar::kv::media::kTailBytes;
+       at += 2048) {
     backing.memory = sound;
     backing.memory[at] = static_cast<char>(backing.memory[at] ^ 1);
     const int status = backing.open(Contents::kKept, Durability::kGroup, &store);
@@ -232,7 +239,8 @@ TEST_CASE("threads share commits") {
   store->close();
 }
 
-// Full, all keys can be deleted, and the store filled again; and what is durable at each point comes back.
+// Full, all keys can be deleted, and the store filled again; and what is durable at each point
+// comes back.
 TEST_CASE("a full store lets keys be deleted, durably") {
   Backing backing;
   Store* store = backing.must_open(Contents::kNew, Durability::kGroup);
@@ -263,13 +271,15 @@ TEST_CASE("a state is saved before the log is longer than an open may read") {
     uint64_t most = 0;
     for (unsigned slot = 0; slot < 2; ++slot) {
       uint64_t sequence;
-      memcpy(&sequence, backing.memory.data() + lunar::kv::media::kFrontRootsAt * (1 + slot) + 32, sizeof sequence);
+      memcpy(&sequence, backing.memory.data() + lunar::kv::media::kFrontRootsAt * (1 + slot) + 32,
+             sizeof sequence);
       if (sequence > most) most = sequence;
     }
     return most;
   };
   const uint64_t before = root_sequence();
-  for (unsigned i = 0; i < 1000; ++i) must_set(store, "key " + std::to_string(i % 50), value);  // 4 MiB of batches
+  for (unsigned i = 0; i < 1000; ++i)
+    must_set(store, "key " + std::to_string(i % 50), value);  // 4 MiB of batches
   const uint64_t saves = root_sequence() - before;
   CHECK(saves >= 10);
   CHECK(saves <= 25);
@@ -279,13 +289,15 @@ TEST_CASE("a state is saved before the log is longer than an open may read") {
   store->close();
 }
 
-// Cleaning moves records, some of whose entries look alike (one tag, one segment): replay must find those they had.
+// Cleaning moves records, some of whose entries look alike (one tag, one segment): replay must find
+// those they had.
 TEST_CASE("records that cleaning moved replace themselves when the log is replayed") {
   // What a crash would leave just before a younger state counts: then the log is at its longest.
   struct Images final : lunar_test::MemoryDevice {
     explicit Images(Backing* of) : MemoryDevice(of->memory.data(), kBytes), backing(of) {}
     int64_t transfer(const Command& command) override {
-      if (command.op == Op::kWrite && command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * 4096)
+      if (command.op == Op::kWrite &&
+          command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * 4096)
         images.push_back(backing->memory);
       return MemoryDevice::transfer(command);
     }
@@ -297,12 +309,15 @@ TEST_CASE("records that cleaning moved replace themselves when the log is replay
   backing.devices.push_back(device);
   StoreOptions options = backing.options_for(Contents::kNew, Durability::kGroup);
   Store* store = kv_test::open_store(options);
-  // Of the hash an entry has 24 bits of tag and its place: 4 bits of the bucket at first. Shards: the 2 highest.
+  // Of the hash an entry has 24 bits of tag and its place: 4 bits of the bucket at first. Shards:
+  // the 2 highest.
   std::unordered_map<uint64_t, uint64_t> seen;
   std::vector<std::pair<uint64_t, uint64_t>> pairs;
   for (uint64_t key = 0; pairs.size() < 3; ++key) {
-    const uint64_t hash = hash_of({&key, sizeof key}), known = (hash & 0xfffffff) | hash >> 62 << 28;
-    if (const auto [other, fresh] = seen.emplace(known, key); !fresh) pairs.emplace_back(other->second, key);
+    const uint64_t hash = hash_of({&key, sizeof key}),
+                   known = (hash & 0xfffffff) | hash >> 62 << 28;
+    if (const auto [other, fresh] = seen.emplace(known, key); !fresh)
+      pairs.emplace_back(other->second, key);
   }
   const std::string value(200, 'v');
   for (const auto& [one, two] : pairs) {
@@ -333,15 +348,19 @@ TEST_CASE("records that cleaning moved replace themselves when the log is replay
   }
 }
 
-// Of two entries that look alike (one tag, one segment) cleaning has moved one when a write fails, and the other not:
-// only what the records hold tells whose place it takes. Both moved, a wrong choice would not be seen.
-TEST_CASE("a record that cleaning moved takes the place of its own entry, not of one that looks alike") {
+// Of two entries that look alike (one tag, one segment) cleaning has moved one when a write fails,
+// and the other not: only what the records hold tells whose place it takes. Both moved, a wrong
+// choice would not be seen.
+TEST_CASE(
+    "a record that cleaning moved takes the place of its own entry, not of one that looks alike") {
   constexpr unsigned kPairs = 3, kKeys = 400, kRounds = 8;
   std::unordered_map<uint64_t, uint64_t> seen;
   std::vector<std::pair<uint64_t, uint64_t>> pairs;
   for (uint64_t key = 0; pairs.size() < kPairs; ++key) {
-    const uint64_t hash = hash_of({&key, sizeof key}), known = (hash & 0xfffffff) | hash >> 62 << 28;
-    if (const auto [other, fresh] = seen.emplace(known, key); !fresh) pairs.emplace_back(other->second, key);
+    const uint64_t hash = hash_of({&key, sizeof key}),
+                   known = (hash & 0xfffffff) | hash >> 62 << 28;
+    if (const auto [other, fresh] = seen.emplace(known, key); !fresh)
+      pairs.emplace_back(other->second, key);
   }
   const auto set = [](Store* store, uint64_t key, char content) {
     return store->set({&key, sizeof key}, bytes_of(std::string(900, content)));
@@ -357,7 +376,8 @@ TEST_CASE("a record that cleaning moved takes the place of its own entry, not of
       if (i % 66 == 5 && i / 66 < kPairs) REQUIRE(set(store, pairs[i / 66].first, '1') == 0);
       if (i % 66 == 55 && i / 66 < kPairs) REQUIRE(set(store, pairs[i / 66].second, '2') == 0);
     }
-    // These segments are emptied first, the first of them last; a segment ends somewhere within what is moved of one.
+    // These segments are emptied first, the first of them last; a segment ends somewhere within
+    // what is moved of one.
     for (unsigned i = 0; i < kKeys; ++i) {
       const bool stays = i % 3 == 0 || (i % 3 == 1 && (i < 3 * round || i > 66 * kPairs));
       if (!stays) REQUIRE(store->del(bytes_of(filler(i))) == 900);
@@ -413,7 +433,8 @@ TEST_CASE("kill -9 of threads that write loses nothing acknowledged") {
       const auto work = [&](uint64_t thread) {
         std::string value;
         for (uint64_t i = 0;; ++i) {
-          const uint64_t key = thread * kKeys + kv_test::mix(i * 7 + round) % kKeys, version = ++least[key];
+          const uint64_t key = thread * kKeys + kv_test::mix(i * 7 + round) % kKeys,
+                         version = ++least[key];
           kv_test::fill(&value, key, version, 8 + version % 700);
           memcpy(value.data(), &version, sizeof version);
           if (store->set({&key, sizeof key}, bytes_of(value)) != 0) _exit(1);
@@ -458,14 +479,16 @@ TEST_CASE("kill -9 of threads that write loses nothing acknowledged") {
   (void)unlink(path.c_str());
 }
 
-// Where less than a record's head is left of a block, the mark behind a batch takes the next block too, and is longer
-// than any pair's record in segments of 64 KiB.
+// Where less than a record's head is left of a block, the mark behind a batch takes the next block
+// too, and is longer than any pair's record in segments of 64 KiB.
 TEST_CASE("marks of every length are read again, by cleaning and by a look") {
   for (const bool replayed : {true, false}) {
     Backing backing;
     Store* store = backing.must_open(Contents::kNew, Durability::kEach);
-    for (unsigned i = 0; i < 150; ++i) must_set(store, "key " + std::to_string(1000 + i), std::string(3870 + i, 'v'));
-    for (unsigned i = 0; i < 150; i += 2) REQUIRE(store->del(bytes_of("key " + std::to_string(1000 + i))) > 0);
+    for (unsigned i = 0; i < 150; ++i)
+      must_set(store, "key " + std::to_string(1000 + i), std::string(3870 + i, 'v'));
+    for (unsigned i = 0; i < 150; i += 2)
+      REQUIRE(store->del(bytes_of("key " + std::to_string(1000 + i))) > 0);
     if (!replayed) REQUIRE(store->flush() == 0);
     store->close();
     const std::vector<char> before = backing.memory;
@@ -491,8 +514,8 @@ TEST_CASE("marks of every length are read again, by cleaning and by a look") {
   }
 }
 
-// What cleaning has moved to the newest batch: changed in place there, it would not tell any more what the record was
-// that it takes the place of.
+// What cleaning has moved to the newest batch: changed in place there, it would not tell any more
+// what the record was that it takes the place of.
 TEST_CASE("what cleaning moved and a set changes next is replayed with its right length") {
   for (unsigned trial = 0; trial < 60; ++trial) {
     Backing backing;
@@ -507,7 +530,8 @@ TEST_CASE("what cleaning moved and a set changes next is replayed with its right
     store = backing.must_open(Contents::kKept, Durability::kEach);
     backing.devices.back()->fail_after = static_cast<int>(1 + trial % 20);
     std::thread writer([&] {
-      for (uint64_t i = 0; set(kv_test::mix(i + trial * 1000) % 1500 * 2 + 1, 600 - i % 200) == 0;) ++i;
+      for (uint64_t i = 0; set(kv_test::mix(i + trial * 1000) % 1500 * 2 + 1, 600 - i % 200) == 0;)
+        ++i;
     });
     (void)store->compact();
     writer.join();
@@ -534,7 +558,8 @@ TEST_CASE("what cleaning moved and a set changes next is replayed with its right
 
 // Such records lie in the segment that replay begins in, and in front of what it replays.
 TEST_CASE(
-    "a record of the saved state that is damaged in the segment where the log goes on is not given out or moved") {
+    "a record of the saved state that is damaged in the segment where the log goes on is not given "
+    "out or moved") {
   for (const bool header : {false, true}) {
     INFO("its header: " << header);
     Backing backing;
@@ -555,14 +580,16 @@ TEST_CASE(
     else
       backing.memory[value_at + 500] ^= 1;
     for (unsigned open = 0; open < 3; ++open) {
-      store = backing.must_open(Contents::kKept, open == 2 ? Durability::kFlush : Durability::kGroup);
+      store =
+          backing.must_open(Contents::kKept, open == 2 ? Durability::kFlush : Durability::kGroup);
       char value[1000];
       CHECK(store->get(bytes_of("early"), value, sizeof value, 0) == -EBADMSG);
       CHECK(value_of(store, "next to it") == after);
       CHECK(value_of(store, "later") == after);
       // It is moved with the frame that it lies in, or as what is written out of that.
       const std::string other(2000, 'o');
-      for (unsigned i = 0; open == 1 && i < 1500; ++i) must_set(store, "filler " + std::to_string(i % 7), other);
+      for (unsigned i = 0; open == 1 && i < 1500; ++i)
+        must_set(store, "filler " + std::to_string(i % 7), other);
       if (open == 1) REQUIRE(store->compact() == 0);
       CHECK(store->get(bytes_of("early"), value, sizeof value, 0) == -EBADMSG);
       store->close();

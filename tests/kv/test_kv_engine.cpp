@@ -58,9 +58,11 @@ TEST_CASE("kv: a value comes back, whole, cut, and from an offset") {
       char buffer[48];
       memset(buffer, '.', sizeof buffer);
       REQUIRE(kv.store->get({"key", 3}, buffer, bytes, offset) == 16);
-      const std::string text = "0123456789abcdef", wanted = offset < 16 ? text.substr(offset, bytes) : "";
+      const std::string text = "0123456789abcdef",
+                        wanted = offset < 16 ? text.substr(offset, bytes) : "";
       CHECK(std::string(buffer, wanted.size()) == wanted);
-      CHECK(std::string(buffer + wanted.size(), 48 - wanted.size()) == std::string(48 - wanted.size(), '.'));
+      CHECK(std::string(buffer + wanted.size(), 48 - wanted.size()) ==
+            std::string(48 - wanted.size(), '.'));
     }
   }
   char byte = '.';
@@ -90,7 +92,8 @@ TEST_CASE("kv: lengths that cannot be are refused, and nothing is touched") {
   CHECK(kv.store->set({&byte, 1}, {&byte, UINT64_MAX}) == -EINVAL);
   CHECK(kv.store->set({&byte, UINT64_MAX}, {&byte, 1}) == -EINVAL);
   CHECK(kv.store->set({&byte, 1}, {&byte, kPairBytesMax + 1}) == -EINVAL);
-  CHECK(kv.store->set({&byte, 1}, {&byte, kPairBytesMax}) == -ENOSPC);  // legal; this store is smaller
+  CHECK(kv.store->set({&byte, 1}, {&byte, kPairBytesMax}) ==
+        -ENOSPC);  // legal; this store is smaller
   CHECK(kv.store->count() == 0);
 }
 
@@ -98,8 +101,9 @@ TEST_CASE("kv: a value is replaced by a shorter, a longer and a large one") {
   Opened kv;
   const std::string large(300'000, 'L'), other(299'000, 'M');
   for (int round = 0; round < 50; ++round) {
-    for (const std::string& value : {std::string("short"), std::string(200, 'x'), std::string(190, 'y'), large, other,
-                                     std::string(), std::string(5000, 'z')}) {
+    for (const std::string& value :
+         {std::string("short"), std::string(200, 'x'), std::string(190, 'y'), large, other,
+          std::string(), std::string(5000, 'z')}) {
       REQUIRE(kv.set("key", value) == 0);
       REQUIRE(kv.get("key") == value);
       REQUIRE(kv.store->count() == 1);
@@ -123,7 +127,8 @@ TEST_CASE("kv: full is an answer, and deleting makes room") {
   for (const std::string& key : keys) REQUIRE(kv.get(key) == value);
   CHECK(kv.set("no room", value) == -ENOSPC);
   CHECK(kv.exists("no room") == -ENOENT);
-  for (size_t i = 0; i < keys.size(); i += 2) REQUIRE(kv.del(keys[i]) == 1000);  // every other: no segment is all dead
+  for (size_t i = 0; i < keys.size(); i += 2)
+    REQUIRE(kv.del(keys[i]) == 1000);  // every other: no segment is all dead
   for (size_t i = 0; i < keys.size(); i += 2) {
     if (i / 2 < keys.size() / 4) REQUIRE(kv.set(keys[i], value) == 0);
   }
@@ -137,11 +142,13 @@ TEST_CASE("kv: a full store accepts sets again when deletes have freed a little 
   uint64_t count = 0;
   while (kv.set("key " + std::to_string(count), value) == 0) ++count;
   const uint64_t last = count;
-  for (uint64_t i = 0; i < last; i += 12) REQUIRE(kv.del("key " + std::to_string(i)) == 400);  // less than 1/8 of each
+  for (uint64_t i = 0; i < last; i += 12)
+    REQUIRE(kv.del("key " + std::to_string(i)) == 400);  // less than 1/8 of each
   uint64_t again = 0;
   while (kv.set("again " + std::to_string(again), value) == 0) ++again;
   CHECK(again > last / 12 / 3);
-  for (uint64_t i = 0; i < last; ++i) REQUIRE(kv.exists("key " + std::to_string(i)) == (i % 12 ? 400 : -ENOENT));
+  for (uint64_t i = 0; i < last; ++i)
+    REQUIRE(kv.exists("key " + std::to_string(i)) == (i % 12 ? 400 : -ENOENT));
   for (uint64_t i = 0; i < again; ++i) REQUIRE(kv.exists("again " + std::to_string(i)) == 400);
 }
 
@@ -184,7 +191,8 @@ TEST_CASE("kv: the DRAM budget is never exceeded") {
   CHECK(std::string(why.text).find("DRAM") != std::string::npos);
 }
 
-TEST_CASE("kv: a walk cut into steps sees every key that stays, however the index grows meanwhile") {
+TEST_CASE(
+    "kv: a walk cut into steps sees every key that stays, however the index grows meanwhile") {
   Opened kv(8 * kMiB);
   for (int i = 0; i < 300; ++i) REQUIRE(kv.set("staying " + std::to_string(i), "v") == 0);
   Walk* walk = nullptr;
@@ -199,7 +207,8 @@ TEST_CASE("kv: a walk cut into steps sees every key that stays, however the inde
     key[length] = 0;
     int number;
     if (sscanf(key, "staying %d", &number) == 1) ++seen[static_cast<size_t>(number)];
-    for (int i = 0; i < 40; ++i) REQUIRE(kv.set("new " + std::to_string(step % 300 * 40 + i), "") == 0);
+    for (int i = 0; i < 40; ++i)
+      REQUIRE(kv.set("new " + std::to_string(step % 300 * 40 + i), "") == 0);
   }
   walk->close();
   CHECK(std::count(seen.begin(), seen.end(), 1) == 300);
@@ -239,7 +248,8 @@ TEST_CASE("kv: an entry takes at most 12 bytes of the index, however many there 
     const uint64_t key = i * 0x9e3779b97f4a7c15;
     REQUIRE(kv.store->set({&key, sizeof key}, {}) == 0);
     if (i < 60'000 || i % 5000 != 0) continue;
-    most = std::max(most, static_cast<double>(kv.store->index_bytes()) / static_cast<double>(i + 1));
+    most =
+        std::max(most, static_cast<double>(kv.store->index_bytes()) / static_cast<double>(i + 1));
   }
   CHECK(most <= 12);
 }
@@ -272,7 +282,8 @@ TEST_CASE("kv: memory of a reader is not used again while it reads") {
 
 namespace {
 
-// A log in DRAM without a store. Its records are never written, so it takes no memory but for its table.
+// A log in DRAM without a store. Its records are never written, so it takes no memory but for its
+// table.
 struct BareLog {
   Budget budget;
   Epochs epochs;
@@ -284,7 +295,8 @@ struct BareLog {
   ~BareLog() { log.close(); }
   // Fills so many segments with 15 records each, of which so many stay alive.
   void fill(uint64_t segments, uint64_t alive) {
-    const uint64_t units = log.inline_units_max(), records = log.segment_bytes() / kUnitBytes / units - 1;
+    const uint64_t units = log.inline_units_max(),
+                   records = log.segment_bytes() / kUnitBytes / units - 1;
     for (uint64_t i = 0; i < segments * records; ++i) {
       Address address;
       if (log.allocate(units, false, {}, &address) != 0) FAIL("allocate");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store that is kept takes the rest of a place that became larger, and no crash in between costs a pair: the writes
-// are recorded, and the place is opened as each prefix of them leaves it, the last one torn, those since the last flush
-// in part lost.
+// A store that is kept takes the rest of a place that became larger, and no crash in between costs
+// a pair: the writes are recorded, and the place is opened as each prefix of them leaves it, the
+// last one torn, those since the last flush in part lost.
 // Threading: one thread.
 #include <errno.h>
 
@@ -48,7 +48,8 @@ int wrong_pairs(Store* store, int keys) {
   for (int i = 0; i < keys; ++i) {
     const std::string key = std::to_string(i), value = value_of(i);
     const int64_t length = store->get(bytes_of(key), found.data(), found.size(), 0);
-    wrong += length != static_cast<int64_t>(value.size()) || found.compare(0, value.size(), value) != 0;
+    wrong +=
+        length != static_cast<int64_t>(value.size()) || found.compare(0, value.size(), value) != 0;
   }
   return wrong;
 }
@@ -56,14 +57,17 @@ int wrong_pairs(Store* store, int keys) {
 void make_small(std::vector<char>* memory) {
   MemoryDevice device(memory->data(), kSmall);
   Store* store = kv_test::open_store(options_for(&device, Contents::kNew));
-  for (int i = 0; i < kKeys; ++i) REQUIRE(store->set(bytes_of(std::to_string(i)), bytes_of(value_of(i))) == 0);
+  for (int i = 0; i < kKeys; ++i)
+    REQUIRE(store->set(bytes_of(std::to_string(i)), bytes_of(value_of(i))) == 0);
   for (int round = 0; round < 2; ++round) REQUIRE(store->flush() == 0);
   store->close();
 }
 
-// What a crash leaves of them: a write since the last flush that lost() names is not there, or only half of it.
+// What a crash leaves of them: a write since the last flush that lost() names is not there, or only
+// half of it.
 template <class Lost>
-void put(const std::vector<DeviceEvent>& events, size_t count, std::vector<char>* image, Lost lost) {
+void put(const std::vector<DeviceEvent>& events, size_t count, std::vector<char>* image,
+         Lost lost) {
   size_t flushed = 0;
   for (size_t i = 0; i < count; ++i)
     if (events[i].kind == DeviceEvent::Kind::kFlush) flushed = i;
@@ -72,7 +76,8 @@ void put(const std::vector<DeviceEvent>& events, size_t count, std::vector<char>
     size_t bytes = events[i].bytes.size();
     if (i > flushed && !events[i].fua) bytes = lost(i) ? 0 : bytes;
     if (i + 1 == count) bytes = bytes / 2 / 512 * 512;
-    std::copy_n(events[i].bytes.begin(), bytes, image->begin() + static_cast<ptrdiff_t>(events[i].offset));
+    std::copy_n(events[i].bytes.begin(), bytes,
+                image->begin() + static_cast<ptrdiff_t>(events[i].offset));
   }
 }
 
@@ -116,7 +121,9 @@ TEST_CASE("kv-grow: a store takes the rest of a place that became larger, and ke
   store->close();
 }
 
-TEST_CASE("kv-grow: a crash while it grows leaves the store that it was, or the larger one, with each pair") {
+TEST_CASE(
+    "kv-grow: a crash while it grows leaves the store that it was, or the larger one, with each "
+    "pair") {
   std::vector<char> memory(kLargest);
   make_small(&memory);
   const std::vector<char> first = memory;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar/kv.h and lunar/kv.hpp, the blocking calls: options, results, errors, keys; one behaviour a case.
+// lunar/kv.h and lunar/kv.hpp, the blocking calls: options, results, errors, keys; one behaviour a
+// case.
 #include <signal.h>
 
 #include <algorithm>
@@ -35,7 +36,8 @@ std::set<std::string> keys_of(const kv::Store& store) {
 
 }  // namespace
 
-static_assert(!std::is_copy_constructible_v<kv::Store> && std::is_nothrow_move_constructible_v<kv::Store>);
+static_assert(!std::is_copy_constructible_v<kv::Store> &&
+              std::is_nothrow_move_constructible_v<kv::Store>);
 static_assert(std::ranges::input_range<kv::Keys> && std::ranges::view<kv::Keys> &&
               !std::ranges::forward_range<kv::Keys>);
 static_assert(std::is_convertible_v<std::vector<unsigned char>, kv::Bytes> &&
@@ -64,18 +66,24 @@ TEST_CASE("kv-hpp: lunar_kv_open refuses structures that it cannot read") {
 TEST_CASE("kv-hpp: what a call refuses it says in its own name") {
   setenv("LUNAR_KV_DRAM", "24m", 1);
   ARK* ark = nullptr;
-  for (const char* place : {"mem:nonsense", "/nonexistent/a=/nonexistent/b=", "/nonexistent/directory/file"}) {
+  for (const char* place :
+       {"mem:nonsense", "/nonexistent/a=/nonexistent/b=", "/nonexistent/directory/file"}) {
     const std::string path = place;
-    for (const uint64_t flags : {0, ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_VIRTUAL_LUN}) {
-      const auto ours = lunar_test::stderr_of([&] { (void)kv::Store::open({.place = path, .flags = flags}); });
-      const auto plain = lunar_test::stderr_of([&] { ark_create(const_cast<char*>(place), &ark, flags); });
-      const auto verbose = lunar_test::stderr_of(
-          [&] { ark_create_verbose(const_cast<char*>(place), &ark, 1 << 20, 4096, 1, 2, 100, 100, flags); });
+    for (const uint64_t flags :
+         {0, ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_VIRTUAL_LUN}) {
+      const auto ours =
+          lunar_test::stderr_of([&] { (void)kv::Store::open({.place = path, .flags = flags}); });
+      const auto plain =
+          lunar_test::stderr_of([&] { ark_create(const_cast<char*>(place), &ark, flags); });
+      const auto verbose = lunar_test::stderr_of([&] {
+        ark_create_verbose(const_cast<char*>(place), &ark, 1 << 20, 4096, 1, 2, 100, 100, flags);
+      });
       INFO(place << " " << flags << ": " << ours << plain << verbose);
       CHECK(!ours.empty());
       CHECK(ours.find("ark_create") == std::string::npos);
       CHECK(plain.find("lunar_kv_open") == std::string::npos);
-      CHECK((ours.find("lunar_kv_open:") == std::string::npos) == (plain.find("ark_create:") == std::string::npos));
+      CHECK((ours.find("lunar_kv_open:") == std::string::npos) ==
+            (plain.find("ark_create:") == std::string::npos));
       CHECK((ours.find("lunar_kv_open:") == std::string::npos) ==
             (verbose.find("ark_create_verbose:") == std::string::npos));
     }
@@ -84,12 +92,15 @@ TEST_CASE("kv-hpp: what a call refuses it says in its own name") {
           (void)kv::Store::open({.place = "mem:nonsense"});
         }).find("lunar_kv_open: mem:nonsense") != std::string::npos);
   setenv("LUNAR_KV_DRAM", "nonsense", 1);
-  CHECK(lunar_test::stderr_of([&] { (void)kv::Store::open(); }).find("lunar_kv_open: LUNAR_KV_DRAM") !=
-        std::string::npos);
+  CHECK(lunar_test::stderr_of([&] {
+          (void)kv::Store::open();
+        }).find("lunar_kv_open: LUNAR_KV_DRAM") != std::string::npos);
   unsetenv("LUNAR_KV_DRAM");
 }
 
-TEST_CASE("kv-hpp: with a durability what was set is there after a crash, whatever the environment says") {
+TEST_CASE(
+    "kv-hpp: with a durability what was set is there after a crash, whatever the environment "
+    "says") {
   setenv("LUNAR_KV_DURABILITY", "nonsense", 1);
   using kv::Durability;
   for (const Durability level : {Durability::flush, Durability::group, Durability::each}) {
@@ -146,7 +157,8 @@ TEST_CASE("kv-hpp: options come before the environment, which counts where they 
   setenv("LUNAR_KV_SIZE", "16m", 1);
   CHECK(store_of({.dram_bytes = 64 << 20}).stats()->allocated_bytes == 16 << 20);
   unsetenv("LUNAR_KV_SIZE");
-  CHECK(store_of({.dram_bytes = 64 << 20}).stats()->allocated_bytes == 48 << 20);  // three quarters of the budget
+  CHECK(store_of({.dram_bytes = 64 << 20}).stats()->allocated_bytes ==
+        48 << 20);  // three quarters of the budget
   setenv("LUNAR_KV_DRAM", "128m", 1);
   CHECK(store_of({}).stats()->allocated_bytes == 96 << 20);
   unsetenv("LUNAR_KV_DRAM");
@@ -262,7 +274,8 @@ TEST_CASE("kv-hpp: a store without room says so, and has lost nothing") {
 
 TEST_CASE("kv-hpp: errors of a device are results, and the other pairs are not affected") {
   constexpr int kPairs = 15'000;
-  kv::Store store = store_of({.place = "sim:64m,seed=7,read_error=3", .dram_bytes = 16 << 20, .threads = 1});
+  kv::Store store =
+      store_of({.place = "sim:64m,seed=7,read_error=3", .dram_bytes = 16 << 20, .threads = 1});
   const std::string value(2000, 'v');
   int stored = 0, read = 0, failed = 0;
   for (int i = 0; i < kPairs; ++i) stored += store.set("key " + std::to_string(i), value) ? 1 : 0;
@@ -325,7 +338,8 @@ TEST_CASE("kv-hpp: values of all lengths around the first buffer's come whole") 
     kv::Options options = in_memory();
     options.value_bytes = value_bytes;
     kv::Store store = store_of(options);
-    for (const std::size_t length : {0u, 1u, 15u, 16u, 17u, 2047u, 2048u, 4095u, 4096u, 4097u, 1u << 20}) {
+    for (const std::size_t length :
+         {0u, 1u, 15u, 16u, 17u, 2047u, 2048u, 4095u, 4096u, 4097u, 1u << 20}) {
       std::string value(length, ' ');
       for (std::size_t i = 0; i < length; ++i) value[i] = static_cast<char>(i * 7);
       REQUIRE(store.set("key", value));
@@ -352,7 +366,8 @@ TEST_CASE("kv-hpp: a value that grows between two reads comes whole, the old or 
   int wrong = 0;
   for (int i = 0; i < 20'000; ++i) {
     const kv::Result<std::string> value = store.get("key");
-    const char letter = value && value->size() > 10 ? static_cast<char>('a' + value->size() % 26) : 'a';
+    const char letter =
+        value && value->size() > 10 ? static_cast<char>('a' + value->size() % 26) : 'a';
     if (!value || value->size() < 10)
       ++wrong;
     else if (value->size() > 10 && *value != std::string(value->size(), letter))
@@ -498,7 +513,8 @@ TEST_CASE("kv-hpp: a range of keys may be left, moved and taken apart by views")
   auto at = first.begin();
   for (int i = 0; i < 100; ++i, ++at) found.emplace(*at);
   kv::Keys rest = std::move(first);
-  for (std::string_view key : rest) REQUIRE(found.emplace(key).second);  // goes on where the other was
+  for (std::string_view key : rest)
+    REQUIRE(found.emplace(key).second);  // goes on where the other was
   CHECK(found.size() == 10'000);
   rest = store.keys();
   CHECK(std::ranges::distance(rest) == 10'000);
@@ -538,7 +554,8 @@ TEST_CASE("kv-hpp: every key that stays comes once while threads write") {
         const std::string key = "goes " + std::to_string(w) + "/" + std::to_string(i % 20'000);
         if (!store.set(key, std::string(static_cast<std::size_t>(i % 300), 'v'))) ++failed;
         if (i % 3 == 0 && !store.del(key)) ++failed;
-        if (!store.set("stay " + std::to_string(i % kStay), std::string(static_cast<std::size_t>(i % 200), 'v')))
+        if (!store.set("stay " + std::to_string(i % kStay),
+                       std::string(static_cast<std::size_t>(i % 200), 'v')))
           ++failed;
       }
     });

@@ -22,7 +22,8 @@ kv::Store store_of(const kv::Options& options = in_memory()) {
 }
 
 std::string value_of(int number) {
-  return std::string(static_cast<std::size_t>(number) * 13 % 9000, static_cast<char>('a' + number % 26));
+  return std::string(static_cast<std::size_t>(number) * 13 % 9000,
+                     static_cast<char>('a' + number % 26));
 }
 
 // Issues the next operation from the callback of the one before; frees itself at the end.
@@ -68,9 +69,12 @@ TEST_CASE("kv-async: callbacks get the results of the blocking calls, on another
   done.wait_for(3);
   REQUIRE(store.async_del("key", [&](kv::Result<std::uint64_t> r) { check(r && *r == 5); }));
   done.wait_for(4);
-  REQUIRE(store.async_get("key", [&](const kv::Result<std::string>& r) { check(r.error() == kv::not_found); }));
-  REQUIRE(store.async_del("key", [&](kv::Result<std::uint64_t> r) { check(r.error() == kv::not_found); }));
-  REQUIRE(store.async_exists("key", [&](kv::Result<std::uint64_t> r) { check(r.error() == kv::not_found); }));
+  REQUIRE(store.async_get(
+      "key", [&](const kv::Result<std::string>& r) { check(r.error() == kv::not_found); }));
+  REQUIRE(store.async_del("key",
+                          [&](kv::Result<std::uint64_t> r) { check(r.error() == kv::not_found); }));
+  REQUIRE(store.async_exists(
+      "key", [&](kv::Result<std::uint64_t> r) { check(r.error() == kv::not_found); }));
   done.wait_for(7);
   CHECK(wrong == 0);
 }
@@ -88,7 +92,8 @@ TEST_CASE("kv-async: keys and values are copied before the call returns") {
   for (int i = 0; i < 200; ++i) CHECK(*store.get("key " + std::to_string(i)) == value_of(i));
 }
 
-TEST_CASE("kv-async: a callback may be any callable, also one that only moves, and is destroyed once") {
+TEST_CASE(
+    "kv-async: a callback may be any callable, also one that only moves, and is destroyed once") {
   kv::Store store = store_of();
   Count done;
   std::weak_ptr<int> watched;
@@ -96,10 +101,11 @@ TEST_CASE("kv-async: a callback may be any callable, also one that only moves, a
     auto owned = std::make_shared<int>(5);
     watched = owned;
     auto unique = std::make_unique<std::shared_ptr<int>>(std::move(owned));
-    REQUIRE(store.async_set("key", "value", [&, kept = std::move(unique)](kv::Result<void> r) mutable {
-      if (r && **kept == 5) done.add();
-      kept.reset();
-    }));
+    REQUIRE(
+        store.async_set("key", "value", [&, kept = std::move(unique)](kv::Result<void> r) mutable {
+          if (r && **kept == 5) done.add();
+          kept.reset();
+        }));
   }
   done.wait_for(1);
   static std::atomic<int> called{0};
@@ -147,7 +153,8 @@ TEST_CASE("kv-async: one more than may be under way is EAGAIN, but from a callba
   held.wait_for(1);
   auto kept = std::make_shared<int>(0);
   REQUIRE(store.async_exists("key", [&](kv::Result<std::uint64_t>) { done.add(); }));
-  const kv::Result<void> refused = store.async_exists("key", [kept](kv::Result<std::uint64_t>) { ++*kept; });
+  const kv::Result<void> refused =
+      store.async_exists("key", [kept](kv::Result<std::uint64_t>) { ++*kept; });
   CHECK(refused.error() == kv::try_again);
   CHECK((*kept == 0 && kept.use_count() == 1));
   gate.add();
@@ -172,7 +179,8 @@ TEST_CASE("kv-async: callbacks issue the next operation, with values beyond the 
   }
 }
 
-TEST_CASE("kv-async: closing lets all that is under way call back, and refuses what callbacks begin") {
+TEST_CASE(
+    "kv-async: closing lets all that is under way call back, and refuses what callbacks begin") {
   kv::Options options = in_memory();
   options.threads = 1;
   kv::Store store = store_of(options);
@@ -203,7 +211,8 @@ TEST_CASE("kv-async: closing lets all that is under way call back, and refuses w
   CHECK(deadlock == 1);
 }
 
-TEST_CASE("kv-async: what a callback throws, and a store that ends on its own thread, end the program") {
+TEST_CASE(
+    "kv-async: what a callback throws, and a store that ends on its own thread, end the program") {
   const auto begin = [](auto body) {
     return ends([&] {
       kv::Result<kv::Store> opened = kv::Store::open(in_memory());
@@ -213,8 +222,9 @@ TEST_CASE("kv-async: what a callback throws, and a store that ends on its own th
       never.wait_for(1);
     });
   };
-  CHECK(begin([](kv::Store& store) { (void)store.async_exists("key", [](kv::Result<std::uint64_t>) { throw 1; }); }) ==
-        -SIGABRT);
+  CHECK(begin([](kv::Store& store) {
+          (void)store.async_exists("key", [](kv::Result<std::uint64_t>) { throw 1; });
+        }) == -SIGABRT);
   CHECK(begin([](kv::Store& store) {
           auto owned = std::make_shared<kv::Store>(std::move(store));
           kv::Store* raw = owned.get();
@@ -240,15 +250,17 @@ Detached pairs(kv::Store& store, int number, std::atomic<int>& wrong, Count& end
   const kv::Result<void> set = co_await store.async_set(key, value_of(number));
   const kv::Result<std::uint64_t> length = co_await store.async_exists(key);
   const kv::Result<std::string> value = co_await store.async_get(key);
-  const kv::Result<std::uint64_t> removed = number % 2 ? co_await store.async_del(key) : kv::Result<std::uint64_t>(0);
+  const kv::Result<std::uint64_t> removed =
+      number % 2 ? co_await store.async_del(key) : kv::Result<std::uint64_t>(0);
   const kv::Result<std::string> none = co_await store.async_get("none");
-  if (!set || !length || *length != value_of(number).size() || !value || *value != value_of(number) || !removed ||
-      none.error() != kv::not_found)
+  if (!set || !length || *length != value_of(number).size() || !value ||
+      *value != value_of(number) || !removed || none.error() != kv::not_found)
     ++wrong;
   ended.add();
 }
 
-Detached until_refused(kv::Store& store, std::atomic<int>& rounds, std::atomic<int>& refused, std::atomic<int>& other) {
+Detached until_refused(kv::Store& store, std::atomic<int>& rounds, std::atomic<int>& refused,
+                       std::atomic<int>& other) {
   const InFrame counted;
   for (;; ++rounds) {
     const kv::Result<std::string> value = co_await store.async_get("key");
@@ -263,7 +275,8 @@ Detached note_error(kv::Store& store, std::atomic<int>& error) {
   error = length ? 0 : length.error().value();
 }
 
-Detached await_twice(kv::Store& store, std::atomic<int>& first, std::atomic<int>& second, Count& ended) {
+Detached await_twice(kv::Store& store, std::atomic<int>& first, std::atomic<int>& second,
+                     Count& ended) {
   auto call = store.async_set("twice", "value");
   first = code(co_await call);
   second = code(co_await call);
@@ -280,7 +293,8 @@ TEST_CASE("kv-async: coroutines by the thousand on four threads") {
     kv::Store store = store_of(options);
     std::atomic<int> wrong{0};
     Count ended;
-    for (int i = 0; i < 8000; ++i) pairs(store, i, wrong, ended);  // as many as may be under way, and some more
+    for (int i = 0; i < 8000; ++i)
+      pairs(store, i, wrong, ended);  // as many as may be under way, and some more
     ended.wait_for(8000);
     REQUIRE(store.close());
     CHECK(wrong == 0);
@@ -288,7 +302,8 @@ TEST_CASE("kv-async: coroutines by the thousand on four threads") {
   }
 }
 
-TEST_CASE("kv-async: a store is destroyed with coroutines under way: each ends, by a result or EINVAL") {
+TEST_CASE(
+    "kv-async: a store is destroyed with coroutines under way: each ends, by a result or EINVAL") {
   for (int round = 0; round < 10; ++round) {
     std::atomic<int> rounds{0}, refused{0}, other{0};
     {

@@ -37,7 +37,8 @@ struct Backing {
   ~Backing() {
     for (auto* device : devices) delete device;
   }
-  int open(Contents contents, Store** store, uint64_t bytes = kBytes, uint64_t dram_bytes = 4 * kMiB) {
+  int open(Contents contents, Store** store, uint64_t bytes = kBytes,
+           uint64_t dram_bytes = 4 * kMiB) {
     devices.push_back(new lunar_test::MemoryDevice(memory.data(), bytes));
     StoreOptions options;
     options.device = devices.back();
@@ -96,7 +97,8 @@ TEST_CASE("a store that is kept comes back as its last flush found it") {
   CHECK(store->exists({nullptr, 0}) == 0);
   CHECK(store->bytes_actual() == 2 + 5 + large.size());
   std::string read(large.size(), 0);
-  CHECK(store->get({"large", 5}, read.data(), read.size(), 0) == static_cast<int64_t>(large.size()));
+  CHECK(store->get({"large", 5}, read.data(), read.size(), 0) ==
+        static_cast<int64_t>(large.size()));
   CHECK(read == large);
   REQUIRE(store->del({"large", 5}) == static_cast<int64_t>(large.size()));
   REQUIRE(store->flush() == 0);
@@ -154,12 +156,14 @@ TEST_CASE("one damaged superblock or root is survived, two are reported") {
   store->close();
 }
 
-TEST_CASE("one damaged block of the saved state costs nothing, two are reported, wherever they are") {
+TEST_CASE(
+    "one damaged block of the saved state costs nothing, two are reported, wherever they are") {
   Backing backing;
   backing.make(5000);
   const std::vector<char> sound = backing.memory;
   unsigned refused = 0, whole = 0;
-  for (uint64_t at = lunar::kv::media::kHeadBytes + 100; at < kBytes - lunar::kv::media::kTailBytes; at += 2048) {
+  for (uint64_t at = lunar::kv::media::kHeadBytes + 100; at < kBytes - lunar::kv::media::kTailBytes;
+       at += 2048) {
     Store* store = nullptr;
     backing.memory = sound;
     backing.damage(at);
@@ -181,7 +185,8 @@ TEST_CASE("one damaged block of the saved state costs nothing, two are reported,
         ++damaged;
         continue;
       }
-      if (length == static_cast<int64_t>(key.size()) && memcmp(buffer, key.data(), key.size()) == 0) ++right;
+      if (length == static_cast<int64_t>(key.size()) && memcmp(buffer, key.data(), key.size()) == 0)
+        ++right;
     }
     CHECK(right + damaged == 715);
     CHECK(damaged <= 1);
@@ -197,11 +202,13 @@ TEST_CASE("a set or delete ends the damage of its key's record, which gets repor
       Backing backing;
       Store* store = backing.must_open(Contents::kNew);
       for (char i = 'a'; i <= 'z'; ++i)
-        REQUIRE(store->set(bytes_of("the key " + std::string(1, i)), bytes_of(std::string(1000, i))) == 0);
+        REQUIRE(store->set(bytes_of("the key " + std::string(1, i)),
+                           bytes_of(std::string(1000, i))) == 0);
       REQUIRE(store->flush() == 0);
       store->close();
       for (const char* key : {"the key c", "the key k"}) {
-        const auto at = std::search(backing.memory.begin(), backing.memory.end(), key, key + strlen(key));
+        const auto at =
+            std::search(backing.memory.begin(), backing.memory.end(), key, key + strlen(key));
         REQUIRE(at != backing.memory.end());
         at[static_cast<int64_t>(spot)] ^= 1;
       }
@@ -255,8 +262,9 @@ TEST_CASE("a flush that fails leaves the state before") {
   }
 }
 
-// The root's second copy is not written, and then cannot be repaired: which state counts is not known for a while, and
-// the links of both are kept. A store that is nearly full needs those of one of them back.
+// The root's second copy is not written, and then cannot be repaired: which state counts is not
+// known for a while, and the links of both are kept. A store that is nearly full needs those of one
+// of them back.
 TEST_CASE("a full store goes on after flushes whose outcome was unknown") {
   Backing backing;
   Store* store = backing.must_open(Contents::kNew);
@@ -276,7 +284,8 @@ TEST_CASE("a full store goes on after flushes whose outcome was unknown") {
       store = backing.must_open(Contents::kKept);
     }
     const uint64_t key = keys + static_cast<uint64_t>(after);
-    for (uint64_t other = static_cast<uint64_t>(after) * 10; other < static_cast<uint64_t>(after) * 10 + 10; ++other)
+    for (uint64_t other = static_cast<uint64_t>(after) * 10;
+         other < static_cast<uint64_t>(after) * 10 + 10; ++other)
       CHECK(store->del({&other, sizeof other}) <= 0);
     const int set = store->set({&key, sizeof key}, {});
     CHECK((set == 0 || set == -ENOSPC));
@@ -368,7 +377,8 @@ TEST_CASE("what a deleted large pair took is not in use after a flush") {
   store->close();
 }
 
-// The tail goes on behind what the state has of it. What is set there is not the state's, also in the bytes of a value.
+// The tail goes on behind what the state has of it. What is set there is not the state's, also in
+// the bytes of a value.
 TEST_CASE("a flush does not end the segment that is being filled") {
   Backing backing;
   Store* store = backing.must_open(Contents::kNew);
@@ -382,7 +392,8 @@ TEST_CASE("a flush does not end the segment that is being filled") {
   }
   CHECK(store->bytes_in_use() <= 3 * 64 * kKiB);  // the tail, two states
   for (unsigned i = 0; i < 12; ++i) set("key " + std::to_string(i), "later!!");
-  for (unsigned i = 0; i < 200; ++i) set("more " + std::to_string(i), std::string(3000, 'm'));  // the tail is written
+  for (unsigned i = 0; i < 200; ++i)
+    set("more " + std::to_string(i), std::string(3000, 'm'));  // the tail is written
   store->close();
   store = backing.must_open(Contents::kKept);
   CHECK(store->count() == 13);
@@ -396,7 +407,8 @@ TEST_CASE("compaction gives back what was deleted, and loses nothing") {
   Backing backing;
   Store* store = backing.must_open(Contents::kNew);
   const std::string value(500, 'v');
-  for (uint64_t key = 0; key < 4000; ++key) REQUIRE(store->set({&key, sizeof key}, bytes_of(value)) == 0);
+  for (uint64_t key = 0; key < 4000; ++key)
+    REQUIRE(store->set({&key, sizeof key}, bytes_of(value)) == 0);
   for (uint64_t key = 0; key < 4000; ++key) {
     if (key % 4 != 0) REQUIRE(store->del({&key, sizeof key}) == 500);
   }
@@ -438,15 +450,19 @@ TEST_CASE("kill -9 leaves what was flushed") {
           kv_test::fill(&value, key, version, 500);
           if (store->set({&key, sizeof key}, bytes_of(value)) != 0) _exit(1);
         }
-        if (store->flush() != 0 || write(acknowledged[1], &version, sizeof version) != sizeof version) _exit(1);
+        if (store->flush() != 0 ||
+            write(acknowledged[1], &version, sizeof version) != sizeof version)
+          _exit(1);
       }
     }
     (void)close(acknowledged[1]);
-    for (unsigned i = 0; i < 3 + round; ++i) REQUIRE(read(acknowledged[0], &least, sizeof least) == sizeof least);
+    for (unsigned i = 0; i < 3 + round; ++i)
+      REQUIRE(read(acknowledged[0], &least, sizeof least) == sizeof least);
     usleep(round * 300);
     REQUIRE(kill(child, SIGKILL) == 0);
     REQUIRE(waitpid(child, nullptr, 0) == child);
-    for (uint64_t version; read(acknowledged[0], &version, sizeof version) == sizeof version;) least = version;
+    for (uint64_t version; read(acknowledged[0], &version, sizeof version) == sizeof version;)
+      least = version;
     (void)close(acknowledged[0]);
     options.contents = Contents::kKept;
     options.device = kv_test::open_device(path.c_str(), 0);
@@ -455,7 +471,8 @@ TEST_CASE("kill -9 leaves what was flushed") {
     REQUIRE(store->count() == 300);
     std::string value;
     char buffer[500];
-    for (uint64_t key = 0; key < 300; ++key) {  // of one version, or of the next, which writers began to save for space
+    for (uint64_t key = 0; key < 300;
+         ++key) {  // of one version, or of the next, which writers began to save for space
       REQUIRE(store->get({&key, sizeof key}, buffer, sizeof buffer, 0) == 500);
       bool known = false;
       for (uint64_t version = least; version <= least + 2 && !known; ++version) {
@@ -483,17 +500,20 @@ TEST_CASE("a state that is saved while a thread writes is of one moment") {
     Store* store = kv_test::open_store(options);
     std::atomic<bool> over{false};
     std::atomic<uint64_t> passes{0};
-    std::thread writer([&] {  // each pass a version more; now and then a key of another length, or a new one
-      for (uint64_t version = round * uint64_t{100'000} + 1; !over.load(); ++version, ++passes) {
-        for (uint64_t i = 0; i < kKeys; ++i) {
-          std::string value = std::to_string(version) + " ";
-          value.resize(20 + (version + i) % 50 * 2, 'x');
-          if (store->set(bytes_of("key " + std::to_string(i)), bytes_of(value)) != 0) kv_test::fail("set");
-          if (version % 8 == 0 && i % 40 == 0)
-            (void)store->set(bytes_of(std::to_string(version * kKeys + i)), bytes_of(value));
-        }
-      }
-    });
+    std::thread writer(
+        [&] {  // each pass a version more; now and then a key of another length, or a new one
+          for (uint64_t version = round * uint64_t{100'000} + 1; !over.load();
+               ++version, ++passes) {
+            for (uint64_t i = 0; i < kKeys; ++i) {
+              std::string value = std::to_string(version) + " ";
+              value.resize(20 + (version + i) % 50 * 2, 'x');
+              if (store->set(bytes_of("key " + std::to_string(i)), bytes_of(value)) != 0)
+                kv_test::fail("set");
+              if (version % 8 == 0 && i % 40 == 0)
+                (void)store->set(bytes_of(std::to_string(version * kKeys + i)), bytes_of(value));
+            }
+          }
+        });
     while (passes.load() < 2) sys::yield_cpu();
     REQUIRE(store->flush() == 0);
     over.store(true);

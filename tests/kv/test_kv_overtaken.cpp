@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Readers and cleaning that other threads overtake: the device holds a read back until another thread has changed what
-// is read, or can do no more.
+// Readers and cleaning that other threads overtake: the device holds a read back until another
+// thread has changed what is read, or can do no more.
 #include <errno.h>
 
 #include <atomic>
@@ -30,10 +30,13 @@ class Overtaking final : public lunar_test::MemoryDevice {
   std::atomic<uint64_t> changes{0};
   std::atomic<bool> over{false};  // the other thread can do no more
   uint64_t overtakes = kOvertakes, patience_ns = kPatienceNs;
-  std::atomic<uint64_t> waits{0};                                                           // of the slow thread
-  std::function<bool(uint64_t, uint64_t)> holds = [](uint64_t, uint64_t) { return true; };  // of offset, length
+  std::atomic<uint64_t> waits{0};  // of the slow thread
+  std::function<bool(uint64_t, uint64_t)> holds = [](uint64_t, uint64_t) {
+    return true;
+  };  // of offset, length
   int64_t transfer(const Command& command) override {
-    if (is_slow && command.op == Op::kRead && holds(command.offset.value, command.iov[0].iov_len)) wait();
+    if (is_slow && command.op == Op::kRead && holds(command.offset.value, command.iov[0].iov_len))
+      wait();
     const MutexLock guard(lock_);
     return MemoryDevice::transfer(command);
   }
@@ -107,7 +110,8 @@ TEST_CASE("kv-overtaken: a large pair that is set faster than it is read is no d
   char found[16];
   SECTION("get") {
     const Slow slow;
-    CHECK(stage.store->get(bytes_of(key), value.data(), value.size(), 0) == static_cast<int64_t>(value.size()));
+    CHECK(stage.store->get(bytes_of(key), value.data(), value.size(), 0) ==
+          static_cast<int64_t>(value.size()));
     CHECK(stage.device.waits != 0);
   }
   SECTION("exists") {
@@ -143,12 +147,16 @@ TEST_CASE("kv-overtaken: a get that finds a piece damaged holds up no set of ano
     part = key;
   }
   REQUIRE(stage.store->set(bytes_of(key), bytes_of(value)) == 0);
-  REQUIRE(stage.store->set({"more", 4}, bytes_of(std::string(Stage::kValueBytes, 'm'))) == 0);  // now it is cold
-  char* piece = static_cast<char*>(memmem(stage.memory.data(), stage.memory.size(), part.data(), 64));
+  REQUIRE(stage.store->set({"more", 4}, bytes_of(std::string(Stage::kValueBytes, 'm'))) ==
+          0);  // now it is cold
+  char* piece =
+      static_cast<char*>(memmem(stage.memory.data(), stage.memory.size(), part.data(), 64));
   REQUIRE(piece);
   *piece = static_cast<char>(*piece ^ 1);
   const auto at = static_cast<uint64_t>(piece - stage.memory.data());
-  stage.device.holds = [at](uint64_t offset, uint64_t length) { return offset <= at && at < offset + length; };
+  stage.device.holds = [at](uint64_t offset, uint64_t length) {
+    return offset <= at && at < offset + length;
+  };
   stage.device.overtakes = 1;
   stage.device.patience_ns = 10'000'000'000;
   stage.change("another", 100);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values in pieces, beyond what the models show: what a moment in the middle of a set or delete leaves, what clear()
-// and a failure leave, that nothing which goes over keys meets a piece, and what a read of a part touches.
+// Values in pieces, beyond what the models show: what a moment in the middle of a set or delete
+// leaves, what clear() and a failure leave, that nothing which goes over keys meets a piece, and
+// what a read of a part touches.
 #include <errno.h>
 
 #include <atomic>
@@ -25,7 +26,8 @@ constexpr uint64_t kBytes = 8 * kMiB, kLong = 500'000;
 
 class LockedDevice final : public lunar_test::MemoryDevice {
  public:
-  explicit LockedDevice(std::vector<char>* memory) : MemoryDevice(memory->data(), memory->size()), memory_(memory) {}
+  explicit LockedDevice(std::vector<char>* memory)
+      : MemoryDevice(memory->data(), memory->size()), memory_(memory) {}
   int64_t transfer(const Command& command) override {
     const MutexLock guard(lock_);
     return MemoryDevice::transfer(command);
@@ -40,7 +42,8 @@ class LockedDevice final : public lunar_test::MemoryDevice {
   std::vector<char>* memory_;
 };
 
-StoreOptions options_of(Device* device, Contents contents, Durability durability = Durability::kFlush) {
+StoreOptions options_of(Device* device, Contents contents,
+                        Durability durability = Durability::kFlush) {
   StoreOptions options;
   options.device = device;
   options.contents = contents;
@@ -61,12 +64,16 @@ uint64_t hands_in(const std::vector<char>& image) {
   form::Root root;
   memcpy(&super, image.data(), sizeof super);
   for (uint64_t i = 0; i < 2; ++i)
-    memcpy(&headers[i], image.data() + form::kFrontRootsAt + i * form::kBlockBytes, sizeof headers[i]);
+    memcpy(&headers[i], image.data() + form::kFrontRootsAt + i * form::kBlockBytes,
+           sizeof headers[i]);
   const uint64_t newest = headers[0].sequence > headers[1].sequence ? 0 : 1;
-  memcpy(&root, image.data() + form::kFrontRootsAt + newest * form::kBlockBytes + sizeof *headers, sizeof root);
+  memcpy(&root, image.data() + form::kFrontRootsAt + newest * form::kBlockBytes + sizeof *headers,
+         sizeof root);
   const uint64_t link = form::kHeadBytes + ((root.first - 1) << super.segment_bits);
   uint64_t hands = 0;
-  memcpy(&hands, image.data() + link + sizeof(form::StateLink) + super.segment_count * sizeof(form::SegmentEntry),
+  memcpy(&hands,
+         image.data() + link + sizeof(form::StateLink) +
+             super.segment_count * sizeof(form::SegmentEntry),
          sizeof hands);
   return hands;
 }
@@ -96,7 +103,8 @@ struct Writer {
       for (uint64_t version = 1; !over; ++version) {
         if (store->set({"a", 1}, bytes_of(value_of_version(version))) != 0) kv_test::fail("set");
         if (version % 3 == 0 && store->del({"b", 1}) < -ENOENT) kv_test::fail("del");
-        if (version % 3 != 0 && store->set({"b", 1}, bytes_of(value_of_version(version))) != 0) kv_test::fail("set");
+        if (version % 3 != 0 && store->set({"b", 1}, bytes_of(value_of_version(version))) != 0)
+          kv_test::fail("set");
       }
     });
   }
@@ -110,7 +118,8 @@ struct Writer {
 
 }  // namespace
 
-TEST_CASE("kv-pieces: a state of a moment within sets and deletes leaves no piece without its head") {
+TEST_CASE(
+    "kv-pieces: a state of a moment within sets and deletes leaves no piece without its head") {
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     std::vector<char> memory(kBytes);
     LockedDevice device(&memory);
@@ -143,7 +152,9 @@ TEST_CASE("kv-pieces: a state of a moment within sets and deletes leaves no piec
 }
 
 // The state of a moment within the delete names one piece.
-TEST_CASE("kv-pieces: an open deletes what is left of a pair whose damaged head said that it is shorter") {
+TEST_CASE(
+    "kv-pieces: an open deletes what is left of a pair whose damaged head said that it is "
+    "shorter") {
   const std::string value(3 * kMiB, 'x');
   unsigned in_hand = 0;
   for (unsigned round = 0; round < 100 && in_hand < 3; ++round) {
@@ -187,13 +198,15 @@ TEST_CASE("kv-pieces: nothing that goes over keys meets a piece, and a get meets
   for (const bool on_device : {false, true}) {
     std::vector<char> memory(kBytes);
     LockedDevice device(&memory);
-    Store* store = kv_test::open_store(options_of(on_device ? &device : nullptr, Contents::kScratch));
+    Store* store =
+        kv_test::open_store(options_of(on_device ? &device : nullptr, Contents::kScratch));
     {
       const Writer writer(store);
       char key[100];
       for (unsigned i = 0; i < 150; ++i) {
         CHECK(store->count() <= 2);
-        if (const int64_t length = store->random(key, sizeof key); length != -ENOENT) CHECK(length == 1);
+        if (const int64_t length = store->random(key, sizeof key); length != -ENOENT)
+          CHECK(length == 1);
         Walk* walk = nullptr;
         REQUIRE(Walk::open(store, &walk) == 0);
         for (int64_t length; (length = walk->next(key, sizeof key)) != -ENOENT;) CHECK(length == 1);
@@ -219,7 +232,8 @@ TEST_CASE("kv-pieces: clear() takes the pieces of a set under way with it") {
   for (const bool on_device : {false, true}) {
     std::vector<char> memory(kBytes);
     LockedDevice device(&memory);
-    Store* store = kv_test::open_store(options_of(on_device ? &device : nullptr, Contents::kScratch));
+    Store* store =
+        kv_test::open_store(options_of(on_device ? &device : nullptr, Contents::kScratch));
     {
       const Writer writer(store);
       for (unsigned i = 0; i < 300; ++i) {
@@ -247,7 +261,8 @@ TEST_CASE("kv-pieces: a set that finds no room leaves the old value, and no piec
     const uint64_t pieces = store->pieces();
     // The last ones are not refused before they are written.
     uint64_t length = 5 * kMiB, refused = 0;
-    for (; store->set({"key", 3}, bytes_of(std::string(length, 'm'))) == -ENOSPC; length -= 30'000, ++refused) {
+    for (; store->set({"key", 3}, bytes_of(std::string(length, 'm'))) == -ENOSPC;
+         length -= 30'000, ++refused) {
       CHECK(store->pieces() == pieces);
       CHECK((kv_test::value_of(store, "key") == old));  // not printed
       kv_test::check_store(store);
@@ -269,7 +284,8 @@ TEST_CASE("kv-pieces: a part of a value is read from the pieces that it lies in"
   Store* store = kv_test::open_store(options_of(&device, Contents::kNew));
   const std::string value = value_of_version(1), other(1000, 'o');
   REQUIRE(store->set({"key", 3}, bytes_of(value)) == 0);
-  for (uint64_t key = 0; key < 1000; ++key) REQUIRE(store->set({&key, sizeof key}, bytes_of(other)) == 0);
+  for (uint64_t key = 0; key < 1000; ++key)
+    REQUIRE(store->set({&key, sizeof key}, bytes_of(other)) == 0);
   REQUIRE(store->flush() == 0);
   store->close();
   store = kv_test::open_store(options_of(&device, Contents::kKept));

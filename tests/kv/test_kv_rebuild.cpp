@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What StoreOptions::salvage gets out of a store whose saved state is damaged: every pair whose own record is sound.
-// Never a value that its key never had; an older one, or a deleted pair, only with a word.
+// What StoreOptions::salvage gets out of a store whose saved state is damaged: every pair whose own
+// record is sound. Never a value that its key never had; an older one, or a deleted pair, only with
+// a word.
 #include <errno.h>
 
 #include <map>
@@ -25,8 +26,8 @@ namespace {
 
 constexpr uint64_t kBlock = 4096;
 
-// A store with a past: several opens, overwritten values, deleted pairs, large ones, cleaned segments. Of what is
-// durable by itself, some lies in the log behind the state.
+// A store with a past: several opens, overwritten values, deleted pairs, large ones, cleaned
+// segments. Of what is durable by itself, some lies in the log behind the state.
 struct Past {
   std::vector<char> memory;
   std::map<std::string, std::string> now;
@@ -39,7 +40,9 @@ struct Past {
 
   Past(uint64_t bytes, Durability level) : memory(bytes), durability(level) {}
 
-  int look_at(bool salvage, Store** store, ErrorText* why) { return open(Contents::kKept, true, salvage, store, why); }
+  int look_at(bool salvage, Store** store, ErrorText* why) {
+    return open(Contents::kKept, true, salvage, store, why);
+  }
   int open(Contents contents, bool read_only, bool salvage, Store** store, ErrorText* why) {
     device_ = std::make_unique<lunar_test::MemoryDevice>(memory.data(), memory.size());
     device_->unreadable = unreadable;
@@ -61,7 +64,8 @@ struct Past {
     ErrorText why;
     for (unsigned i = 0; i < opens; ++i) {
       Store* store = nullptr;
-      const int status = open(i == 0 ? Contents::kNew : Contents::kKept, false, false, &store, &why);
+      const int status =
+          open(i == 0 ? Contents::kNew : Contents::kKept, false, false, &store, &why);
       INFO(why.text);
       REQUIRE(status == 0);
       for (unsigned j = 0; j < sets; ++j) {
@@ -72,8 +76,9 @@ struct Past {
           continue;
         }
         std::string value;
-        kv_test::fill(&value, i, j,
-                      random.below(large_in) == 0 ? 70'000 + random.below(90'000) : random.below(longest));
+        kv_test::fill(
+            &value, i, j,
+            random.below(large_in) == 0 ? 70'000 + random.below(90'000) : random.below(longest));
         REQUIRE(store->set(bytes_of(key), bytes_of(value)) == 0);
         ever[key].insert(value);
         now[key] = value;
@@ -141,12 +146,13 @@ bool salvage(Past& past, Found* found, bool* opens) {
   return true;
 }
 
-// No value is wrong or silently old, no deleted pair comes back silently. Returns how many pairs are missing, all of
-// which were told of.
+// No value is wrong or silently old, no deleted pair comes back silently. Returns how many pairs
+// are missing, all of which were told of.
 uint64_t missing_of(const Past& past, const Found& found) {
   for (const auto& [key, value] : found.pairs) {
     const auto ever = past.ever.find(key);
-    if (ever == past.ever.end() || ever->second.count(value) == 0) FAIL("a value that never was: " << key);
+    if (ever == past.ever.end() || ever->second.count(value) == 0)
+      FAIL("a value that never was: " << key);
     const auto now = past.now.find(key);
     if (found.log_ends_early) continue;
     if ((now == past.now.end() || now->second != value) && found.doubtful.count(key) == 0)
@@ -155,18 +161,23 @@ uint64_t missing_of(const Past& past, const Found& found) {
   uint64_t missing = 0;
   for (const auto& [key, value] : past.now) missing += found.pairs.count(key) == 0 ? 1 : 0;
   if (!found.log_ends_early)
-    CHECK(missing <= found.report.pairs_lost + found.doubtful.size());  // some of these may have been deleted
+    CHECK(missing <=
+          found.report.pairs_lost + found.doubtful.size());  // some of these may have been deleted
   return missing;
 }
 
 // Of its newest state; or, by segments, the first of each.
 std::vector<uint64_t> blocks_of_state(const Past& past, uint64_t step = kBlock) {
   namespace form = kv::media;
-  const auto read = [&](uint64_t at, auto* out) { memcpy(out, past.memory.data() + at, sizeof *out); };
+  const auto read = [&](uint64_t at, auto* out) {
+    memcpy(out, past.memory.data() + at, sizeof *out);
+  };
   lunar::media::ImageHeader headers[2];
   for (unsigned i = 0; i < 2; ++i) read(form::kFrontRootsAt + i * kBlock, &headers[i]);
   form::Root root;
-  read(form::kFrontRootsAt + (headers[0].sequence < headers[1].sequence ? kBlock : 0) + sizeof *headers, &root);
+  read(form::kFrontRootsAt + (headers[0].sequence < headers[1].sequence ? kBlock : 0) +
+           sizeof *headers,
+       &root);
   std::vector<uint64_t> blocks;
   form::StateLink link;
   for (uint64_t next = root.first; next; next = link.next) {
@@ -188,7 +199,8 @@ void flip_in_each_block(Durability durability) {
   for (const uint64_t block : state) {
     for (unsigned i = 0; i < 12; ++i) {
       past.memory = sound;
-      // The first bytes of a block, which may be a link's, and any others. The rest behind the state does not count.
+      // The first bytes of a block, which may be a link's, and any others. The rest behind the
+      // state does not count.
       const uint64_t at = block + (i == 0 ? random.below(32) : random.below(kBlock));
       past.memory[at] = static_cast<char>(past.memory[at] ^ 1 << random.below(8));
       INFO("byte " << at);
@@ -204,7 +216,8 @@ void flip_in_each_block(Durability durability) {
     }
   }
   CHECK(repaired > 6 * state.size());
-  for (uint64_t block = kv::media::kHeadBytes; block < sound.size() - kv::media::kTailBytes; block += 5 * kBlock) {
+  for (uint64_t block = kv::media::kHeadBytes; block < sound.size() - kv::media::kTailBytes;
+       block += 5 * kBlock) {
     if (durability != Durability::kFlush) break;  // kv-salvage is for that
     past.memory = sound;
     past.memory[block + 77] = static_cast<char>(past.memory[block + 77] ^ 8);
@@ -214,8 +227,8 @@ void flip_in_each_block(Durability durability) {
   }
 }
 
-// Blocks of the state become noise, zeros, or have a bit changed; now and then one of records, too. How many pairs
-// were doubtful.
+// Blocks of the state become noise, zeros, or have a bit changed; now and then one of records, too.
+// How many pairs were doubtful.
 uint64_t damage_some(Past& past, unsigned rounds, uint64_t seed, bool many_parts) {
   const std::vector<char> sound = past.memory;
   std::vector<uint64_t> state = blocks_of_state(past, many_parts ? 64 * kKiB : kBlock);
@@ -231,8 +244,8 @@ uint64_t damage_some(Past& past, unsigned rounds, uint64_t seed, bool many_parts
     bool records = false;  // or what tells the lives of segments of former opens
     for (uint64_t i = 1 + random.below(4); i; --i) {
       const bool any = random.below(4) == 0;
-      const uint64_t block =
-          any ? kv::media::kHeadBytes + random.below(blocks) * kBlock : state[random.below(state.size())];
+      const uint64_t block = any ? kv::media::kHeadBytes + random.below(blocks) * kBlock
+                                 : state[random.below(state.size())];
       const uint64_t how = random.below(3);
       records = records || any || many_parts || (block == first && how != 2);
       for (uint64_t at = block; at < block + kBlock; ++at)
@@ -241,7 +254,8 @@ uint64_t damage_some(Past& past, unsigned rounds, uint64_t seed, bool many_parts
     }
     Found found;
     bool opens = false;
-    if (!salvage(past, &found, &opens) || (opens && past.durability != Durability::kFlush)) continue;
+    if (!salvage(past, &found, &opens) || (opens && past.durability != Durability::kFlush))
+      continue;
     const uint64_t missing = missing_of(past, found);
     if (!records && past.durability == Durability::kFlush) CHECK(missing == 0);
     doubtful += found.doubtful.size();
@@ -259,7 +273,9 @@ TEST_CASE("kv-rebuild: one bit in any block of the saved state costs no pair; kF
 TEST_CASE("kv-rebuild: the same, kGroup") { flip_in_each_block(Durability::kGroup); }
 TEST_CASE("kv-rebuild: the same, kEach") { flip_in_each_block(Durability::kEach); }
 
-TEST_CASE("kv-rebuild: blocks of the state that are gone cost certainty, and pairs only where records are damaged") {
+TEST_CASE(
+    "kv-rebuild: blocks of the state that are gone cost certainty, and pairs only where records "
+    "are damaged") {
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     Past past(4 * kMiB, durability);
     past.write(9);
@@ -278,7 +294,8 @@ TEST_CASE("kv-rebuild: of the records of one open the newest is taken") {
   for (uint64_t i = 0; i < state.size(); ++i) {
     past.memory = sound;
     // Two of a part: one would be computed from the others.
-    for (const uint64_t block : {state[i], state[i == 0 ? 1 : i - 1]}) memset(past.memory.data() + block, 0, kBlock);
+    for (const uint64_t block : {state[i], state[i == 0 ? 1 : i - 1]})
+      memset(past.memory.data() + block, 0, kBlock);
     Found found;
     bool opens = true;
     REQUIRE(salvage(past, &found, &opens));
@@ -307,7 +324,8 @@ TEST_CASE("kv-rebuild: a state of which a block cannot be read") {
   }
 }
 
-// Where nothing else is left that says so: the list of segments is gone, and each other block is of the state before.
+// Where nothing else is left that says so: the list of segments is gone, and each other block is of
+// the state before.
 TEST_CASE("kv-rebuild: what an older state left in a block is not believed") {
   constexpr unsigned kKeys = 1500, kChanges = 150;
   Past past(4 * kMiB, Durability::kFlush);
@@ -352,8 +370,8 @@ TEST_CASE("kv-rebuild: what an older state left in a block is not believed") {
   }
 }
 
-// The state is gone, and of both large values of a key the pieces. The records of the older one's deletes have the
-// pieces' keys; they are no pieces, so the value before it is what can be read.
+// The state is gone, and of both large values of a key the pieces. The records of the older one's
+// deletes have the pieces' keys; they are no pieces, so the value before it is what can be read.
 TEST_CASE("kv-rebuild: the record of a piece's delete is not taken for the piece") {
   Past past(4 * kMiB, Durability::kEach);
   ErrorText why;
@@ -378,7 +396,8 @@ TEST_CASE("kv-rebuild: the record of a piece's delete is not taken for the piece
     PieceKey key;
     memcpy(&key, first - sizeof key, sizeof key);
     unsigned pieces = 0;
-    for (; char* piece = find(&key, offsetof(PieceKey, number)); ++pieces) memset(piece, 0, sizeof key);
+    for (; char* piece = find(&key, offsetof(PieceKey, number)); ++pieces)
+      memset(piece, 0, sizeof key);
     CHECK(pieces > 1);
   }
   Found found;
@@ -394,7 +413,8 @@ TEST_CASE("kv-rebuild: pieces of values that were replaced or deleted are no dam
     Past past(4 * kMiB, durability);
     past.keys = 40, past.large_in = 10;
     past.write(19);
-    for (const uint64_t block : blocks_of_state(past)) memset(past.memory.data() + block, 0, kBlock);
+    for (const uint64_t block : blocks_of_state(past))
+      memset(past.memory.data() + block, 0, kBlock);
     Found found;
     bool opens = true;
     REQUIRE(salvage(past, &found, &opens));
@@ -406,9 +426,11 @@ TEST_CASE("kv-rebuild: pieces of values that were replaced or deleted are no dam
 
 TEST_CASE("kv-rebuild: one block that is gone from each part of the saved state costs no pair") {
   Past past(16 * kMiB, Durability::kFlush);
-  past.sets = 20'000, past.keys = 20'000, past.longest = 100, past.large_in = 5000, past.expected = 16;
+  past.sets = 20'000, past.keys = 20'000, past.longest = 100, past.large_in = 5000,
+  past.expected = 16;
   past.write(17);
-  const std::vector<uint64_t> state = blocks_of_state(past), parts = blocks_of_state(past, 64 * kKiB);
+  const std::vector<uint64_t> state = blocks_of_state(past),
+                              parts = blocks_of_state(past, 64 * kKiB);
   REQUIRE(parts.size() > 1);
   REQUIRE(state.size() > 4 * parts.size());
   const std::vector<char> sound = past.memory;

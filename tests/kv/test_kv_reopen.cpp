@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A persistent store whose index has filled the DRAM budget: what it refuses costs nothing, and the next open, which
-// has the same budget, must do with it.
+// A persistent store whose index has filled the DRAM budget: what it refuses costs nothing, and the
+// next open, which has the same budget, must do with it.
 #include <errno.h>
 
 #include <atomic>
@@ -49,17 +49,20 @@ struct Place {
 
 std::string name(uint64_t key) { return "key " + std::to_string(key); }
 
-// Sets new keys until the index has no room for most of them. Returns the number after the last one. The look-ups fill
-// the read cache, for whose memory the index has to ask, so it does not grow as it would alone.
+// Sets new keys until the index has no room for most of them. Returns the number after the last
+// one. The look-ups fill the read cache, for whose memory the index has to ask, so it does not grow
+// as it would alone.
 uint64_t fill(Store* store, uint64_t first) {
   unsigned refused = 0;
   for (; refused < kRefusalsMost; ++first) {
     const int status = store->set(bytes_of(name(first)), {});
     if (status != 0) REQUIRE(status == -ENOSPC);
     refused = status == 0 ? 0 : refused + 1;
-    for (unsigned i = 0; i < 3; ++i) (void)store->exists(bytes_of(name(kv_test::mix(3 * first + i) % (first + 1))));
+    for (unsigned i = 0; i < 3; ++i)
+      (void)store->exists(bytes_of(name(kv_test::mix(3 * first + i) % (first + 1))));
   }
-  REQUIRE(store->bytes_in_use() < store->bytes_allocated() / 4 * 3);  // it is the index that is full, not the log
+  // it is the index that is full, not the log
+  REQUIRE(store->bytes_in_use() < store->bytes_allocated() / 4 * 3);
   return first;
 }
 
@@ -109,8 +112,10 @@ TEST_CASE("kv-reopen: what a full index refuses takes nothing of the log") {
   const uint64_t before = store->bytes_in_use(), ios = store->device_ios();
   const std::string value(3000, 'v'), large(300'000, 'l');
   uint64_t inlined = 0, apart = 0;
-  for (unsigned i = 0; i < 4000; ++i) inlined += store->set(bytes_of(name(++key)), bytes_of(value)) == 0 ? 1 : 0;
-  for (unsigned i = 0; i < 20; ++i) apart += store->set(bytes_of(name(++key)), bytes_of(large)) == 0 ? 1 : 0;
+  for (unsigned i = 0; i < 4000; ++i)
+    inlined += store->set(bytes_of(name(++key)), bytes_of(value)) == 0 ? 1 : 0;
+  for (unsigned i = 0; i < 20; ++i)
+    apart += store->set(bytes_of(name(++key)), bytes_of(large)) == 0 ? 1 : 0;
   CHECK(inlined < 400);
   CHECK(store->bytes_in_use() <= before + inlined * 3200 + apart * 6 * 64 * kKiB + 2 * 64 * kKiB);
   CHECK(store->device_ios() <= ios + inlined + apart * 5 + 20);
@@ -135,15 +140,19 @@ TEST_CASE("kv-reopen: it does so after many deletes and sets of new keys") {
 }
 
 // Each durable set takes a block, so most of the keys are set before.
-TEST_CASE("kv-reopen: a store of durable sets whose index is full opens again after a kill with the same DRAM") {
+TEST_CASE(
+    "kv-reopen: a store of durable sets whose index is full opens again after a kill with the same "
+    "DRAM") {
   for (const uint64_t dram : {kBudgets[0], kBudgets[1]}) {
     // of the keys that fill the index, so many percent are set before the state is saved
     for (const uint64_t share : {uint64_t{93}, uint64_t{89}}) {
       Place place{dram, Durability::kFlush};
-      lunar_test::MemoryDevice first(place.memory.data(), kBytes), second(place.memory.data(), kBytes);
+      lunar_test::MemoryDevice first(place.memory.data(), kBytes),
+          second(place.memory.data(), kBytes);
       Store* store = place.open(Contents::kNew, &first);
       const uint64_t end = fill(store, 0);
-      for (uint64_t key = end / 100 * share; key < end; ++key) (void)store->del(bytes_of(name(key)));
+      for (uint64_t key = end / 100 * share; key < end; ++key)
+        (void)store->del(bytes_of(name(key)));
       REQUIRE(store->flush() == 0);
       store->close();
       place.durability = Durability::kEach;
@@ -185,12 +194,13 @@ unsigned set_until_full(Store* store, uint64_t first) {
 
 }  // namespace
 
-// Deletes leave gaps in chains that took all memory; a replay finds the chains without gaps, and splits buckets for the
-// memory that this leaves, which the chains of other shards need then.
+// Deletes leave gaps in chains that took all memory; a replay finds the chains without gaps, and
+// splits buckets for the memory that this leaves, which the chains of other shards need then.
 TEST_CASE("kv-reopen: it does so when the index was full before the first durable set") {
   for (const uint64_t dram : kBudgets) {
     Place place{dram, Durability::kFlush};
-    lunar_test::MemoryDevice first(place.memory.data(), kBytes), second(place.memory.data(), kBytes);
+    lunar_test::MemoryDevice first(place.memory.data(), kBytes),
+        second(place.memory.data(), kBytes);
     Store* store = place.open(Contents::kNew, &first);
     uint64_t end = 0;
     for (unsigned refused = 0; refused < kRefusalsMost; ++end)
@@ -217,8 +227,8 @@ namespace {
 
 bool is_deleted(uint64_t key) { return kv_test::mix(key) % 100 < 30; }
 
-// Walks over the store as often as there is time, at least once. Returns how many of the keys below `full` that stay
-// did not come exactly once.
+// Walks over the store as often as there is time, at least once. Returns how many of the keys below
+// `full` that stay did not come exactly once.
 unsigned walk_until(Store* store, uint64_t full, const std::atomic<bool>& ends) {
   unsigned wrong = 0;
   do {
@@ -242,7 +252,8 @@ unsigned walk_until(Store* store, uint64_t full, const std::atomic<bool>& ends) 
 }  // namespace
 
 // Readers take no lock: they and walks must find every key that stays while chains are shortened.
-TEST_CASE("kv-reopen: what deletes have left empty in a full index serves new keys of other chains") {
+TEST_CASE(
+    "kv-reopen: what deletes have left empty in a full index serves new keys of other chains") {
   Place place{kBudgets[1], Durability::kFlush};
   lunar_test::MemoryDevice device(place.memory.data(), kBytes);
   Store* store = place.open(Contents::kNew, &device);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was deleted is free: a store that holds nothing takes a pair as large as a new one does, whatever lay where, and
-// that is all of its room but what Store::set() says is kept.
+// What was deleted is free: a store that holds nothing takes a pair as large as a new one does,
+// whatever lay where, and that is all of its room but what Store::set() says is kept.
 #include <errno.h>
 
 #include <atomic>
@@ -20,14 +20,16 @@ using kv_test::bytes_of;
 
 namespace {
 
-constexpr uint64_t kSegment = 64 * kKiB, kInSegment = 15 * 4000;  // of a large pair: in pieces of 4 KiB
+// of a large pair: in pieces of 4 KiB
+constexpr uint64_t kSegment = 64 * kKiB, kInSegment = 15 * 4000;
 
 struct Kind {
   const char* name;
   bool on_device;
   Contents contents;
   Durability durability;
-  // Segments that no pair gets: for cleaning, the tail, two saved states; of durable sets, the next two tails.
+  // Segments that no pair gets: for cleaning, the tail, two saved states; of durable sets, the next
+  // two tails.
   uint64_t kept() const {
     if (contents == Contents::kScratch) return 4;
     return durability == Durability::kFlush ? 8 : 10;
@@ -51,7 +53,8 @@ constexpr Kind kKinds[] = {{"in DRAM", false, Contents::kScratch, Durability::kF
                            {"kept", true, Contents::kNew, Durability::kFlush},
                            {"durable sets", true, Contents::kNew, Durability::kGroup}};
 
-StoreOptions options_for(Device* device, Contents contents, Durability durability, uint64_t dram_bytes) {
+StoreOptions options_for(Device* device, Contents contents, Durability durability,
+                         uint64_t dram_bytes) {
   StoreOptions options = kv_test::kept_options(device, contents, durability);
   options.segment_bytes = kSegment;
   options.dram_bytes = dram_bytes;
@@ -80,19 +83,21 @@ void fill_and_empty(Store* store, uint64_t seed, uint64_t longest) {
 
 }  // namespace
 
-TEST_CASE("kv-room: an emptied store takes a pair of all its room but what is kept, as a new one does") {
+TEST_CASE(
+    "kv-room: an emptied store takes a pair of all its room but what is kept, as a new one does") {
   for (const Kind& kind : kKinds) {
     for (const uint64_t bytes : {2 * kMiB, 16 * kMiB}) {
       for (uint64_t seed = 0; seed <= 5; ++seed) {  // 0: a new store
         INFO(kind.name << ", " << bytes / kMiB << " MiB, seed " << seed);
         std::vector<char> memory(kind.on_device ? bytes : 0);
         lunar_test::MemoryDevice device(memory.data(), memory.size());
-        StoreOptions options = options_for(kind.on_device ? &device : nullptr, kind.contents, kind.durability,
-                                           kind.on_device ? 6 * kMiB : 0);
+        StoreOptions options = options_for(kind.on_device ? &device : nullptr, kind.contents,
+                                           kind.durability, kind.on_device ? 6 * kMiB : 0);
         options.log_bytes = kind.on_device ? 0 : bytes;
         Store* store = kv_test::open_store(options);
         if (seed != 0) fill_and_empty(store, seed, bytes / 40);
-        const uint64_t segments = store->bytes_allocated() / kSegment, most = segments - kind.kept();
+        const uint64_t segments = store->bytes_allocated() / kSegment,
+                       most = segments - kind.kept();
         std::string value((most + 2) * kSegment, 'w');
         CHECK(store->set({"large", 5}, bytes_of(value)) == -ENOSPC);
         CHECK(store->pieces() == 0);
@@ -110,12 +115,14 @@ TEST_CASE("kv-room: an emptied store takes a pair of all its room but what is ke
   }
 }
 
-// The state of a store of many keys is large; it is the next one, not the last, for which a large pair leaves room.
+// The state of a store of many keys is large; it is the next one, not the last, for which a large
+// pair leaves room.
 TEST_CASE("kv-room: a store that held many keys takes a large pair as soon as they are deleted") {
   constexpr uint64_t kBytes = 16 * kMiB, kKeys = 200'000;
   std::vector<char> memory(kBytes);
   lunar_test::MemoryDevice device(memory.data(), memory.size());
-  Store* store = kv_test::open_store(options_for(&device, Contents::kNew, Durability::kFlush, 16 * kMiB));
+  Store* store =
+      kv_test::open_store(options_for(&device, Contents::kNew, Durability::kFlush, 16 * kMiB));
   for (uint64_t key = 0; key < kKeys; ++key) REQUIRE(store->set({&key, sizeof key}, {}) == 0);
   for (uint64_t key = 0; key < kKeys; ++key) REQUIRE(store->del({&key, sizeof key}) == 0);
   const std::string value(kBytes / 100 * 80, 'w');
@@ -138,7 +145,8 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
         const std::string value(900, 's');
         for (uint64_t i = 0; !over; ++i) {
           const uint64_t key = writer << 32 | i % 500;
-          if (const int status = store->set({&key, sizeof key}, bytes_of(value)); status < 0 && status != -ENOSPC)
+          if (const int status = store->set({&key, sizeof key}, bytes_of(value));
+              status < 0 && status != -ENOSPC)
             kv_test::fail("set");
           small.fetch_add(1);
         }
@@ -159,7 +167,8 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
     }
     over = true;
     for (std::thread& thread : threads) thread.join();
-    INFO("durability " << static_cast<int>(durability) << ": " << done << " large pairs, " << small << " small ones");
+    INFO("durability " << static_cast<int>(durability) << ": " << done << " large pairs, " << small
+                       << " small ones");
     CHECK(done == kRounds);
     kv_test::check_store(store);
     store->close();
@@ -167,7 +176,8 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
 }
 
 // What cleaning and saving gain for one writer, others take: that is no sign of a full store.
-TEST_CASE("kv-room: many threads overwrite a store that is three quarters full, and no set is refused") {
+TEST_CASE(
+    "kv-room: many threads overwrite a store that is three quarters full, and no set is refused") {
   constexpr uint64_t kKeys = 2000, kThreads = 64, kSets = 200, kBytes = 80 * 128 * kKiB;
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     std::vector<char> memory(kBytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What StoreOptions::salvage gets out of a store whose log of durable sets is damaged: the store as it was before the
-// damage, byte by byte, and the name of each key that was set behind it.
+// What StoreOptions::salvage gets out of a store whose log of durable sets is damaged: the store as
+// it was before the damage, byte by byte, and the name of each key that was set behind it.
 #include <errno.h>
 #include <limits.h>
 
@@ -107,7 +107,8 @@ Found look(Store* store) {
   return found;
 }
 
-// Whether it is what the store held after `count` operations, but for pairs that were told to be lost.
+// Whether it is what the store held after `count` operations, but for pairs that were told to be
+// lost.
 bool is_after(const History& history, uint64_t count, const Found& found) {
   const Model& model = history.after[count];
   for (const auto& [key, value] : found.pairs) {
@@ -115,7 +116,8 @@ bool is_after(const History& history, uint64_t count, const Found& found) {
     if (wanted == model.end() || wanted->second != value) return false;
   }
   uint64_t missing = 0;
-  for (const auto& [key, value] : model) missing += found.pairs.count(key) == 0 && found.lost.count(key) == 0 ? 1 : 0;
+  for (const auto& [key, value] : model)
+    missing += found.pairs.count(key) == 0 && found.lost.count(key) == 0 ? 1 : 0;
   return missing <= found.unnamed;
 }
 
@@ -140,7 +142,9 @@ uint64_t untold(const History& history, uint64_t count, const Found& found) {
 
 }  // namespace
 
-TEST_CASE("kv-salvage: wherever the log is damaged, what was before it comes out, and what was behind it is named") {
+TEST_CASE(
+    "kv-salvage: wherever the log is damaged, what was before it comes out, and what was behind it "
+    "is named") {
   History history;
   history.write(220);
   const std::vector<char> sound = history.memory;
@@ -174,7 +178,8 @@ TEST_CASE("kv-salvage: wherever the log is damaged, what was before it comes out
     }
     CHECK(plain == -EBADMSG);
     CHECK(std::string(why.text).find("--salvage") != std::string::npos);
-    CHECK(std::string(why.text).find("saved state") == std::string::npos);  // one block of that costs nothing
+    CHECK(std::string(why.text).find("saved state") ==
+          std::string::npos);  // one block of that costs nothing
     CHECK(found.batches == 1);
     CHECK(untold(history, prefix, found) <= 1);  // what was in the batch that is damaged
     ++salvaged;
@@ -193,7 +198,8 @@ TEST_CASE("kv-salvage: several damages, and a store that a writer may not open s
   for (unsigned round = 0; round < 100; ++round) {
     history.memory = sound;
     for (unsigned i = 0; i < 20; ++i) {
-      const uint64_t at = kv::media::kHeadBytes + random.below(kBytes - kv::media::kHeadBytes - kv::media::kTailBytes);
+      const uint64_t at = kv::media::kHeadBytes +
+                          random.below(kBytes - kv::media::kHeadBytes - kv::media::kTailBytes);
       history.memory[at] = static_cast<char>(history.memory[at] ^ 1);
     }
     ErrorText why;
@@ -211,7 +217,8 @@ TEST_CASE("kv-salvage: several damages, and a store that a writer may not open s
   CHECK(several > 20);
 }
 
-TEST_CASE("kv-salvage: wherever a block cannot be read, the rest comes out, and nothing is written") {
+TEST_CASE(
+    "kv-salvage: wherever a block cannot be read, the rest comes out, and nothing is written") {
   History history;
   history.write(220);
   const std::vector<char> sound = history.memory;
@@ -234,7 +241,8 @@ TEST_CASE("kv-salvage: wherever a block cannot be read, the rest comes out, and 
     const Found found = look(store);
     store->close();
     CHECK(history.memory == sound);
-    CHECK(std::string(why.text).find("saved state") == std::string::npos);  // one block of that costs nothing
+    CHECK(std::string(why.text).find("saved state") ==
+          std::string::npos);  // one block of that costs nothing
     const uint64_t prefix = prefix_of(history, found);
     CHECK(is_after(history, prefix, found));
     if (plain == 0) {
@@ -263,7 +271,8 @@ namespace {
 void check_rows_of_segments(History& history, uint64_t in_a_row) {
   constexpr uint64_t kSegment = 64 * kKiB, kCommits = kSegment / kv::media::kBlockBytes;
   const std::vector<char> sound = history.memory;
-  const uint64_t count = history.names.size(), end = kBytes - kv::media::kTailBytes - in_a_row * kSegment;
+  const uint64_t count = history.names.size(),
+                 end = kBytes - kv::media::kTailBytes - in_a_row * kSegment;
   unsigned refused = 0;
   for (uint64_t at = kv::media::kHeadBytes; at <= end; at += kSegment) {
     history.memory = sound;
@@ -278,7 +287,8 @@ void check_rows_of_segments(History& history, uint64_t in_a_row) {
     const int plain = history.open(Contents::kKept, false, &store, &why);
     if (plain == 0) store->close();
     INFO(in_a_row << " segments at byte " << at << ": " << why.text);
-    if (plain < 0 && std::string(why.text).find("saved state") != std::string::npos) continue;  // kv-rebuild
+    if (plain < 0 && std::string(why.text).find("saved state") != std::string::npos)
+      continue;  // kv-rebuild
     const uint64_t prefix = prefix_of(history, found);
     CHECK(is_after(history, prefix, found));
     if (plain == 0) {
@@ -305,7 +315,9 @@ TEST_CASE("kv-salvage: segments in a row that are gone do not hide the log behin
   }
 }
 
-TEST_CASE("kv-salvage: segments in a row that are gone hide no log behind a later state, over another store") {
+TEST_CASE(
+    "kv-salvage: segments in a row that are gone hide no log behind a later state, over another "
+    "store") {
   History other, history;
   other.write(220, 100, 6);
   history.memory = other.memory;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A log of more segments than a victim, or room for a large pair, is looked for among (Log::kSeenMost): filled, emptied
-// in part, cleaned, compacted, opened again and again, after a crash too, with every key counted and many looked at.
-// Threading: one thread.
+// A log of more segments than a victim, or room for a large pair, is looked for among
+// (Log::kSeenMost): filled, emptied in part, cleaned, compacted, opened again and again, after a
+// crash too, with every key counted and many looked at. Threading: one thread.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -20,9 +20,10 @@ using kv_test::bytes_of;
 
 namespace {
 
-constexpr uint64_t kSegment = 64 * kKiB, kSegments = Log::kSeenMost + 3000, kBytes = kSegments * kSegment + 128 * kKiB;
-constexpr uint64_t kKeys = 150'000, kOverwrites = 100'000, kSmall = 3900,
-                   kLarge = 100'000;  // the latter of two segments
+constexpr uint64_t kSegment = 64 * kKiB, kSegments = Log::kSeenMost + 3000,
+                   kBytes = kSegments * kSegment + 128 * kKiB;
+// the latter of two segments
+constexpr uint64_t kKeys = 150'000, kOverwrites = 100'000, kSmall = 3900, kLarge = 100'000;
 
 struct Big {
   char* memory;
@@ -32,8 +33,8 @@ struct Big {
   Durability durability;
   std::string value, found;
   explicit Big(Durability how)
-      : memory(static_cast<char*>(
-            mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))),
+      : memory(static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))),
         device(memory, kBytes),
         durability(how) {
     open(Contents::kNew);
@@ -64,7 +65,9 @@ struct Big {
     if (status == 0) model[key] = version;
     return status;
   }
-  void del(uint64_t key) { REQUIRE((store->del({&key, sizeof key}) >= 0) == (model.erase(key) != 0)); }
+  void del(uint64_t key) {
+    REQUIRE((store->del({&key, sizeof key}) >= 0) == (model.erase(key) != 0));
+  }
   void reopen() {
     REQUIRE(store->flush() == 0);
     open(Contents::kKept);
@@ -89,8 +92,9 @@ struct Big {
     REQUIRE(memcmp(value.data(), found.data(), value.size()) == 0);
     return version;
   }
-  // The device takes no more in the midst of overwrites. What was durable is there: of each key what was set last, or
-  // what was being set then; or what it was at a flush before, and that is what the model goes on with.
+  // The device takes no more in the midst of overwrites. What was durable is there: of each key
+  // what was set last, or what was being set then; or what it was at a flush before, and that is
+  // what the model goes on with.
   void crash(kv_test::Random* random) {
     std::map<uint64_t, uint64_t> before = model;
     uint64_t key = 0, version = 1'000'000;
@@ -122,7 +126,9 @@ struct Big {
 
 }  // namespace
 
-TEST_CASE("kv-segments: a log of very many segments is filled, overwritten, crashed, emptied, compacted") {
+TEST_CASE(
+    "kv-segments: a log of very many segments is filled, overwritten, crashed, emptied, "
+    "compacted") {
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     INFO("durability " << static_cast<int>(durability));
     Big big(durability);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a save of the state holds up. The device stands still when the state's root is to be written, so a save is under
-// way for as long as a test likes; what other writers get done meanwhile is counted, no time is judged. Large pairs at
-// 80% full: none is refused.
+// What a save of the state holds up. The device stands still when the state's root is to be
+// written, so a save is under way for as long as a test likes; what other writers get done
+// meanwhile is counted, no time is judged. Large pairs at 80% full: none is refused.
 #include <errno.h>
 
 #include <atomic>
@@ -24,7 +24,8 @@ namespace {
 
 constexpr uint64_t kPatienceNs = 20'000'000'000;  // beyond it a writer counts as held up
 
-// Holds the writes of roots while `closed`, those of the log while `log_closed`, but for one that release_one lets go.
+// Holds the writes of roots while `closed`, those of the log while `log_closed`, but for one that
+// release_one lets go.
 class Gate final : public lunar_test::MemoryDevice {
  public:
   using MemoryDevice::MemoryDevice;
@@ -33,13 +34,15 @@ class Gate final : public lunar_test::MemoryDevice {
   std::atomic<bool> log_closed{false}, release_one{false};
   std::atomic<unsigned> log_waiting{0};
   int64_t transfer(const Command& command) override {
-    const bool root = command.op == Op::kWrite &&
-                      command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * lunar::kv::media::kBlockBytes;
+    const bool root =
+        command.op == Op::kWrite &&
+        command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * lunar::kv::media::kBlockBytes;
     if (root && closed.load()) {
       waiting.fetch_add(1);
       while (closed.load()) sys::sleep_ns(100'000);
     }
-    const bool log = command.op == Op::kWrite && command.offset.value >= lunar::kv::media::kHeadBytes;
+    const bool log =
+        command.op == Op::kWrite && command.offset.value >= lunar::kv::media::kHeadBytes;
     if (log && log_closed.load()) {
       log_waiting.fetch_add(1);
       while (log_closed.load() && !release_one.exchange(false)) sys::sleep_ns(100'000);
@@ -73,7 +76,8 @@ struct Stage {
     store->close();
   }
   // Sets until `most` are done. Keys are of this writer alone, some of them set again and again.
-  void write(unsigned writer, uint64_t keys, uint64_t length, uint64_t most, std::atomic<uint64_t>* done) {
+  void write(unsigned writer, uint64_t keys, uint64_t length, uint64_t most,
+             std::atomic<uint64_t>* done) {
     threads.emplace_back([=, this] {
       const std::string value(length, 'v');
       for (uint64_t i = 0; i < most; ++i) {
@@ -114,7 +118,8 @@ TEST_CASE("kv-stalls: large pairs are set while a state is saved") {
   }
 }
 
-// A set is being made durable when a save takes its moment, and the device stands still: no shard is locked that long.
+// A set is being made durable when a save takes its moment, and the device stands still: no shard
+// is locked that long.
 TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") {
   constexpr uint64_t kSetsAtAll = 2, kCalls = 500;
   Stage stage(Durability::kEach);
@@ -141,7 +146,8 @@ TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") 
   CHECK(set <= kSetsAtAll);
 }
 
-// The writer that saves is one; what the others write until the log is as long as it may be has room.
+// The writer that saves is one; what the others write until the log is as long as it may be has
+// room.
 TEST_CASE("kv-stalls: a log that grows long holds up the one writer that saves") {
   Stage stage(Durability::kEach, 4 * kMiB);
   stage.device.closed = true;
@@ -154,7 +160,9 @@ TEST_CASE("kv-stalls: a log that grows long holds up the one writer that saves")
   CHECK(stage.device.waiting == 1);
 }
 
-TEST_CASE("kv-stalls: what only a younger state frees of large pairs holds up the one writer that saves") {
+TEST_CASE(
+    "kv-stalls: what only a younger state frees of large pairs holds up the one writer that "
+    "saves") {
   constexpr uint64_t kKeys = 160, kMore = 5;  // 20 of 32 MiB
   Stage stage(Durability::kFlush);
   std::atomic<uint64_t> filled{0}, saver{0}, other{0};
@@ -168,7 +176,8 @@ TEST_CASE("kv-stalls: what only a younger state frees of large pairs holds up th
   CHECK(Stage::comes([&] { return other == kMore; }));
 }
 
-// Only the holder of the mutex of cleaning learns that the store is full: how many flushes take it meanwhile.
+// Only the holder of the mutex of cleaning learns that the store is full: how many flushes take it
+// meanwhile.
 TEST_CASE("kv-stalls: a thread that flushes again and again lets a writer have its turn") {
   constexpr uint64_t kFlushesMost = 500;
   Stage stage(Durability::kFlush);
@@ -194,7 +203,8 @@ TEST_CASE("kv-stalls: a thread that flushes again and again lets a writer have i
   CHECK(most <= 20);
 }
 
-// Cleaning ahead is for those that take room, a step each; a set in its place and a delete take none.
+// Cleaning ahead is for those that take room, a step each; a set in its place and a delete take
+// none.
 TEST_CASE("kv-stalls: a set in its place neither cleans for others nor is delayed by it") {
   constexpr uint64_t kKeys = 5000;
   StoreOptions options;
@@ -238,7 +248,8 @@ TEST_CASE("kv-stalls: large pairs of many lengths find room at 80% full") {
     uint64_t taken = 0, refused = 0;
     std::string value;
     for (unsigned i = 0; i < 3000; ++i) {
-      const uint64_t key = random.below(kKeys), length = 64 * kKiB + random.below(kLongest - 64 * kKiB);
+      const uint64_t key = random.below(kKeys),
+                     length = 64 * kKiB + random.below(kLongest - 64 * kKiB);
       const uint64_t count = length / (64 * kKiB - 8) + 1;
       while (taken + count > kSegments * 8 / 10) {
         const auto victim = segments_of.lower_bound(random.below(kKeys));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks over a store on a device, one behaviour a case: what is read in the order of the log, while sets, deletes,
-// cleaning and the growth of the index move it.
+// Walks over a store on a device, one behaviour a case: what is read in the order of the log, while
+// sets, deletes, cleaning and the growth of the index move it.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -51,7 +51,9 @@ struct OnDevice {
   void fill(uint64_t keys, uint64_t bytes = kValueBytes) const {
     for (uint64_t i = 0; i < keys; ++i) REQUIRE(set(key(i), bytes) == 0);
   }
-  [[nodiscard]] int64_t del(const std::string& name) const { return store->del(kv_test::bytes_of(name)); }
+  [[nodiscard]] int64_t del(const std::string& name) const {
+    return store->del(kv_test::bytes_of(name));
+  }
 };
 
 struct Steps {  // one walk, and how often it gave what
@@ -69,7 +71,9 @@ struct Steps {  // one walk, and how often it gave what
       REQUIRE(peeked == length);
       over = length == -ENOENT;
       REQUIRE((over || length >= 0));
-      if (!over) ++seen[std::string(name.data(), std::min(static_cast<uint64_t>(length), name.size()))];  // cut
+      if (!over)
+        // cut
+        ++seen[std::string(name.data(), std::min(static_cast<uint64_t>(length), name.size()))];
     }
   }
   // Of the keys [0, keys), which ones did not come `times` times.
@@ -96,7 +100,9 @@ TEST_CASE("kv-walk: what lies on the device is read by segments, once, and each 
   CHECK(kv.store->device_ios() - before <= kPlaceBytes / (64 * kKiB));
 }
 
-TEST_CASE("kv-walk: keys that are set again while a walk is under way come once, before or behind where it is") {
+TEST_CASE(
+    "kv-walk: keys that are set again while a walk is under way come once, before or behind where "
+    "it is") {
   const OnDevice kv;
   kv.fill(14'000);
   Random random(1);
@@ -118,7 +124,8 @@ TEST_CASE("kv-walk: keys that cleaning moves while a walk is under way come once
   steps.go(3000);
   REQUIRE(kv.store->compact() == 0);
   CHECK(kv.store->cleaned_bytes() > 2 * kMiB);
-  for (uint64_t i = 0; i < 8000; ++i) REQUIRE(kv.set("later " + std::to_string(i)) == 0);  // where the others lay
+  for (uint64_t i = 0; i < 8000; ++i)
+    REQUIRE(kv.set("later " + std::to_string(i)) == 0);  // where the others lay
   steps.go();
   for (uint64_t i = 0; i < 20'000; ++i) {
     const bool given = steps.seen.count(OnDevice::key(i)) != 0;
@@ -159,7 +166,8 @@ TEST_CASE("kv-walk: large pairs and long keys come with the others") {
   CHECK(steps.seen["large value"] == 1);
 }
 
-TEST_CASE("kv-walk: a walk of a store with an empty log, and of one that nothing has left DRAM of") {
+TEST_CASE(
+    "kv-walk: a walk of a store with an empty log, and of one that nothing has left DRAM of") {
   const OnDevice kv;
   Steps none(kv);
   none.go();
@@ -170,7 +178,9 @@ TEST_CASE("kv-walk: a walk of a store with an empty log, and of one that nothing
   CHECK(few.seen.size() == 3);
 }
 
-TEST_CASE("kv-walk: walks that are left half-way give their buffers and marks back, to walks as fast as ever") {
+TEST_CASE(
+    "kv-walk: walks that are left half-way give their buffers and marks back, to walks as fast as "
+    "ever") {
   const OnDevice kv;
   kv.fill(20'000);
   for (unsigned i = 0; i < 3 * Index::kMarkers; ++i) {
@@ -184,7 +194,9 @@ TEST_CASE("kv-walk: walks that are left half-way give their buffers and marks ba
   CHECK(kv.store->device_ios() - before <= kPlaceBytes / (64 * kKiB));
 }
 
-TEST_CASE("kv-walk: five walks at a time read by segments, and one beyond them, record by record, gives all as well") {
+TEST_CASE(
+    "kv-walk: five walks at a time read by segments, and one beyond them, record by record, gives "
+    "all as well") {
   constexpr uint64_t kKeys = 20'000, kSegments = kPlaceBytes / (64 * kKiB);
   const OnDevice kv;
   kv.fill(kKeys);
@@ -201,11 +213,13 @@ TEST_CASE("kv-walk: five walks at a time read by segments, and one beyond them, 
   beyond.go();
   CHECK(beyond.others(kKeys) == 0);
   const uint64_t by_records = kv.store->device_ios() - before;
-  INFO("reads a walk of " << kKeys << " keys: " << by_segments << " by segments, " << by_records << " by records");
+  INFO("reads a walk of " << kKeys << " keys: " << by_segments << " by segments, " << by_records
+                          << " by records");
   CHECK(by_records <= kKeys);
 }
 
-TEST_CASE("kv-walk: more walks at a time than there are marks, each at its own pace, among writers") {
+TEST_CASE(
+    "kv-walk: more walks at a time than there are marks, each at its own pace, among writers") {
   const OnDevice kv;
   kv.fill(9000);
   for (uint64_t i = 9000; i < 12'000; ++i) REQUIRE(kv.set(OnDevice::key(i)) == 0);
@@ -217,7 +231,8 @@ TEST_CASE("kv-walk: more walks at a time than there are marks, each at its own p
   while (ended < 2 * kWalks) {
     const uint64_t turn = random.below(kWalks);
     walks[turn]->go(random.below(400) * (turn + 1));
-    for (uint64_t i = 0; i < 30; ++i) REQUIRE(kv.set(OnDevice::key(random.below(9000)), 500 + random.below(500)) == 0);
+    for (uint64_t i = 0; i < 30; ++i)
+      REQUIRE(kv.set(OnDevice::key(random.below(9000)), 500 + random.below(500)) == 0);
     for (uint64_t i = 0; i < 5; ++i) {
       const std::string name = OnDevice::key(9000 + random.below(3000));
       if (random.below(2))
@@ -252,7 +267,8 @@ TEST_CASE("kv-walk: what a long key took is given back when the walk has gone on
     unsigned long long pages = 0;
     char text[100] = "";
     const int file = open("/proc/self/statm", O_RDONLY);
-    const bool is_read = file >= 0 && read(file, text, sizeof text - 1) > 0 && sscanf(text, "%*u %llu", &pages) == 1;
+    const bool is_read =
+        file >= 0 && read(file, text, sizeof text - 1) > 0 && sscanf(text, "%*u %llu", &pages) == 1;
     if (file >= 0) (void)close(file);
     if (!is_read) kv_test::fail("statm");
     return pages * 4096;
@@ -260,7 +276,8 @@ TEST_CASE("kv-walk: what a long key took is given back when the walk has gone on
   const OnDevice kv;
   kv.fill(3000);
   REQUIRE(kv.set(std::string(kLong, 'k'), 1) == 0);
-  for (uint64_t key = 3000; key < 3300; ++key) REQUIRE(kv.set(OnDevice::key(key), 1) == 0);  // come behind it
+  for (uint64_t key = 3000; key < 3300; ++key)
+    REQUIRE(kv.set(OnDevice::key(key), 1) == 0);  // come behind it
   Steps before(kv);
   before.go();
   Walk* walk = nullptr;

@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the tree keeps its shape. `check_layout.py ROOT`: one line a violation, exit 1 when there is any.
+"""Checks that the tree keeps its shape. `check_layout.py ROOT`: one line a violation, exit 1 when
+there is any.
 
-Arrows: base <- sys <- config <- stats <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/,
-examples/ and tools/ include public headers, tools also base/, config/ and stats/. Nothing includes adapters/ or tools/
-except tests/, which may include what they test. Inside a part, rooms (ROOMS) have floors; other parts see only the
-pager's FACE. Two exceptions, on purpose:
-  - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
-    what heap/ may. Both carry adapters/gate, which sees the pager and below.
-  - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/;
-    and they administer and measure devices and stores (`lunar lun`, `lunar kv`, `lunar bench superpipe`), so
-    superpipe/, lun/ and kv/ too.
-Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has one for each, and
-shows where the test hangs. Also: only runtime/sys makes the system calls it owns; every source opens with its licence;
-no file, function or line is too long; no comment is torn by a formatter; headers end in .h; no two modules (a header
-and its sources) have one name; a script's "$root/PATH" is there; nothing names a developer's own directories.
-"""
+Arrows: base <- sys <- config <- stats <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C
+ABI. adapters/, examples/ and tools/ include public headers, tools also base/, config/ and stats/.
+Nothing includes adapters/ or tools/ except tests/, which may include what they test. Inside a part,
+rooms (ROOMS) have floors; other parts see only the pager's FACE. Two exceptions, on purpose:
+  - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program,
+    so they may include what heap/ may. Both carry adapters/gate, which sees the pager and below.
+  - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they
+    may include sys/; and they administer and measure devices and stores (`lunar lun`, `lunar kv`,
+    `lunar bench superpipe`), so superpipe/, lun/ and kv/ too.
+Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has
+one for each, and shows where the test hangs. Also: only runtime/sys makes the system calls it owns;
+every source opens with its licence; no file, function or line is too long; no comment is torn by a
+formatter; headers end in .h; no two modules (a header and its sources) have one name; a script's
+"$root/PATH" is there; nothing names a developer's own directories. """
 import os
 import re
 import sys
@@ -24,13 +25,14 @@ from function_lengths import functions_of
 
 LINES_MAX, LINES_WARN = 800, 400
 FUNCTION_LINES_MAX = 70   # of C, C++ and Python
-COLUMNS_MAX = 120   # as .clang-format has it: of C, C++, scripts, build files and settings
+COLUMNS_MAX = 100   # as .clang-format has it: of C, C++, scripts, build files and settings
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCE = (".c", ".cpp", ".h", ".hpp")
 WRAPPED = (".py", ".sh", ".js", ".build", ".conf", ".supp")   # and what begins with #!
 HEADER = ".h"
 # The public C++ headers; and the name that IBM's programs include the block library's by.
-OTHER_HEADERS = {os.path.join("runtime", "include", "lunar", name) for name in ("lunar.hpp", "kv.hpp")}
+OTHER_HEADERS = {os.path.join("runtime", "include", "lunar", name)
+                 for name in ("lunar.hpp", "kv.hpp")}
 SAME_NAME = {os.path.join("runtime", "include", "sys", "capiblock")}
 TOP_FOLDERS = {"runtime", "adapters", "examples", "tests", "tools"}
 SKIPPED_FOLDERS = re.compile(r"^(build.*|\.git|\.cache|__pycache__)$")
@@ -56,14 +58,15 @@ ALLOWED = {
     "tools": LOWER | PUBLIC | {"stats", "superpipe", "lun", "kv", "tools"},
     "examples": PUBLIC | {"examples"},
 }
-# Rooms of a part, a row a floor from the lowest up: a room may include itself and those on lower floors. "." is the
-# part's own folder, another name a folder in it, or a module (its header and sources) of the part's own folder that
-# stands on a floor of its own.
+# Rooms of a part, a row a floor from the lowest up: a room may include itself and those on lower
+# floors. "." is the part's own folder, another name a folder in it, or a module (its header and
+# sources) of the part's own folder that stands on a floor of its own.
 ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
     "kv": [{"."}, {"ark"}],
-    "pager": [{"account", "page"}, {"state"}, {"space", "table"}, {"evict"}, {"fault"}, {"activation"}, {"fork"},
+    "pager": [{"account", "page"}, {"state"}, {"space", "table"}, {"evict"}, {"fault"},
+              {"activation"}, {"fork"},
               {"."}],
     "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"}, {"bench/io"},
               {"bench/fault", "bench/kv", "bench/redis"}, {"bench/bench"},
@@ -71,32 +74,37 @@ ROOMS = {
 }
 # What others may see of a part. (tests/ may look inside.)
 FACE = {"pager": {"pager/pager.h", "pager/page_view.h", "pager/account/account_find.h"}}
-RUNTIME_FOLDERS = {"base", "sys", "config", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
+RUNTIME_FOLDERS = {"base", "sys", "config", "stats", "superpipe", "lun", "cblk", "kv", "pager",
+                   "heap"}
 
-# Calls whose only home is runtime/sys. Qualified names (sys::map), members and definitions of interposed functions are
-# not calls of these.
-OWNED_CALLS = """syscall ioctl userfaultfd mmap mmap64 munmap mremap madvise process_madvise mprotect mincore mlock
-mlock2 mlockall munlock msync fallocate fallocate64 posix_fallocate vmsplice splice tee pipe pipe2 memfd_create pread
-preadv pread64 pwrite pwritev pwrite64 open open64 openat close_range ftruncate eventfd poll ppoll epoll_create1
-epoll_ctl epoll_wait unshare clone pthread_create sched_setaffinity sched_getaffinity sched_setscheduler
-pthread_setaffinity_np prctl signalfd mbind set_mempolicy move_pages numa_available numa_alloc_onnode pidfd_open
+# Calls whose only home is runtime/sys. Qualified names (sys::map), members and definitions of
+# interposed functions are not calls of these.
+OWNED_CALLS = """syscall ioctl userfaultfd mmap mmap64 munmap mremap madvise process_madvise
+mprotect mincore mlock mlock2 mlockall munlock msync fallocate fallocate64 posix_fallocate vmsplice
+splice tee pipe pipe2 memfd_create pread preadv pread64 pwrite pwritev pwrite64 open open64 openat
+close_range ftruncate eventfd poll ppoll epoll_create1 epoll_ctl epoll_wait unshare clone
+pthread_create sched_setaffinity sched_getaffinity sched_setscheduler pthread_setaffinity_np prctl
+signalfd mbind set_mempolicy move_pages numa_available numa_alloc_onnode pidfd_open
 statfs fstatfs""".split()
 OWNED = re.compile(r"(?<!\w)(?P<call>" + "|".join(OWNED_CALLS) + r"|io_uring_\w+)\s*\(")
 KEYWORDS = {"return", "else", "do", "case", "throw", "and", "or", "not", "co_return"}
 # Written in pieces, so that this file does not name them itself.
-MACHINE_PATH = re.compile(r"(?<![\w./$}])/(?:" + "|".join(["work" + "/", "home" + r"/\w", "root" + "/", "Users" + "/"])
+MACHINE_PATH = re.compile(r"(?<![\w./$}])/(?:" + "|".join(["work" + "/", "home" + r"/\w",
+                                                           "root" + "/", "Users" + "/"])
                           + ")")
 
 
 def source_files(root):
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if not SKIPPED_FOLDERS.match(f))
-        for name in sorted(n for n in names if not SKIPPED_FOLDERS.match(n)):   # .git is a file in a worktree
+        # .git is a file in a worktree
+        for name in sorted(n for n in names if not SKIPPED_FOLDERS.match(n)):
             yield os.path.relpath(os.path.join(folder, name), root)
 
 
 def part_of(path):
-    """The part (a key of ALLOWED) that a file belongs to, or None when no arrow leaves it (tests, top level)."""
+    """The part (a key of ALLOWED) that a file belongs to, or None when no arrow leaves it (tests,
+    top level)."""
     pieces = path.split(os.sep)
     if pieces[0] == "runtime" and len(pieces) > 2:
         return "public" if pieces[1] == "include" else pieces[1]
@@ -106,7 +114,8 @@ def part_of(path):
 
 
 def room_of(part, path):
-    """(floor, room) of a file of a part that has rooms; None where the part has none, or not this one."""
+    """(floor, room) of a file of a part that has rooms; None where the part has none, or not this
+    one."""
     above = 1 if part in ("tools", "examples") else 2   # tools/..., runtime/PART/...
     pieces = os.path.splitext(path)[0].split(os.sep)[above:]
     # The module, then its folder and those above.
@@ -129,15 +138,21 @@ def strip_comments(text):
 
 
 def target_of(root, path, name, quoted):
-    """(part, name relative to runtime/, path) that an include names; (None, name, None) for a system header."""
+    """(part, name relative to runtime/, path) that an include names; (None, name, None) for a
+    system header."""
     same_folder = os.path.normpath(os.path.join(os.path.dirname(path), name))
-    for candidate in (same_folder, os.path.join("runtime", name), os.path.join("runtime", "include", name),
+    for candidate in (same_folder, os.path.join("runtime", name),
+                      os.path.join("runtime", "include", name),
                       os.path.join("adapters", name), name):
         if os.path.isfile(os.path.join(root, candidate)):
-            relative = os.path.relpath(candidate, "runtime") if candidate.startswith("runtime") else candidate
+            relative = os.path.relpath(candidate,
+                                       "runtime") if candidate.startswith("runtime") else candidate
             return part_of(candidate), relative, candidate
-    first = name.split("/")[0]   # not there: classified by its name (<sys/mman.h> is the system's, "sys/..." is ours)
-    return (first, name, os.path.join("runtime", name)) if quoted and first in RUNTIME_FOLDERS else (None, name, None)
+    # not there: classified by its name (<sys/mman.h> is the system's, "sys/..." is ours)
+    first = name.split("/")[0]
+    return (first, name,
+            os.path.join("runtime", name)) if quoted and first in RUNTIME_FOLDERS else (None, name,
+                None)
 
 
 def check_rooms(part, path, target, where):
@@ -171,8 +186,9 @@ def check_includes(root, path, text):
 
 
 def is_call(before):
-    """Whether a name after this text, with `(` behind it, is called as the C library's: not a member, not a name of
-    some class or namespace, not a declaration (which has a type before it)."""
+    """Whether a name after this text, with `(` behind it, is called as the C library's: not a
+    member, not a name of some class or namespace, not a declaration (which has a type before
+    it)."""
     tail = before.rstrip()
     if tail.endswith((".", "->")) or re.search(r"\w::$", tail):
         return False
@@ -181,9 +197,11 @@ def is_call(before):
 
 
 def check_calls(path, text):
-    if not path.startswith(("runtime" + os.sep, "adapters" + os.sep)) or part_of(path) in ("sys", "public"):
+    if not path.startswith(("runtime" + os.sep, "adapters" + os.sep)) or part_of(path) in ("sys",
+        "public"):
         return
-    if path == os.path.join("adapters", "preload", "syscall.cpp"):   # calls this library's own functions of those names
+    # calls this library's own functions of those names
+    if path == os.path.join("adapters", "preload", "syscall.cpp"):
         return
     stripped = strip_comments(text)
     for match in OWNED.finditer(stripped):
@@ -197,7 +215,8 @@ BRACED_LIST = re.compile(r"\bfor \([^;()]* : \{")
 
 def check_lists(path, text):
     """What g++ 12 lets pass by the way, g++ 14 refuses."""
-    if not path.startswith(("runtime" + os.sep, "adapters" + os.sep)) or "#include <initializer_list>" in text:
+    if not path.startswith(("runtime" + os.sep,
+                            "adapters" + os.sep)) or "#include <initializer_list>" in text:
         return
     stripped = strip_comments(text)
     if match := BRACED_LIST.search(stripped):
@@ -249,7 +268,8 @@ def check_form(path, text):
             yield f"{path}: headers end in {HEADER}"
     columns = columns_max(path, script)
     for number, line in enumerate(lines, 1):
-        if columns and len(line) > columns:
+        directive = path.endswith(".conf") and not line.startswith("#")   # one line by their syntax
+        if columns and len(line) > columns and not directive:
             yield f"{path}:{number}: {len(line)} columns; at most {columns}"
         match = MACHINE_PATH.search(line)
         if match:
@@ -267,17 +287,20 @@ COMMENT = re.compile(r"^(?P<left>\s*(?://+|\*) ?\s*)(?P<text>\S.*)$")
 
 
 def check_torn(path, text):
-    """A formatter that wraps a table in a comment puts the words that did not fit into a line of their own, and leaves
-    the next line as it was. (Rows of a table, and what ends a sentence, are not taken for such words.)"""
+    """A formatter that wraps a table in a comment puts the words that did not fit into a line of
+    their own, and leaves the next line as it was. (Rows of a table, and what ends a sentence, are
+    not taken for such words.)"""
     lines = text.splitlines()
     for number, three in enumerate(zip(lines, lines[1:], lines[2:]), 2):
         before, torn, after = map(COMMENT.match, three)
         if not (before and torn and after) or torn["left"] != after["left"]:
             continue
-        column, first, following = len(torn["left"]), torn["text"].split()[0], after["text"].split()[0]
+        column = len(torn["left"])
+        first, following = torn["text"].split()[0], after["text"].split()[0]
         if before["left"] != torn["left"] and not re.match(r"(?:  |- )\S", three[0][column - 2:]):
             continue
-        overflow = len(three[0]) + 1 + len(first) > COLUMNS_MAX and len(three[1]) + 1 + len(following) <= 100
+        overflow = (len(three[0]) + 1 + len(first) > COLUMNS_MAX
+                    and len(three[1]) + 1 + len(following) <= COLUMNS_MAX)
         goes_on = re.match(r"[a-z`(]", following) and not re.search(r"[.:;!?]$", torn["text"])
         if overflow and goes_on and not re.search(r"\S  +\S", after["text"]):
             yield f"{path}:{number}: a comment that a formatter has torn: {torn['text']!r}"
@@ -289,10 +312,12 @@ OWN_LIMIT = {".cpp": re.compile(r"(?<![\w.>])alarm\s*\("), ".py": re.compile(r"[
 
 def check_limits(path, text):
     pattern = OWN_LIMIT.get(os.path.splitext(path)[1])
-    if pattern and path.startswith("tests" + os.sep) and not path.startswith(os.path.join("tests", "layout")):
+    if pattern and path.startswith("tests" + os.sep) and not path.startswith(os.path.join("tests",
+        "layout")):
         for number, line in enumerate(text.splitlines(), 1):
             if pattern.search(line):
-                yield (f"{path}:{number}: a time limit of its own: tools/run_tests.py has one, and shows where a test "
+                yield (f"{path}:{number}: a time limit of its own: tools/run_tests.py has one, "
+                       f"and shows where a test "
                        "hangs")
 
 

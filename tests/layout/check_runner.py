@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`check_runner.py ROOT [RULE]...`: tools/run_tests.py keeps its rules (these, or all), shown with made-up tests: what
-passes, fails and skips, that a test which hangs is examined, that tests start with default signals, which share the
-machine, and that an untested pager fails the run. And tools/demo and tools/test answer --help at once."""
+"""`check_runner.py ROOT [RULE]...`: tools/run_tests.py keeps its rules (these, or all), shown with
+made-up tests: what passes, fails and skips, that a test which hangs is examined, that tests start
+with default signals, which share the machine, and that an untested pager fails the run. And
+tools/demo and tools/test answer --help at once."""
 import contextlib
 import importlib.util
 import io
@@ -25,9 +26,11 @@ def check(held, what):
 
 
 def entry(name, code, suite="process", alone=False, timeout=60, priority=0, waits=False):
-    return {"name": name, "cmd": [sys.executable, "-c", code], "env": {}, "depends": [], "workdir": None,
-            "suite": ["lunar:" + suite] + ["lunar:waits"] * waits,
-            "timeout": timeout, "is_parallel": not alone, "priority": priority}
+    return {
+        "name": name, "cmd": [sys.executable, "-c", code], "env": {}, "depends": [],
+        "workdir": None, "suite": ["lunar:" + suite] + ["lunar:waits"] * waits, "timeout": timeout,
+        "is_parallel": not alone, "priority": priority
+    }
 
 
 def lacks(word, whole=True):
@@ -40,7 +43,8 @@ def build(*entries):
     """A build directory as far as the runner looks into it."""
     with tempfile.TemporaryDirectory() as directory:
         os.mkdir(os.path.join(directory, "meson-info"))
-        with open(os.path.join(directory, "meson-info", "intro-tests.json"), "w", encoding="utf-8") as file:
+        with open(os.path.join(directory, "meson-info", "intro-tests.json"), "w",
+                  encoding="utf-8") as file:
             json.dump(entries, file)
         yield directory
 
@@ -51,8 +55,9 @@ os.environ.pop("TEST_TIMEOUT_SCALE", None)   # of the run that this is a part of
 def run(*entries, words=(), **options):
     """(exit code, lines) of a run of its own process."""
     with build(*entries) as directory:
-        done = subprocess.run([sys.executable, "-B", RUNNER, directory, *words], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, text=True, check=False, **options)
+        done = subprocess.run([sys.executable, "-B", RUNNER, directory, *words],
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                              check=False, **options)
     return done.returncode, done.stdout.splitlines()
 
 
@@ -78,7 +83,10 @@ def pytest_skips():
             path = os.path.join(directory, name + ".py")
             with open(path, "w", encoding="utf-8") as file:
                 file.write(code % word + more)
-            words = ["-B", "-m", "pytest", "-c", os.path.join(ROOT, "tests", "pytest.ini"), "-p", "conftest", path]
+            words = [
+                "-B", "-m", "pytest", "-c",
+                os.path.join(ROOT, "tests", "pytest.ini"), "-p", "conftest", path
+            ]
             return {**entry(name, ""), "cmd": [sys.executable, *words],
                     "env": {"PYTHONPATH": os.path.join(ROOT, "tests")}}
         _, lines = run(cases("whole", "acl"), cases("part", "acl", "def test_runs():\n    pass\n"),
@@ -90,13 +98,18 @@ def pytest_skips():
 
 
 def verdicts():
-    code, lines = run(entry("good", "pass"), entry("bad", "raise SystemExit(3)"), entry("odd", lacks("moonlight")),
-                      entry("mute", "raise SystemExit(77)"), entry("dark", lacks("acl")),
-                      entry("part", lacks("acl", whole=False)),
+    code, lines = run(entry("good", "pass"), entry("bad", "raise SystemExit(3)"),
+                      entry("odd", lacks("moonlight")), entry("mute", "raise SystemExit(77)"),
+                      entry("dark", lacks("acl")), entry("part", lacks("acl", whole=False)),
                       entry("parent", "import subprocess\nsubprocess.Popen(['sleep', '100'])"))
-    said = {line.split()[4]: line.split()[0] for line in lines if line[:4] in ("ok  ", "FAIL", "skip")}
-    expected = {"good": "ok", "bad": "FAIL", "odd": "FAIL", "mute": "FAIL", "dark": "skip", "part": "ok",
-                "parent": "FAIL"}
+    said = {
+        line.split()[4]: line.split()[0]
+        for line in lines if line[:4] in ("ok  ", "FAIL", "skip")
+    }
+    expected = {
+        "good": "ok", "bad": "FAIL", "odd": "FAIL", "mute": "FAIL", "dark": "skip", "part": "ok",
+        "parent": "FAIL"
+    }
     check(said == expected, f"verdicts: {said}")
     check(code == 1 and lines[-1] == "2 passed, 4 failed, 1 skipped", f"{code}, {lines[-1]}")
     check(run(entry("good", "pass"))[0] == 0, "a run in which all pass")
@@ -104,30 +117,36 @@ def verdicts():
 
 
 def limits():
-    """Past its limit a test is described, with its children; it has no limit of its own, so this is what is seen of a
-    hang."""
-    sleeper = "import subprocess, time\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\ntime.sleep(1000)"
+    """Past its limit a test is described, with its children; it has no limit of its own, so this is
+    what is seen of a hang."""
+    sleeper = ("import subprocess, time\n"
+               "subprocess.Popen(['sleep', '1000'], start_new_session=True)\ntime.sleep(1000)")
     for limit_s in (1, 5, 20):   # on a busy machine it takes a while to get to where it hangs
         code, lines = run(entry("hangs", sleeper, timeout=limit_s))
         text = "\n".join(lines)
-        check(code == 1 and f"still running after {limit_s} s" in text, f"a test that hangs: {code}\n{text[-2000:]}")
+        check(code == 1 and f"still running after {limit_s} s" in text,
+              f"a test that hangs: {code}\n{text[-2000:]}")
         described = text.count("--- stuck: pid") == 2 and "wchan" in text and "sleep 1000" in text
         if described:
             break
-    check(described, f"a test that hangs is not described with its child in another session: {text[-2000:]}")
+    check(described,
+          f"a test that hangs is not described with its child in another session: {text[-2000:]}")
 
 
 def signals():
     """As `nohup tools/test &` starts it, from a shell that blocks signals besides."""
     def as_in_the_background():
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGCHLD):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE,
+                       signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD])
-    look = ("lines = dict(line.split(':\t') for line in open('/proc/self/status')\n"
-            "             if line.startswith(('SigBlk', 'SigIgn')))\n"
-            "assert int(lines['SigBlk'], 16) == 0, lines\n"
-            "ignored = int(lines['SigIgn'], 16) & ~(1 << 12 | 1 << 24)\n"   # Python itself ignores SIGPIPE and SIGXFSZ
-            "assert ignored == 0, lines\n")
+    look = (
+        "lines = dict(line.split(':\t') for line in open('/proc/self/status')\n"
+        "             if line.startswith(('SigBlk', 'SigIgn')))\n"
+        "assert int(lines['SigBlk'], 16) == 0, lines\n"
+        # Python itself ignores SIGPIPE and SIGXFSZ
+        "ignored = int(lines['SigIgn'], 16) & ~(1 << 12 | 1 << 24)\n"
+        "assert ignored == 0, lines\n")
     code, lines = run(entry("signals", look), preexec_fn=as_in_the_background)
     check(code == 0, "tests inherit ignored or blocked signals: " + "\n".join(lines))
     code = run(entry("bad", "raise SystemExit(3)"), preexec_fn=as_in_the_background)[0]
@@ -141,7 +160,8 @@ def signals():
 
 def end_all_of(place):
     """Kills the processes that have this path in their command line. How many there were."""
-    found = subprocess.run(["pgrep", "-f", place], stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+    found = subprocess.run(["pgrep", "-f", place], stdout=subprocess.PIPE, text=True,
+                           check=False).stdout.split()
     for pid in found:
         with contextlib.suppress(ProcessLookupError):   # it has just ended
             os.kill(int(pid), signal.SIGKILL)
@@ -149,17 +169,21 @@ def end_all_of(place):
 
 
 def interrupted():
-    """A test that runs takes away what it has made; one that does not listen is ended; no other is started."""
+    """A test that runs takes away what it has made; one that does not listen is ended; no other is
+    started."""
     with tempfile.TemporaryDirectory() as place:
         made, deaf, third = (os.path.join(place, name) for name in ("made", "deaf", "third"))
         wait = "import os, signal, sys, time\nopen({0!r}, 'w').close()\n"
-        tests = (entry("clean", wait.format(made) + f"try: time.sleep(100)\nfinally: os.unlink({made!r})"),
-                 entry("deaf", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + wait.format(deaf) +
-                       "time.sleep(100)"),
+        tests = (entry("clean",
+                       wait.format(made) + f"try: time.sleep(100)\nfinally: os.unlink({made!r})"),
+                 entry(
+                     "deaf", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" +
+                     wait.format(deaf) + "time.sleep(100)"),
                  entry("third", wait.format(third), alone=True))
         with build(*tests) as directory:
-            runner = subprocess.Popen([sys.executable, "-B", RUNNER, directory], stdin=subprocess.DEVNULL,
-                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            runner = subprocess.Popen([sys.executable, "-B", RUNNER, directory],
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                      stderr=subprocess.DEVNULL, text=True)
             while not (os.path.exists(made) and os.path.exists(deaf)) and runner.poll() is None:
                 time.sleep(0.02)
             runner.terminate()
@@ -168,7 +192,8 @@ def interrupted():
             except subprocess.TimeoutExpired:
                 runner.kill()
                 ended = end_all_of(place)
-                return check(False, f"SIGTERM: the runner waits for its tests; {ended} had to be killed")
+                return check(False,
+                             f"SIGTERM: the runner waits for its tests; {ended} had to be killed")
         check(runner.returncode == 1, f"SIGTERM: exit code {runner.returncode}")
         check("0 passed, 0 failed, 0 skipped" in out, f"SIGTERM: {out}")
         check(not os.path.exists(made), "SIGTERM: a test was not asked to end")
@@ -177,54 +202,75 @@ def interrupted():
 
 
 def sharing():
-    """Two that share the machine meet; one that is alone meets no other; unit tests and what takes longest come
-    first."""
+    """Two that share the machine meet; one that is alone meets no other; unit tests and what takes
+    longest come first."""
     with tempfile.TemporaryDirectory() as place:
         meet = ("import os, time\nopen('{place}/{me}', 'w')\n"
                 "while not os.path.exists('{place}/{other}'): time.sleep(0.01)\n")
-        alone = ("import os, time\nos.mkdir('{place}/alone')\ntime.sleep(0.3)\nos.rmdir('{place}/alone')\n")
+        alone = (
+            "import os, "
+            "time\nos.mkdir('{place}/alone')\ntime.sleep(0.3)\nos.rmdir('{place}/alone')\n"
+        )
         alone = alone.format(place=place)
-        code, lines = run(entry("x", alone, alone=True), entry("a", meet.format(place=place, me="a", other="b")),
-                          entry("y", alone, alone=True), entry("b", meet.format(place=place, me="b", other="a")),
+        code, lines = run(entry("x", alone, alone=True),
+                          entry("a", meet.format(place=place, me="a", other="b")),
+                          entry("y", alone, alone=True),
+                          entry("b", meet.format(place=place, me="b", other="a")),
                           entry("z", f"import os\nassert not os.path.exists('{place}/alone')"))
         check(code == 0, "sharing: " + "\n".join(lines))
-        # As many as there are lanes, all in one, each waiting for the one that only waits: it has a lane of its own.
+        # As many as there are lanes, all in one, each waiting for the one that only waits: it has a
+        # lane of its own.
         lanes = (os.cpu_count() or 1) + 1
-        busy = [entry(f"busy{n}", meet.format(place=place, me=f"busy{n}", other="waits")) for n in range(lanes)]
+        busy = [
+            entry(f"busy{n}", meet.format(place=place, me=f"busy{n}", other="waits"))
+            for n in range(lanes)
+        ]
         waiting = [entry("waits", meet.format(place=place, me="waits", other="busy0"), waits=True),
                    entry("waits-too", alone, waits=True), entry("waits-last", alone, waits=True)]
         code, lines = run(*busy, *waiting)
         check(code == 0, "those that wait: " + "\n".join(lines))
-    order = run(entry("late", "pass", suite="process", alone=True), entry("short", "pass", suite="e2e", priority=1),
-                entry("long", "pass", suite="e2e", priority=9), entry("early", "pass", suite="unit"),
+    order = run(entry("late", "pass", suite="process", alone=True),
+                entry("short", "pass", suite="e2e", priority=1),
+                entry("long", "pass", suite="e2e", priority=9), entry("early", "pass",
+                                                                      suite="unit"),
                 entry("slow", "pass", suite="slow"), words=["--list"])[1]
-    check([line.split()[-1] for line in order] == ["early", "long", "short", "late"], f"order: {order}")
+    check([line.split()[-1] for line in order] == ["early", "long", "short", "late"],
+          f"order: {order}")
 
 
 def untested_pager():
     lacking = entry("fault", lacks("userfaultfd"))
     code, lines = run_without_userfaultfd(entry("good", "pass"), lacking)
     untested = "1 passed, 0 failed, 1 skipped; THE PAGER WAS NOT TESTED"
-    check(code == 1 and lines[-1].startswith(untested), f"without userfaultfd: {code}, {lines[-1:]}")
+    check(code == 1 and lines[-1].startswith(untested),
+          f"without userfaultfd: {code}, {lines[-1:]}")
     code, lines = run_without_userfaultfd(entry("half", lacks("userfaultfd", whole=False)))
-    check(code == 1 and "NOT TESTED" in lines[-1], f"cases without userfaultfd: {code}, {lines[-1:]}")
+    check(code == 1 and "NOT TESTED" in lines[-1],
+          f"cases without userfaultfd: {code}, {lines[-1:]}")
     code, lines = run_without_userfaultfd(lacking, words=["--without-userfaultfd"])
     check(code == 0 and "NOT TESTED" in lines[-1], f"--without-userfaultfd: {code}, {lines[-1:]}")
-    check(run_without_userfaultfd(entry("good", "pass"))[0] == 0, "a run that needs no userfaultfd fails without it")
+    check(
+        run_without_userfaultfd(entry("good", "pass"))[0] == 0,
+        "a run that needs no userfaultfd fails without it")
 
 
 def help_comes_first():
     """The two entries install and build nothing for a user who only asks."""
     for name in ("demo", "test"):
-        asked = subprocess.run([os.path.join(ROOT, "tools", name), "--help"], stdin=subprocess.DEVNULL,
-                               capture_output=True, text=True, check=False)
-        told = asked.returncode == 0 and asked.stdout.startswith(f"tools/{name}: ") and asked.stderr == ""
+        asked = subprocess.run([os.path.join(ROOT, "tools", name), "--help"],
+                               stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                               check=False)
+        told = asked.returncode == 0 and asked.stdout.startswith(
+            f"tools/{name}: ") and asked.stderr == ""
         check(told, f"tools/{name} --help: {asked}")
 
 
 def main():
-    rules = {rule.__name__: rule for rule in (verdicts, pytest_skips, limits, signals, interrupted, sharing,
-                                              untested_pager, help_comes_first)}
+    rules = {
+        rule.__name__: rule
+        for rule in (verdicts, pytest_skips, limits, signals, interrupted, sharing, untested_pager,
+                     help_comes_first)
+    }
     for name in sys.argv[2:] or rules:
         rules[name]()
     print("\n".join(problems) or "the runner keeps its rules")

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long functions are, in lines from the first of the head to the closing brace, what is nested in them included.
+"""How long functions are, in lines from the first of the head to the closing brace, what is nested
+in them included.
 
-functions_of(path, text) gives (line, name, lines) of C, C++ and Python. C++ is read by its braces: outside of functions
-a brace opens a function when what stands before it has an argument list and is neither a type, a namespace nor an
-initializer. Comments must be blanked and preprocessor lines are skipped; where braces do not add up (two heads under
-#if), the rest of the file is measured from the next line that closes at its left edge."""
+functions_of(path, text) gives (line, name, lines) of C, C++ and Python. C++ is read by its braces:
+outside of functions a brace opens a function when what stands before it has an argument list and is
+neither a type, a namespace nor an initializer. Comments must be blanked and preprocessor lines are
+skipped; where braces do not add up (two heads under #if), the rest of the file is measured from the
+next line that closes at its left edge."""
 import ast
 import re
 
-SCOPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:inline\s+)?(?:namespace|class|struct|union|enum|extern)\b", re.S)
+SCOPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:inline\s+)?"
+                   r"(?:namespace|class|struct|union|enum|extern)\b", re.S)
 PREPROCESSOR = re.compile(r"^[ \t]*#(?:.*\\\n)*.*$", re.M)
 BRACKETS = re.compile(r"[{};()]")
-MEMBER = re.compile(r"\)\s*(?:noexcept\s*)?:[^:].*\w\s*$", re.S)   # of a constructor: its list of members, and a name
+# of a constructor: its list of members, and a name
+MEMBER = re.compile(r"\)\s*(?:noexcept\s*)?:[^:].*\w\s*$", re.S)
 
 
 def opens_function(head):
@@ -33,7 +37,8 @@ def kind_of(head):
 def c_functions(text):
     """(text, begin, end) of each function, its head included."""
     text = PREPROCESSOR.sub(lambda match: "\n" * match[0].count("\n"), text)
-    open_braces, parentheses, begin = [], 0, 0   # kinds of those that are open; where the present declaration begins
+    # kinds of those that are open; where the present declaration begins
+    open_braces, parentheses, begin = [], 0, 0
     for match in BRACKETS.finditer(text):
         mark, at = match[0], match.start()
         if mark in "()":

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// `activation_storm THREADS SEED`: threads write, check, discard, move, protect and unmap memory of their own, with and
-// without huge pages, and fork, while the process grows from plain to tiered memory. Every page is checked against a
-// model that plain arrays keep.
+// `activation_storm THREADS SEED`: threads write, check, discard, move, protect and unmap memory of
+// their own, with and without huge pages, and fork, while the process grows from plain to tiered
+// memory. Every page is checked against a model that plain arrays keep.
 //
-// Idea: each thread owns a few maps; version 0 of a page means zeros, others a stamp at both ends. The main thread
-// grows the heap beyond the budget meanwhile. Prints "sound", or what was wrong.
+// Idea: each thread owns a few maps; version 0 of a page means zeros, others a stamp at both ends.
+// The main thread grows the heap beyond the budget meanwhile. Prints "sound", or what was wrong.
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -41,14 +41,17 @@ struct Map {
   uint64_t id = 0;
   std::vector<uint32_t> version;
 
-  uint64_t stamp(size_t page) const { return version[page] == 0 ? 0 : mix(id * 1000003 + page * 64 + version[page]); }
+  uint64_t stamp(size_t page) const {
+    return version[page] == 0 ? 0 : mix(id * 1000003 + page * 64 + version[page]);
+  }
   uint64_t* word(size_t page, bool last) const {
     return reinterpret_cast<uint64_t*>(base + page * kPage + (last ? kPage - 8 : 0));
   }
   void make(uint64_t new_id, bool huge) {
     id = new_id;
     pages = kMapPages;
-    void* at = mmap(nullptr, pages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* at =
+        mmap(nullptr, pages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     REQUIRE(at != MAP_FAILED);
     base = static_cast<char*>(at);
     if (huge) (void)madvise(base, pages * kPage, MADV_HUGEPAGE);
@@ -60,7 +63,8 @@ struct Map {
   }
   void check(size_t page, const char* when) const {
     for (const bool last : {false, true})
-      REQUIRE(*word(page, last) == stamp(page), "%s: %lx, not %lx", when, *word(page, last), stamp(page));
+      REQUIRE(*word(page, last) == stamp(page), "%s: %lx, not %lx", when, *word(page, last),
+              stamp(page));
   }
   void check_all(const char* when) const {
     for (size_t page = 0; page < pages; ++page) check(page, when);
@@ -80,7 +84,8 @@ struct Worker {
 
   void step() {
     Map& map = maps[below(kMaps)];
-    const size_t page = below(map.pages), count = 1 + below(map.pages - page > 700 ? 700 : map.pages - page);
+    const size_t page = below(map.pages),
+                 count = 1 + below(map.pages - page > 700 ? 700 : map.pages - page);
     char* at = map.base + page * kPage;
     switch (below(16)) {
       case 0:
@@ -139,7 +144,8 @@ struct Worker {
     }
     int status = 0;
     for (Map& map : maps) map.write(below(map.pages), 5);
-    REQUIRE(waitpid(child, &status, 0) == child && status == 0, "status %x", static_cast<unsigned>(status));
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0, "status %x",
+            static_cast<unsigned>(status));
     for (Map& map : maps) map.check_all("after a fork");
   }
 
@@ -159,7 +165,8 @@ int main(int argc, char** argv) {
   const unsigned threads = static_cast<unsigned>(strtoul(argv[1], nullptr, 10));
   g_seed = strtoull(argv[2], nullptr, 10);
   std::vector<std::unique_ptr<Worker>> workers;
-  for (unsigned t = 0; t < threads; ++t) workers.push_back(std::make_unique<Worker>(g_seed * 64 + t));
+  for (unsigned t = 0; t < threads; ++t)
+    workers.push_back(std::make_unique<Worker>(g_seed * 64 + t));
   std::vector<std::thread> running;
   for (auto& worker : workers) running.emplace_back([&worker] { worker->run(); });
   std::vector<uint64_t*> blocks;

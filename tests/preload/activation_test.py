@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has before its pager is activated, and how it gets from plain to tiered memory. Every step of the
-worker checks all that it holds."""
+"""What a process has before its pager is activated, and how it gets from plain to tiered memory.
+Every step of the worker checks all that it holds."""
 import os
 import re
 import subprocess
@@ -10,17 +10,20 @@ import pytest
 
 from build_tree import BUILD, LUNAR
 
-WORKER, STORM = (os.path.join(BUILD, "tests/preload", name) for name in ("activation_worker", "activation_storm"))
+WORKER, STORM = (os.path.join(BUILD, "tests/preload", name)
+                 for name in ("activation_worker", "activation_storm"))
 MIB = 1 << 20
 ANOTHER_USER = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 
 
 def command(dram, *steps, before=()):
-    return [LUNAR, "run", "--dram", dram, "--size", "512m", "--stats", "--", *before, WORKER, *steps]
+    return [LUNAR, "run", "--dram", dram, "--size", "512m", "--stats", "--", *before, WORKER,
+            *steps]
 
 
 def run(dram, *steps, before=()):
-    result = subprocess.run(command(dram, *steps, before=before), stdin=subprocess.DEVNULL, capture_output=True,
+    result = subprocess.run(command(dram, *steps, before=before), stdin=subprocess.DEVNULL,
+                            capture_output=True,
                             text=True, check=False)
     assert result.returncode == 0 and "sound" in result.stdout, f"{steps}: {result}"
     return result
@@ -34,7 +37,8 @@ def figure(text, key):
 def evicted(*arguments, **options):
     result = run(*arguments, **options)
     of_each_process = map(int, re.findall(r"lunar: stats: evictions (\d+)", result.stderr))
-    assert max(of_each_process, default=0) >= 1000, f"{arguments}: nothing was evicted, nothing is proven"
+    assert max(of_each_process,
+               default=0) >= 1000, f"{arguments}: nothing was evicted, nothing is proven"
 
 
 def anonymous(pid):
@@ -52,7 +56,8 @@ for line in sys.stdin:
         child = subprocess.Popen(words[1:], close_fds=False, **pipes)
         children.append(child)
         said = ''
-        while not said.strip().endswith('held') and child.poll() is None: said = child.stdout.readline()
+        while not said.strip().endswith('held') and child.poll() is None:
+            said = child.stdout.readline()
         print(child.pid, said.strip(), flush=True)
     else:
         bad = 0
@@ -68,7 +73,8 @@ class Tree:
 
     def __init__(self, dram):
         words = [LUNAR, "run", "--dram", dram, "--size", "512m", "--", sys.executable, "-c", SHELL]
-        self.shell = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        self.shell = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                      text=True,
                                       env=dict(os.environ, PYTHONMALLOC="malloc"))
 
     def ask(self, line):
@@ -88,7 +94,8 @@ class Tree:
 
 
 def test_eight():
-    """Eight processes of 7 MiB under 16 MiB: no more than the budget and what an idle worker has."""
+    """Eight processes of 7 MiB under 16 MiB: no more than the budget and what an idle worker
+    has."""
     tree = Tree("16m")
     idle = anonymous(tree.start("say:held"))
     workers = [tree.start("grow:7", "say:held") for _ in range(8)]
@@ -98,9 +105,12 @@ def test_eight():
     tree.end()
 
 
-@pytest.mark.parametrize("steps", ["setuid", "closeall setuid", "chroot", "chroot setuid", "seccomp", "grow:4 setuid"])
+@pytest.mark.parametrize("steps",
+                         ["setuid", "closeall setuid", "chroot", "chroot setuid", "seccomp",
+                          "grow:4 setuid"])
 def test_rights(directory, as_root, steps):
-    """A process that drops root, changes its root directory, or installs a filter before it grows is served."""
+    """A process that drops root, changes its root directory, or installs a filter before it grows
+    is served."""
     evicted("32m", *steps.replace("chroot", f"chroot:{directory}").split(), "grow:64")
 
 
@@ -111,7 +121,8 @@ def test_rights_of_children(as_root):
              "rights = dict(close_fds=True, user=65534, group=65534, extra_groups=[])\n"
              "sys.exit(subprocess.run(sys.argv[1:], **rights).returncode)\n")
     evicted("32m", "grow:64", before=(sys.executable, "-c", spawn))
-    # A forked child grows after its parent has dropped root. runtime/LIMITS.md: not on a host with swap.
+    # A forked child grows after its parent has dropped root. runtime/LIMITS.md: not on a host with
+    # swap.
     with open("/proc/swaps", encoding="ascii") as swaps:
         if not any(line.startswith("/") for line in swaps):
             evicted("48m", "setuid", "grow:4", "fork:64", "grow:64")
@@ -123,14 +134,17 @@ def test_one_line(directory, as_root):
     os.mkdir(lun, 0o700)
     words = command("32m", "grow:64", "again:500", before=ANOTHER_USER)
     words[2:2] = ["--lun", lun]
-    result = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    lines = [line for line in result.stderr.splitlines() if line.startswith("lunar") and "stats:" not in line]
+    result = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                            check=False)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("lunar")
+             and "stats:" not in line]
     assert result.returncode == 0 and "refused" in result.stdout, result
     assert len(lines) == 1 and lun in lines[0]
 
 
 @pytest.mark.parametrize("dram, steps", [
-    ("64m", "map:24 huge grow:100 map:40 grow:20"), ("64m", "grow:20 advise huge grow:12 fork:2 grow:60"),
+    ("64m", "map:24 huge grow:100 map:40 grow:20"),
+    ("64m", "grow:20 advise huge grow:12 fork:2 grow:60"),
     ("64m", "map:24 huge fork:20 grow:100 fork:8")], ids=["maps", "heap", "forks"])
 def test_huge(dram, steps):
     """Huge pages that are there before activation are adopted and evicted."""
@@ -141,13 +155,16 @@ def test_huge(dram, steps):
 
 
 def test_small():
-    """Once activated, no memory of ours can become a huge page behind the account's back (where they are `always`)."""
+    """Once activated, no memory of ours can become a huge page behind the account's back (where
+    they are `always`)."""
     evicted("64m", "grow:100", "small")
 
 
 @pytest.mark.parametrize("dram, steps", [
-    ("64m", "grow:8 fork:4 fork:100 grow:30 fork:8 grow:60 fork:8"), ("32m", "grow:20 fork:8 fork:8 grow:30"),
-    ("32m", "stray grow:4 fork:4 grow:60 fork:8")], ids=["around", "activates", "first-thread-ended"])
+    ("64m", "grow:8 fork:4 fork:100 grow:30 fork:8 grow:60 fork:8"),
+    ("32m", "grow:20 fork:8 fork:8 grow:30"),
+    ("32m", "stray grow:4 fork:4 grow:60 fork:8")],
+    ids=["around", "activates", "first-thread-ended"])
 def test_forks(dram, steps):
     """Children made before activation, by it, and after it."""
     evicted(dram, *steps.split())
@@ -161,13 +178,17 @@ def test_plain():
 
 @pytest.mark.parametrize("runs", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_storm(runs):
-    """Threads that write, discard, protect, move and unmap, and fork, while the process is activated."""
+    """Threads that write, discard, protect, move and unmap, and fork, while the process is
+    activated."""
     own = os.environ.get("LUNAR_SEED")
     activated = 0
-    for seed in [int(own)] if own else [int.from_bytes(os.urandom(4), "little") for _ in range(runs)]:
+    for seed in [int(own)] if own else [int.from_bytes(os.urandom(4), "little")
+                                        for _ in range(runs)]:
         print(f"LUNAR_SEED={seed}")
-        result = subprocess.run([LUNAR, "run", "--dram", "48m", "--size", "4g", "--stats", "--", STORM, "3", str(seed)],
-                                stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        result = subprocess.run([LUNAR, "run", "--dram", "48m", "--size", "4g", "--stats", "--",
+                                 STORM, "3", str(seed)],
+                                stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                check=False)
         assert result.returncode == 0 and "sound" in result.stdout, result
         activated += figure(result.stderr, "armed")
     assert activated, "no run was activated"
@@ -175,13 +196,14 @@ def test_storm(runs):
 
 @pytest.mark.parametrize("runs", [24, pytest.param(100, marks=pytest.mark.slow)])
 def test_discards(runs):
-    """Discards during the first evictions of what was there before activation. The two meet in every tenth run or
-    so."""
+    """Discards during the first evictions of what was there before activation. The two meet in
+    every tenth run or so."""
     for _ in range(runs):
         evicted("24m", "discards:16")
 
 
 def test_noreserve():
-    """MAP_NORESERVE memory is plain too while there is room, and counted by what is there afterwards."""
+    """MAP_NORESERVE memory is plain too while there is room, and counted by what is there
+    afterwards."""
     assert figure(run("64m", "noreserve:24", "grow:8").stderr, "armed") == 0
     evicted("64m", "noreserve:24", "grow:8", "noreserve:60", "grow:20", "fork:4")

@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program of activation_test.py: `activation_worker STEP...`, one after the other. Every page it holds carries a
-// stamp that is checked before each line it prints, and at the end ("sound").
+// The program of activation_test.py: `activation_worker STEP...`, one after the other. Every page
+// it holds carries a stamp that is checked before each line it prints, and at the end ("sound").
 //
-//   grow:MIB     mallocs 256 KiB blocks till it holds so many MiB; ENOMEM is printed, not fatal ("refused at N MiB")
-//   map:MIB      the same from one mmap, with MADV_HUGEPAGE        noreserve:MIB   with MAP_NORESERVE, half of it used
+//   grow:MIB     mallocs 256 KiB blocks till it holds so many MiB; ENOMEM is printed, not fatal
+//                ("refused at N MiB")
+//   map:MIB      the same from one mmap, with MADV_HUGEPAGE
+//   noreserve:MIB  with MAP_NORESERVE, half of it used
 //   advise       MADV_HUGEPAGE and MADV_COLLAPSE on all that it holds
 //   say:WORD     prints it, and waits for a line on standard input
 //   setuid       becomes nobody, permanently        chroot:DIR
 //   seccomp      open, openat and userfaultfd are refused from now on (EPERM)
-//   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all; its parent goes on
-//                meanwhile
+//   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all;
+//                its parent goes on meanwhile
 //   huge         fails unless AnonHugePages of this process is above 0
-//   closeall     closes every descriptor but the first three, as daemons do (close_range, and one by one)
-//   small        fails if the kernel could put a huge page anywhere but into the stack or brk's heap
+//   closeall     closes every descriptor but the first three, as daemons do (close_range, and one
+//                by one)
+//   small        fails if the kernel could put a huge page anywhere but into the stack or brk's
+//                heap
 //   stray        a second thread goes on, the first ends (pthread_exit)
-//   discards:MIB two threads discard pages here and there of so many MiB and use them again, while as much again and a
+//   discards:MIB two threads discard pages here and there of so many MiB and use them again, while
+//   as much again and a
 //                half is grown
 //   again:N      tries N further mallocs of 256 KiB that are expected to fail
 #include <errno.h>
@@ -67,7 +72,8 @@ void check_all(const char* when) {
     for (size_t i = 0; i < block.bytes; i += kPage)
       if (*reinterpret_cast<unsigned long*>(block.at + i) != block.seed + i ||
           *reinterpret_cast<unsigned long*>(block.at + i + kPage - 8) != ~(block.seed + i)) {
-        printf("page %zu of a block at %p (seed %lu) holds %lx ", i / kPage, static_cast<void*>(block.at), block.seed,
+        printf("page %zu of a block at %p (seed %lu) holds %lx ", i / kPage,
+               static_cast<void*>(block.at), block.seed,
                *reinterpret_cast<unsigned long*>(block.at + i));
         FAIL(when);
       }
@@ -96,7 +102,8 @@ void map_huge(size_t mib) {
 
 void map_unreserved(size_t mib) {
   const size_t bytes = mib << 20;
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   REQUIRE(at != MAP_FAILED);
   g_blocks.push_back({static_cast<unsigned char*>(at) + bytes / 4, bytes / 2, 0});
   write_block(g_blocks.back(), ++g_seed << 32);
@@ -104,9 +111,10 @@ void map_unreserved(size_t mib) {
 
 void advise() {
   for (const int advice : {MADV_HUGEPAGE, 25 /* MADV_COLLAPSE */})
-    for (const Block& block : g_blocks)  // the huge page that it begins in, with what else lies there
-      (void)madvise(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(block.at) >> 21 << 21), size_t{2} << 20,
-                    advice);
+    for (const Block& block :
+         g_blocks)  // the huge page that it begins in, with what else lies there
+      (void)madvise(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(block.at) >> 21 << 21),
+                    size_t{2} << 20, advice);
 }
 
 void say(const char* word) {
@@ -144,7 +152,8 @@ void install_filter() {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
   };
   sock_fprog filter{static_cast<unsigned short>(sizeof program / sizeof program[0]), program};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
     FAIL("seccomp");
   REQUIRE(open("/dev/null", O_RDONLY) < 0, "the filter lets open pass");
 }
@@ -175,7 +184,8 @@ void require_huge() {
   FILE* file = fopen("/proc/self/smaps_rollup", "r");
   char line[256];
   unsigned long kib = 0;
-  while (file != nullptr && fgets(line, sizeof line, file) != nullptr) (void)sscanf(line, "AnonHugePages: %lu", &kib);
+  while (file != nullptr && fgets(line, sizeof line, file) != nullptr)
+    (void)sscanf(line, "AnonHugePages: %lu", &kib);
   if (file != nullptr) fclose(file);
   REQUIRE(kib != 0, "no huge pages");
 }
@@ -232,17 +242,18 @@ void discard_until(std::atomic<bool>& stop, unsigned char* base, size_t bytes, u
 }
 
 void discards(size_t bytes) {
-  auto* base =
-      static_cast<unsigned char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* base = static_cast<unsigned char*>(
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   REQUIRE(base != MAP_FAILED);
   memset(base, 1, bytes);
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
-  for (unsigned i = 0; i < 2; ++i) threads.emplace_back([=, &stop] { discard_until(stop, base, bytes, i); });
+  for (unsigned i = 0; i < 2; ++i)
+    threads.emplace_back([=, &stop] { discard_until(stop, base, bytes, i); });
   usleep(2000);
   const size_t more = bytes + bytes / 2;
-  auto* other =
-      static_cast<unsigned char*>(mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* other = static_cast<unsigned char*>(
+      mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   REQUIRE(other != MAP_FAILED);
   for (int round = 0; round < 2; ++round)
     for (size_t at = 0; at < more; at += kPage) other[at] = 1;
@@ -255,7 +266,9 @@ void steps() {
     const char* step = g_argv[g_at];
     const char* colon = strchr(step, ':');
     const size_t length = colon != nullptr ? static_cast<size_t>(colon - step) : strlen(step);
-    const auto is = [&](const char* name) { return strlen(name) == length && strncmp(step, name, length) == 0; };
+    const auto is = [&](const char* name) {
+      return strlen(name) == length && strncmp(step, name, length) == 0;
+    };
     const char* value = colon != nullptr ? colon + 1 : "";
     const size_t number = strtoul(value, nullptr, 10);
     if (is("grow"))

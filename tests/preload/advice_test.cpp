@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program may do to its own memory by madvise, mprotect with and without protection keys, mlock and munmap, and
-// what it must see afterwards: on tiered maps and on the heap, before the pager is active and after, next to plain
-// memory where the kernel decides.
+// What a program may do to its own memory by madvise, mprotect with and without protection keys,
+// mlock and munmap, and what it must see afterwards: on tiered maps and on the heap, before the
+// pager is active and after, next to plain memory where the kernel decides.
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -58,7 +58,8 @@ void unmapped_reservations_are_emptied() {
     p = map_tiered(4 * kMiB, PROT_NONE, flags);
     REQUIRE(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);
     fill(p, 2 * kMiB, 7);
-    REQUIRE(mmap(p, 2 * kMiB, kRw, flags | MAP_FIXED, -1, 0) == p && all_zero(p, 2 * kMiB) && munmap(p, 4 * kMiB) == 0);
+    REQUIRE(mmap(p, 2 * kMiB, kRw, flags | MAP_FIXED, -1, 0) == p && all_zero(p, 2 * kMiB) &&
+            munmap(p, 4 * kMiB) == 0);
   }
 }
 
@@ -70,7 +71,8 @@ void there_are_no_keys() {
   REQUIRE(pkey_alloc(0, 0) == -1 && errno == ENOSPC);
   REQUIRE(syscall(SYS_pkey_alloc, 0, 0) == -1 && errno == ENOSPC);
   REQUIRE(pkey_mprotect(p, kMiB, PROT_NONE, 1) == -1 && errno == EINVAL && holds(p, 4 * kMiB, 11));
-  REQUIRE(pkey_mprotect(p, kMiB, PROT_READ, -1) == 0 && faults(p, true) && pkey_mprotect(p, kMiB, kRw, 0) == 0);
+  REQUIRE(pkey_mprotect(p, kMiB, PROT_READ, -1) == 0 && faults(p, true) &&
+          pkey_mprotect(p, kMiB, kRw, 0) == 0);
   REQUIRE(holds(p, 4 * kMiB, 11) && munmap(p, 4 * kMiB) == 0);
 }
 
@@ -80,9 +82,11 @@ void advice_is_known_or_refused() {
   for (char* at : {p, heap}) {
     fill(at, 2 * kMiB, 13);
     const int harmless[] = {0, 1, 2, 3, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 21, 22, 23};
-    for (int advice : harmless) REQUIRE(madvise(at, 2 * kMiB, advice) == 0 && holds(at, 2 * kMiB, 13));
+    for (int advice : harmless)
+      REQUIRE(madvise(at, 2 * kMiB, advice) == 0 && holds(at, 2 * kMiB, 13));
     for (int advice = -3; advice < 140; ++advice) {
-      bool known = advice >= 0 && (advice <= 4 || (advice >= 8 && advice <= 25) || (advice >= 100 && advice <= 103));
+      bool known = advice >= 0 && (advice <= 4 || (advice >= 8 && advice <= 25) ||
+                                   (advice >= 100 && advice <= 103));
       errno = 0;
       if (!known) REQUIRE(madvise(at, 2 * kMiB, advice) == -1 && errno == EINVAL);
     }
@@ -94,7 +98,8 @@ void advice_is_known_or_refused() {
     for (char* at : {p, heap}) {
       fill(at, 2 * kMiB, 17);
       push_out();  // evicted content comes from the LUN, not from the kernel
-      REQUIRE(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB) && holds(at + kMiB, kMiB, 17, kMiB / sizeof(long)));
+      REQUIRE(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB) &&
+              holds(at + kMiB, kMiB, 17, kMiB / sizeof(long)));
       fill(at, 2 * kMiB, 19);
       REQUIRE(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB));
     }
@@ -104,8 +109,9 @@ void advice_is_known_or_refused() {
   for (const bool by_number : {false, true}) {
     fill(p, 2 * kMiB, 21);
     push_out();
-    const ssize_t done = by_number ? syscall(SYS_process_madvise, pidfd, &self, 1ul, MADV_DONTNEED, 0ul)
-                                   : process_madvise(pidfd, &self, 1, MADV_DONTNEED, 0);
+    const ssize_t done = by_number
+                             ? syscall(SYS_process_madvise, pidfd, &self, 1ul, MADV_DONTNEED, 0ul)
+                             : process_madvise(pidfd, &self, 1, MADV_DONTNEED, 0);
     REQUIRE(done == static_cast<ssize_t>(kMiB));
     REQUIRE(all_zero(p, kMiB) && holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)));
   }
@@ -123,11 +129,12 @@ bool kernel_has_guards() {
   return has;
 }
 
-// A guard page at every 16th page of the range. What is between them holds `seed`, or (0) is touched for the first
-// time.
+// A guard page at every 16th page of the range. What is between them holds `seed`, or (0) is
+// touched for the first time.
 void guard_every_16th(char* p, size_t bytes, unsigned long seed) {
   size_t pages = bytes / g_page;
-  for (size_t i = 5; i < pages; i += 16) REQUIRE(madvise(p + i * g_page, g_page, MADV_GUARD_INSTALL) == 0);
+  for (size_t i = 5; i < pages; i += 16)
+    REQUIRE(madvise(p + i * g_page, g_page, MADV_GUARD_INSTALL) == 0);
   for (size_t i = 0; i < pages; ++i) {
     char* page = p + i * g_page;
     if (i % 16 == 5)
@@ -144,8 +151,8 @@ void guard_pages(bool heap) {
     char* p = map_tiered(2 * kMiB);
     fill(p, 2 * kMiB, 23);
     errno = 0;
-    REQUIRE(madvise(p, kMiB, MADV_GUARD_INSTALL) == -1 && errno == EINVAL && holds(p, 2 * kMiB, 23) &&
-            munmap(p, 2 * kMiB) == 0);
+    REQUIRE(madvise(p, kMiB, MADV_GUARD_INSTALL) == -1 && errno == EINVAL &&
+            holds(p, 2 * kMiB, 23) && munmap(p, 2 * kMiB) == 0);
     return;
   }
   constexpr size_t kBytes = 4 * kMiB;
@@ -159,19 +166,23 @@ void guard_pages(bool heap) {
   guard_every_16th(p, kBytes, 29);
   push_out();
   for (size_t i = 5; i < pages; i += 16) REQUIRE(faults(p + i * g_page));
-  REQUIRE(madvise(p, kBytes, MADV_DONTNEED) == 0 && all_zero(p, 5 * g_page) && faults(p + 5 * g_page));  // they stay
+  REQUIRE(madvise(p, kBytes, MADV_DONTNEED) == 0 && all_zero(p, 5 * g_page) &&
+          faults(p + 5 * g_page));  // they stay
   REQUIRE(madvise(p, kBytes, MADV_WILLNEED) == 0 && faults(p + 5 * g_page));
   errno = 0;
-  REQUIRE(madvise(p, kBytes, MADV_POPULATE_WRITE) == -1 && errno == EFAULT && faults(p + 5 * g_page));
+  REQUIRE(madvise(p, kBytes, MADV_POPULATE_WRITE) == -1 && errno == EFAULT &&
+          faults(p + 5 * g_page));
   pid_t child = fork();
   if (child == 0)
-    _exit(faults(p + 5 * g_page) && faults(p + 21 * g_page) && all_zero(p, 5 * g_page) && !faults(p + 6 * g_page, true)
+    _exit(faults(p + 5 * g_page) && faults(p + 21 * g_page) && all_zero(p, 5 * g_page) &&
+                  !faults(p + 6 * g_page, true)
               ? 0
               : 1);
   REQUIRE(ends_well(child));
   REQUIRE(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
   fill(p, kBytes, 31);
-  REQUIRE(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && holds(p, kBytes, 31));  // nothing to remove: nothing lost
+  // nothing to remove: nothing lost
+  REQUIRE(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && holds(p, kBytes, 31));
   guard_every_16th(p, kBytes, 31);
   if (heap) {
     REQUIRE(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0);
@@ -182,13 +193,14 @@ void guard_pages(bool heap) {
   auto* q = static_cast<char*>(mremap(p, kBytes, 2 * kBytes, MREMAP_MAYMOVE));
   REQUIRE(q != MAP_FAILED);
   for (size_t i = 0; i < pages; ++i)
-    REQUIRE(i % 16 == 5 ? faults(q + i * g_page) : holds(q + i * g_page, g_page, 31, i * g_page / sizeof(long)));
+    REQUIRE(i % 16 == 5 ? faults(q + i * g_page)
+                        : holds(q + i * g_page, g_page, 31, i * g_page / sizeof(long)));
   REQUIRE(munmap(q, 2 * kBytes) == 0 && munmap(wall, kMiB) == 0);
   comes_back_empty(q, 2 * kBytes);
   comes_back_empty(p, kBytes);
   p = map_tiered(kBytes, PROT_NONE);  // in a reservation
-  REQUIRE(madvise(p, g_page, MADV_GUARD_INSTALL) == 0 && mprotect(p, kBytes, kRw) == 0 && faults(p) &&
-          all_zero(p + g_page, kBytes - g_page));
+  REQUIRE(madvise(p, g_page, MADV_GUARD_INSTALL) == 0 && mprotect(p, kBytes, kRw) == 0 &&
+          faults(p) && all_zero(p + g_page, kBytes - g_page));
   REQUIRE(mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == p && all_zero(p, kBytes));
   REQUIRE(munmap(p, kBytes) == 0);
 }
@@ -208,7 +220,8 @@ void locks() {
   errno = 0;
   REQUIRE(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // up to the lock
   REQUIRE(all_zero(p, kMiB) && holds(p + kMiB, 3 * kMiB, 37, kMiB / sizeof(long)));
-  REQUIRE(madvise(p + kMiB, kMiB, MADV_DONTNEED_LOCKED) == 0 && all_zero(p + kMiB, kMiB) && pinned_bytes() == 2 * kMiB);
+  REQUIRE(madvise(p + kMiB, kMiB, MADV_DONTNEED_LOCKED) == 0 && all_zero(p + kMiB, kMiB) &&
+          pinned_bytes() == 2 * kMiB);
   REQUIRE(munlockall() == 0 && pinned_bytes() == 0 && madvise(p, 4 * kMiB, MADV_DONTNEED) == 0 &&
           all_zero(p, 4 * kMiB));
   // Plain memory, tiered memory, plain memory again, in one call.
@@ -218,7 +231,8 @@ void locks() {
   REQUIRE(mmap(plain, 64 * 1024, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == plain);
   REQUIRE(mlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 64 &&
           pinned_bytes() == 192 * 1024);
-  REQUIRE(munlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 0 && pinned_bytes() == 0);
+  REQUIRE(munlock(plain - 128 * 1024, 256 * 1024) == 0 && lunar_test::status_kib("VmLck") == 0 &&
+          pinned_bytes() == 0);
   REQUIRE(mlock(plain, 128 * 1024) == 0 && lunar_test::status_kib("VmLck") == 64 &&
           pinned_bytes() == 64 * 1024);  // begins in plain memory
   REQUIRE(munlockall() == 0 && lunar_test::status_kib("VmLck") == 0 && pinned_bytes() == 0);
@@ -232,11 +246,12 @@ void locks() {
   auto* moved = static_cast<char*>(mremap(p + kMiB, kMiB, 2 * kMiB, MREMAP_MAYMOVE));
   REQUIRE(moved != MAP_FAILED && moved != p + kMiB && pinned_bytes() == 2 * kMiB);
   push_out();
-  REQUIRE(present_pages(moved, 2 * kMiB) == 2 * kMiB / g_page && holds(moved, kMiB, 38, kMiB / sizeof(long)) &&
-          all_zero(moved + kMiB, kMiB));
+  REQUIRE(present_pages(moved, 2 * kMiB) == 2 * kMiB / g_page &&
+          holds(moved, kMiB, 38, kMiB / sizeof(long)) && all_zero(moved + kMiB, kMiB));
   REQUIRE(mremap(moved, 2 * kMiB, 2 * kMiB + 64 * 1024, MREMAP_MAYMOVE) != MAP_FAILED &&
           pinned_bytes() == 2 * kMiB + 64 * 1024);
-  REQUIRE(munlockall() == 0 && pinned_bytes() == 0 && munmap(p, kMiB) == 0 && munmap(p + 2 * kMiB, 2 * kMiB) == 0);
+  REQUIRE(munlockall() == 0 && pinned_bytes() == 0 && munmap(p, kMiB) == 0 &&
+          munmap(p + 2 * kMiB, 2 * kMiB) == 0);
   p = map_tiered(2 * kMiB, PROT_NONE);
   errno = 0;
   REQUIRE(mlock(p, g_page) == -1 && errno == ENOMEM && munmap(p, 2 * kMiB) == 0);
@@ -262,7 +277,8 @@ void wiped_on_fork() {
   REQUIRE(child_says(
       [](char* at) {
         fill(at + kMiB, kMiB, 53);
-        return child_says([](char* there) { return all_zero(there + kMiB, kMiB); }, at) && holds(at + kMiB, kMiB, 53);
+        return child_says([](char* there) { return all_zero(there + kMiB, kMiB); }, at) &&
+               holds(at + kMiB, kMiB, 53);
       },
       p));
   char* wall = map_tiered(kMiB);  // it moves along
@@ -270,20 +286,24 @@ void wiped_on_fork() {
   REQUIRE(q != MAP_FAILED && child_says(wiped, q) && holds(q, 4 * kMiB, 47));
   REQUIRE(madvise(q, 4 * kMiB, MADV_KEEPONFORK) == 0 &&
           child_says([](char* at) { return holds(at, 4 * kMiB, 47); }, q));
-  REQUIRE(madvise(q, 4 * kMiB, MADV_WIPEONFORK) == 0 && munmap(q, 8 * kMiB) == 0 && munmap(wall, kMiB) == 0);
+  REQUIRE(madvise(q, 4 * kMiB, MADV_WIPEONFORK) == 0 && munmap(q, 8 * kMiB) == 0 &&
+          munmap(wall, kMiB) == 0);
   q = map_tiered(8 * kMiB);  // it ended with its map
   fill(q, 8 * kMiB, 59);
-  REQUIRE(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) && munmap(q, 8 * kMiB) == 0);
+  REQUIRE(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) &&
+          munmap(q, 8 * kMiB) == 0);
 }
 
 #if defined(__x86_64__)
 void put_function(char* at, int answer) {
-  const unsigned char code[] = {0xb8, static_cast<unsigned char>(answer), 0, 0, 0, 0xc3};  // mov eax, answer; ret
+  // mov eax, answer; ret
+  const unsigned char code[] = {0xb8, static_cast<unsigned char>(answer), 0, 0, 0, 0xc3};
   memcpy(at, code, sizeof code);
 }
 int call(char* at) { return reinterpret_cast<int (*)()>(at)(); }
 
-// A reservation that a just-in-time compiler makes writable, then executable: code stays in DRAM, the rest is tiered.
+// A reservation that a just-in-time compiler makes writable, then executable: code stays in DRAM,
+// the rest is tiered.
 void generated_code(int flags) {
   char* p = map_tiered(8 * kMiB, PROT_NONE, flags);
   REQUIRE(mprotect(p, 4 * kMiB, kRw) == 0);
@@ -293,13 +313,16 @@ void generated_code(int flags) {
   REQUIRE(present_pages(p, 4 * kMiB) < kMiB / g_page);
   REQUIRE(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0);
   push_out();
-  REQUIRE(present_pages(p + kMiB, kMiB) == kMiB / g_page && present_pages(p, kMiB) < kMiB / g_page / 2);
-  REQUIRE(call(p + kMiB) == 42 && holds(p + kMiB + g_page, kMiB - g_page, 61, (kMiB + g_page) / sizeof(long)) &&
+  REQUIRE(present_pages(p + kMiB, kMiB) == kMiB / g_page &&
+          present_pages(p, kMiB) < kMiB / g_page / 2);
+  REQUIRE(call(p + kMiB) == 42 &&
+          holds(p + kMiB + g_page, kMiB - g_page, 61, (kMiB + g_page) / sizeof(long)) &&
           holds(p, kMiB, 61));
   REQUIRE(mprotect(p + kMiB, kMiB, kRw) == 0);  // more code is written
   put_function(p + kMiB + g_page, 43);
   REQUIRE(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0 && call(p + kMiB + g_page) == 43);
-  REQUIRE(mprotect(p + 5 * kMiB, kMiB, kRw | PROT_EXEC) == 0 && all_zero(p + 5 * kMiB, kMiB));  // was only reserved
+  // was only reserved
+  REQUIRE(mprotect(p + 5 * kMiB, kMiB, kRw | PROT_EXEC) == 0 && all_zero(p + 5 * kMiB, kMiB));
   put_function(p + 5 * kMiB, 44);
   REQUIRE(mmap(p + 6 * kMiB, kMiB, kRw | PROT_EXEC, flags | MAP_FIXED, -1, 0) == p + 6 * kMiB);
   put_function(p + 6 * kMiB, 45);
@@ -309,8 +332,8 @@ void generated_code(int flags) {
   REQUIRE(present_pages(p + 5 * kMiB, kMiB) == kMiB / g_page);
   REQUIRE(child_says(
       [](char* at) {
-        bool right = call(at + kMiB) == 42 && call(at + kMiB + g_page) == 43 && call(at + 5 * kMiB) == 44 &&
-                     call(at + 6 * kMiB) == 45;
+        bool right = call(at + kMiB) == 42 && call(at + kMiB + g_page) == 43 &&
+                     call(at + 5 * kMiB) == 44 && call(at + 6 * kMiB) == 45;
         push_out();  // of the child's own budget
         return right && all_zero(at + 6 * kMiB + g_page, kMiB - g_page) && holds(at, kMiB, 61) &&
                present_pages(at + 5 * kMiB, kMiB) == kMiB / g_page &&
@@ -332,7 +355,8 @@ void generated_code(int) {}
 // Reads the first word of each page of the range.
 void read_pages(const char* p, size_t pages) {
   for (size_t i = 0; i < pages; ++i)
-    REQUIRE(*reinterpret_cast<const unsigned long*>(p + i * g_page) == stamp(41, i * g_page / sizeof(long)));
+    REQUIRE(*reinterpret_cast<const unsigned long*>(p + i * g_page) ==
+            stamp(41, i * g_page / sizeof(long)));
 }
 
 // One after the other, and still no page that was not asked for.
@@ -343,8 +367,8 @@ void random_reads_nothing_ahead() {
   REQUIRE(madvise(p, 2 * kRead, MADV_PAGEOUT) == 0 && madvise(p, 2 * kRead, MADV_RANDOM) == 0);
   uint64_t ahead = prefetched(), major = major_faults();
   read_pages(p, kRead / g_page);
-  fprintf(stderr, "random: %lu pages, %lu reads, %lu read ahead\n", kRead / g_page, major_faults() - major,
-          prefetched() - ahead);
+  fprintf(stderr, "random: %lu pages, %lu reads, %lu read ahead\n", kRead / g_page,
+          major_faults() - major, prefetched() - ahead);
   REQUIRE(prefetched() == ahead && major_faults() - major > kRead / g_page * 9 / 10);
   REQUIRE(madvise(p, kBytes, MADV_NORMAL) == 0 && madvise(p, 2 * kRead, MADV_PAGEOUT) == 0);
   read_pages(p, kRead / g_page);
@@ -364,7 +388,8 @@ void sequential_reads_ahead() {
       REQUIRE(*reinterpret_cast<const unsigned long*>(at + k * g_page) ==
               stamp(41, static_cast<size_t>(at - p + k * g_page) / sizeof(long)));
   }
-  fprintf(stderr, "sequential: %lu runs of %lu pages, %lu reads\n", kPlaces, kRun, major_faults() - major);
+  fprintf(stderr, "sequential: %lu runs of %lu pages, %lu reads\n", kPlaces, kRun,
+          major_faults() - major);
   REQUIRE(major_faults() - major < 2 * kPlaces && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
 }
 
@@ -376,14 +401,17 @@ void sequential_evicts_behind() {
   REQUIRE(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
   char* others = map_tiered(kOthers);
   fill(others, kOthers, 43);
-  for (int pass = 0; pass < 6; ++pass) read_pages(p, kBytes / g_page);  // each brings the clock's hand round once
+  for (int pass = 0; pass < 6; ++pass)
+    read_pages(p, kBytes / g_page);  // each brings the clock's hand round once
   const size_t stayed = present_pages(others, kOthers);
   fprintf(stderr, "behind: %lu of %lu pages of others stayed\n", stayed, kOthers / g_page);
   REQUIRE(stayed > kOthers / g_page * 3 / 4);
-  REQUIRE(holds(p, kBytes, 41) && holds(others, kOthers, 43) && munmap(p, kBytes) == 0 && munmap(others, kOthers) == 0);
+  REQUIRE(holds(p, kBytes, 41) && holds(others, kOthers, 43) && munmap(p, kBytes) == 0 &&
+          munmap(others, kOthers) == 0);
 }
 
-// The child shares the memory of its parent, but not its descriptors: what it opens for this thread must not stay.
+// The child shares the memory of its parent, but not its descriptors: what it opens for this thread
+// must not stay.
 void advised_by_a_child_of_vfork() {
   constexpr size_t kBytes = 16 * kMiB;
   char* p = map_tiered(kBytes);
@@ -402,8 +430,8 @@ void guard_pages_before_activation() {
   if (!kernel_has_guards()) return;
   char* p = map_tiered(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
-  REQUIRE(madvise(p, kMiB, MADV_DONTNEED) == 0 && faults(p + 5 * g_page) && madvise(p, kMiB, MADV_GUARD_REMOVE) == 0 &&
-          all_zero(p, kMiB));
+  REQUIRE(madvise(p, kMiB, MADV_DONTNEED) == 0 && faults(p + 5 * g_page) &&
+          madvise(p, kMiB, MADV_GUARD_REMOVE) == 0 && all_zero(p, kMiB));
   REQUIRE(faults(p + kMiB + 5 * g_page) && munmap(p, 2 * kMiB) == 0);
   comes_back_empty(p, 2 * kMiB);
   p = map_tiered(2 * kMiB);
@@ -449,20 +477,21 @@ void unknown_guard_pages() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"},
-                   {{"wipe", wiped_on_fork},
-                    {"reservations", unmapped_reservations_are_emptied},
-                    {"keys", there_are_no_keys},
-                    {"advice", advice_is_known_or_refused},
-                    {"vfork", advised_by_a_child_of_vfork},
-                    {"guards", [] { g_early ? guard_pages_before_activation() : guard_pages(false); }},
-                    {"heap-guards", [] { guard_pages(true); }},
-                    {"unknown-guards", unknown_guard_pages},
-                    {"locks", locks},
-                    {"code", [] { generated_code(kPrivate); }},
-                    {"code-noreserve", [] { generated_code(kPrivate | MAP_NORESERVE); }},
-                    {"random", random_reads_nothing_ahead},
-                    {"sequential", sequential_reads_ahead},
-                    {"behind", sequential_evicts_behind}},
-                   {"LUNAR_ACTIVATE_AT=64m"});
+  return run_cases(
+      argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"},
+      {{"wipe", wiped_on_fork},
+       {"reservations", unmapped_reservations_are_emptied},
+       {"keys", there_are_no_keys},
+       {"advice", advice_is_known_or_refused},
+       {"vfork", advised_by_a_child_of_vfork},
+       {"guards", [] { g_early ? guard_pages_before_activation() : guard_pages(false); }},
+       {"heap-guards", [] { guard_pages(true); }},
+       {"unknown-guards", unknown_guard_pages},
+       {"locks", locks},
+       {"code", [] { generated_code(kPrivate); }},
+       {"code-noreserve", [] { generated_code(kPrivate | MAP_NORESERVE); }},
+       {"random", random_reads_nothing_ahead},
+       {"sequential", sequential_reads_ahead},
+       {"behind", sequential_evicts_behind}},
+      {"LUNAR_ACTIVATE_AT=64m"});
 }

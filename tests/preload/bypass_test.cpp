@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program does past the preload library's calls, and what becomes of Lunar's own calls when the program
-// restricts them: the same results as on plain memory, or one FATAL line and an abort; never a hang.
+// What a program does past the preload library's calls, and what becomes of Lunar's own calls when
+// the program restricts them: the same results as on plain memory, or one FATAL line and an abort;
+// never a hang.
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/audit.h>
@@ -39,7 +40,7 @@ char* filled_map() {
   return p;
 }
 
-// ---- FATAL lines reach the holder of standard error -----------------------------------------------------------------
+// ---- FATAL lines reach the holder of standard error ---------------------------------------------
 
 // A map without reservation that outgrows the LUN ends by a line that a handler writes.
 int run_out_of_lun() {
@@ -70,14 +71,16 @@ void* other_thread(void* body) {
 int by_other_thread(int (*body)()) {
   pthread_t thread;
   char* p = filled_map();
-  REQUIRE(p != nullptr && pthread_create(&thread, nullptr, other_thread, reinterpret_cast<void*>(body)) == 0);
+  REQUIRE(p != nullptr &&
+          pthread_create(&thread, nullptr, other_thread, reinterpret_cast<void*>(body)) == 0);
   pthread_exit(nullptr);
 }
 
 int without_main_thread() { return by_other_thread(run_out_of_lun); }
 
 int direct_io_is_seen() {
-  int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
+  int fd = static_cast<int>(
+      syscall(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
   REQUIRE(fd >= 0);
   char* p = filled_map();  // evicts
   REQUIRE(holds(p, kHeap, 7));
@@ -86,7 +89,7 @@ int direct_io_is_seen() {
 
 int pins_without_main_thread() { return by_other_thread(direct_io_is_seen); }
 
-// ---- filters --------------------------------------------------------------------------------------------------------
+// ---- filters ------------------------------------------------------------------------------------
 
 struct Denied {
   long number;
@@ -116,7 +119,8 @@ void deny(const std::vector<Denied>& calls, unsigned action) {
   REQUIRE(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
 }
 
-// What is evicted comes back and what is written is evicted, with the calls denied. By system calls that are not.
+// What is evicted comes back and what is written is evicted, with the calls denied. By system calls
+// that are not.
 void use_memory_without(const std::vector<Denied>& calls, unsigned action) {
   char* p = filled_map();
   deny(calls, action);
@@ -135,7 +139,9 @@ constexpr unsigned kRefuse = SECCOMP_RET_ERRNO | EPERM, kKill = SECCOMP_RET_KILL
 void no_vmsplice() { use_memory_without({{SYS_vmsplice, false}}, kRefuse); }
 void no_process_madvise() { use_memory_without({{SYS_process_madvise, false}}, kRefuse); }
 void no_madvise() { use_memory_without({{SYS_madvise, false}}, kRefuse); }
-void no_madvise_at_all() { use_memory_without({{SYS_madvise, false}, {SYS_process_madvise, false}}, kRefuse); }
+void no_madvise_at_all() {
+  use_memory_without({{SYS_madvise, false}, {SYS_process_madvise, false}}, kRefuse);
+}
 void no_ring() { use_memory_without({{SYS_io_uring_enter, false}}, kRefuse); }
 void no_futex() { use_memory_without({{SYS_futex, false}}, kRefuse); }
 void no_exit() {
@@ -149,10 +155,10 @@ void killed_by_vmsplice() { use_memory_without({{SYS_vmsplice, false}}, kKill); 
 void killed_by_ring() { use_memory_without({{SYS_io_uring_enter, false}}, kKill); }
 void killed_by_ioctl() { use_memory_without({{SYS_ioctl, true}}, kKill); }
 
-// ---- limits ---------------------------------------------------------------------------------------------------------
+// ---- limits -------------------------------------------------------------------------------------
 
-// No address space is left for anything new: what is there goes on, also what may not be read leaves DRAM, a child is
-// refused.
+// No address space is left for anything new: what is there goes on, also what may not be read
+// leaves DRAM, a child is refused.
 void no_address_space() {
   char* p = filled_map();
   char statm[64];
@@ -166,7 +172,8 @@ void no_address_space() {
   constexpr size_t kHidden = 8 * kMiB;
   REQUIRE(holds(p, kHidden, 7) && present_pages(p, kHidden) > kHidden / 4096 / 2);
   REQUIRE(mprotect(p, kHidden, PROT_NONE) == 0);
-  for (int turn = 0; turn < 4; ++turn) REQUIRE(holds(p + kHidden, kHeap - kHidden, 7, kHidden / sizeof(long)));
+  for (int turn = 0; turn < 4; ++turn)
+    REQUIRE(holds(p + kHidden, kHeap - kHidden, 7, kHidden / sizeof(long)));
   REQUIRE(present_pages(p, kHidden) < kHidden / 4096 / 16);
   REQUIRE(mprotect(p, kHidden, kRw) == 0 && holds(p, kHidden, 7));
   fill(p, kHeap, 8);
@@ -174,11 +181,12 @@ void no_address_space() {
   REQUIRE(fork() == -1 && errno == ENOMEM && holds(p, kHeap, 8));
 }
 
-// ---- daemons --------------------------------------------------------------------------------------------------------
+// ---- daemons ------------------------------------------------------------------------------------
 
 int of_all_descriptors(int (*close_some)(int first)) {
   char* p = filled_map();
-  REQUIRE(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0 && setgid(65534) == 0 && setuid(65534) == 0);
+  REQUIRE(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0 && setgid(65534) == 0 &&
+          setuid(65534) == 0);
   REQUIRE(close_some(3) == 0);
   char* more = map_any(kHeap / 2);
   fill(more, kHeap / 2, 9);
@@ -187,7 +195,8 @@ int of_all_descriptors(int (*close_some)(int first)) {
     if (child == 0) {
       REQUIRE(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9) && close_some(3) == 0);
       fill(p, kHeap, 8);
-      if (const pid_t grandchild = fork(); grandchild != 0) _exit(ends_well(grandchild) && holds(p, kHeap, 8) ? 0 : 1);
+      if (const pid_t grandchild = fork(); grandchild != 0)
+        _exit(ends_well(grandchild) && holds(p, kHeap, 8) ? 0 : 1);
       _exit(holds(p, kHeap, 8) && holds(more, kHeap / 2, 9) ? 0 : 1);
     }
     REQUIRE(ends_well(child));
@@ -196,8 +205,8 @@ int of_all_descriptors(int (*close_some)(int first)) {
   return 0;
 }
 
-// A daemon shuts itself into another root directory, gives its rights up, and closes what it does not know, one by one
-// or all at once: it grows and forks afterwards, as its children do.
+// A daemon shuts itself into another root directory, gives its rights up, and closes what it does
+// not know, one by one or all at once: it grows and forks afterwards, as its children do.
 int confined_and_closed() {
   return of_all_descriptors([](int first) {
     for (int fd = first; fd < 2048; ++fd) (void)close(fd);
@@ -206,7 +215,8 @@ int confined_and_closed() {
 }
 
 int confined_and_closed_at_once() {
-  return of_all_descriptors([](int first) { return close_range(static_cast<unsigned>(first), ~0U, 0); });
+  return of_all_descriptors(
+      [](int first) { return close_range(static_cast<unsigned>(first), ~0U, 0); });
 }
 
 // So does one that is small when it forks: parent and child each have a LUN file.
@@ -222,9 +232,10 @@ void confined_early() {
   REQUIRE(ends_well(child));
 }
 
-// ---- first touches --------------------------------------------------------------------------------------------------
+// ---- first touches ------------------------------------------------------------------------------
 
-// A page here and there costs a page each; what is touched one after the other is filled ahead, by ever more.
+// A page here and there costs a page each; what is touched one after the other is filled ahead, by
+// ever more.
 void sparse_touches() {
   constexpr size_t kStep = 64 * 4096, kSparse = 16 * kMiB;
   char* p = map_any(kSparse);
@@ -233,11 +244,12 @@ void sparse_touches() {
   char* q = map_any(kMiB);
   for (size_t at = 0; at < 64 * 4096; at += 4096) q[at] = 1;
   size_t dense = present_pages(q, kMiB);
-  fprintf(stderr, "%zu pages touched far apart: %zu are filled; 64 in a row: %zu\n", kSparse / kStep, sparse, dense);
+  fprintf(stderr, "%zu pages touched far apart: %zu are filled; 64 in a row: %zu\n",
+          kSparse / kStep, sparse, dense);
   REQUIRE(sparse <= 2 * (kSparse / kStep) && dense > 64);
 }
 
-// ---- idle -----------------------------------------------------------------------------------------------------------
+// ---- idle ---------------------------------------------------------------------------------------
 
 // How often the pager's threads have gone to sleep so far.
 unsigned long service_switches(unsigned* threads) {
@@ -251,8 +263,9 @@ unsigned long service_switches(unsigned* threads) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
     if (fd >= 0) close(fd);
-    const char* line =
-        n > 0 && strncmp(text, "Name:\tlunar-", 12) == 0 ? strstr(text, "\nvoluntary_ctxt_switches:") : nullptr;
+    const char* line = n > 0 && strncmp(text, "Name:\tlunar-", 12) == 0
+                           ? strstr(text, "\nvoluntary_ctxt_switches:")
+                           : nullptr;
     if (line == nullptr) continue;
     sum += strtoul(line + 25, nullptr, 10);
     ++*threads;
@@ -293,11 +306,11 @@ void idle() {
   REQUIRE(ends_well(child));
 }
 
-// ---- raw calls on tiered memory -------------------------------------------------------------------------------------
+// ---- raw calls on tiered memory -----------------------------------------------------------------
 
 // The call takes effect, and its caller goes on; the line comes at once.
-[[noreturn]] void raw_call_is_refused(long number, char* at, unsigned long bytes, long a = 0, long b = 0, long c = 0,
-                                      long d = 0) {
+[[noreturn]] void raw_call_is_refused(long number, char* at, unsigned long bytes, long a = 0,
+                                      long b = 0, long c = 0, long d = 0) {
   REQUIRE(raw(number, at, bytes, a, b, c, d) != -1);
   for (;;) pause();
 }
@@ -310,15 +323,16 @@ int raw_munmap_heap() {
 }
 
 int raw_mremap() {
-  raw_call_is_refused(SYS_mremap, filled_map(), kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, 0x600000000000l);
+  raw_call_is_refused(SYS_mremap, filled_map(), kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED,
+                      0x600000000000l);
 }
 
 // The program's plain memory lands on tiered memory.
 int raw_mremap_over() {
   const long plain = raw(SYS_mmap, 0, kMiB, kRw, kPrivate, -1, 0);
   char* p = filled_map();
-  raw_call_is_refused(SYS_mremap, reinterpret_cast<char*>(plain), kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED,
-                      reinterpret_cast<long>(p));
+  raw_call_is_refused(SYS_mremap, reinterpret_cast<char*>(plain), kMiB, kMiB,
+                      MREMAP_MAYMOVE | MREMAP_FIXED, reinterpret_cast<long>(p));
 }
 
 // Several threads at once, while others fault and wait for room.
@@ -332,8 +346,8 @@ int raw_munmap_threads() {
   char* p = filled_map();
   for (size_t i = 0; i < 8; ++i) {
     pthread_t thread;
-    REQUIRE(pthread_create(&thread, nullptr, i < 4 ? faulting : raw_unmapping, i < 4 ? p : p + kHeap / 2 + i * kMiB) ==
-            0);
+    REQUIRE(pthread_create(&thread, nullptr, i < 4 ? faulting : raw_unmapping,
+                           i < 4 ? p : p + kHeap / 2 + i * kMiB) == 0);
   }
   for (;;) pause();
 }
@@ -344,11 +358,13 @@ void raw_munmap_in_child() {
   const pid_t child = fork();
   if (child == 0) raw_call_is_refused(SYS_munmap, p, kMiB);
   int status = 0;
-  REQUIRE(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+  REQUIRE(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+          WTERMSIG(status) == SIGABRT);
   REQUIRE(holds(p, kHeap, 7));
 }
 
-// What a raw call unmaps before activation leaves a hole in a region, which nothing of the pager's may fill.
+// What a raw call unmaps before activation leaves a hole in a region, which nothing of the pager's
+// may fill.
 void raw_munmap_early() {
   char* p = map_any(kMiB);
   char* hole = map_any(16 * kMiB);
@@ -359,17 +375,21 @@ void raw_munmap_early() {
   REQUIRE(holds(q, kHeap, 7) && holds(r, kHeap, 7) && holds(p, kMiB, 3));
 }
 
-// Calls about memory by libc's syscall() are served as those of their names: what they take stays in the tier, zeros
-// come where zeros are due.
+// Calls about memory by libc's syscall() are served as those of their names: what they take stays
+// in the tier, zeros come where zeros are due.
 void calls_by_number() {
   auto* p = reinterpret_cast<char*>(syscall(SYS_mmap, nullptr, kHeap, kRw, kPrivate, -1, 0));
   REQUIRE(p != MAP_FAILED && tiered(p));
   fill(p, kHeap, 7);
-  auto* moved = reinterpret_cast<char*>(syscall(SYS_mremap, p, kHeap, kHeap + kMiB, MREMAP_MAYMOVE));
-  REQUIRE(moved != MAP_FAILED && tiered(moved) && holds(moved, kHeap, 7) && all_zero(moved + kHeap, kMiB));
+  auto* moved =
+      reinterpret_cast<char*>(syscall(SYS_mremap, p, kHeap, kHeap + kMiB, MREMAP_MAYMOVE));
+  REQUIRE(moved != MAP_FAILED && tiered(moved) && holds(moved, kHeap, 7) &&
+          all_zero(moved + kHeap, kMiB));
   REQUIRE(syscall(SYS_madvise, moved, kMiB, MADV_DONTNEED) == 0 && all_zero(moved, kMiB));
-  REQUIRE(syscall(SYS_mprotect, moved, kMiB, PROT_NONE) == 0 && syscall(SYS_mprotect, moved, kMiB, PROT_READ) == 0);
-  REQUIRE(syscall(SYS_mlock, moved + kMiB, kMiB) == 0 && syscall(SYS_munlock, moved + kMiB, kMiB) == 0);
+  REQUIRE(syscall(SYS_mprotect, moved, kMiB, PROT_NONE) == 0 &&
+          syscall(SYS_mprotect, moved, kMiB, PROT_READ) == 0);
+  REQUIRE(syscall(SYS_mlock, moved + kMiB, kMiB) == 0 &&
+          syscall(SYS_munlock, moved + kMiB, kMiB) == 0);
   REQUIRE(syscall(SYS_mlockall, MCL_CURRENT) == -1 && errno == ENOMEM);
   REQUIRE(syscall(SYS_munmap, moved + kMiB, kMiB) == 0);
   REQUIRE(syscall(SYS_madvise, moved + kMiB, kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);
@@ -395,7 +415,8 @@ int raw_guards() {
   REQUIRE(child >= 0);
   if (child == 0) _exit(hot[4096]);
   int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+  REQUIRE(waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+          WTERMSIG(status) == SIGSEGV);
   // And those that we were told of, when they are taken away by a call past us.
   constexpr int kRemove = 103;
   REQUIRE(madvise(p, kMiB, kInstall) == 0 && raw(SYS_madvise, p, kMiB, kRemove) == 0);
@@ -405,13 +426,15 @@ int raw_guards() {
   return 0;
 }
 
-// What a raw MADV_DONTNEED drops of resident pages reads as zeros; a raw mprotect and a raw mlock change no content.
+// What a raw MADV_DONTNEED drops of resident pages reads as zeros; a raw mprotect and a raw mlock
+// change no content.
 void raw_advice() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 7);
   REQUIRE(raw(SYS_madvise, p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
   REQUIRE(holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
-  REQUIRE(raw(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && raw(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
+  REQUIRE(raw(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 &&
+          raw(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
   char* q = filled_map();
   REQUIRE(holds(q, kHeap, 7) && holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
   REQUIRE(mmap(p + kMiB, kMiB, kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB &&
@@ -419,7 +442,7 @@ void raw_advice() {
   p[kMiB] = 1;  // a map of its own may be written
 }
 
-// ---- harness --------------------------------------------------------------------------------------------------------
+// ---- harness ------------------------------------------------------------------------------------
 
 constexpr const char* kSaysMunmap = "FATAL: munmap (or mremap to less) of ";
 
@@ -445,42 +468,54 @@ bool kernel_has_own_advice() {
 
 int main(int argc, char** argv) {
   const bool has_own = inside() || kernel_has_own_advice();
-  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m", "LUNAR_LOG=warning"},
-                   {{"file-limit", run_out_of_file, {}, "LUN space is used up", Ends::kFatal},
-                    {"stderr-socket", run_out_of_lun, {}, "LUN space is used up", Ends::kFatal, Errors::kSocket},
-                    {"stderr-rights", with_rights<after_rights_are_dropped>, {}, "LUN space is used up", Ends::kFatal},
-                    {"stderr-main-gone", without_main_thread, {}, "LUN space is used up", Ends::kFatal},
-                    {"pins-main-gone", pins_without_main_thread, {"LUNAR_LOG=info"}, "may pin pages for devices"},
-                    {"seccomp-vmsplice", no_vmsplice},
-                    {"seccomp-process-madvise", no_process_madvise},
-                    {"seccomp-madvise",
-                     no_madvise,
-                     {},
-                     has_own ? nullptr : "refuses madvise (EPERM)",
-                     has_own ? Ends::kWell : Ends::kFatal},
-                    {"seccomp-madvise-both", no_madvise_at_all, {}, "refuses madvise (EPERM)", Ends::kFatal},
-                    {"seccomp-ring", no_ring, {}, "refuses io_uring_enter (EPERM)", Ends::kFatal},
-                    {"seccomp-futex", no_futex, {}, "refuses futex (EPERM)", Ends::kFatal},
-                    {"seccomp-exit", no_exit, {}, nullptr, Ends::kAbort},
-                    {"seccomp-ioctl", no_ioctl, {}, "(EPERM)", Ends::kFatal},
-                    {"seccomp-open", no_open},
-                    {"seccomp-kill-vmsplice", killed_by_vmsplice, {}, "service thread has ended", Ends::kFatal},
-                    {"seccomp-kill-ring", killed_by_ring, {}, "service thread has ended", Ends::kFatal},
-                    {"seccomp-kill-ioctl", killed_by_ioctl, {}, "service thread has ended", Ends::kFatal},
-                    {"calls-by-number", calls_by_number},
-                    {"raw-munmap", raw_munmap, {}, "(lunar run --no-mmap)", Ends::kFatal},
-                    {"raw-munmap-early", raw_munmap_early, {"LUNAR_DRAM=64m"}},
-                    {"raw-munmap-heap", raw_munmap_heap, {}, kSaysMunmap, Ends::kFatal},
-                    {"raw-munmap-threads", raw_munmap_threads, {}, kSaysMunmap, Ends::kFatal},
-                    {"raw-munmap-child", raw_munmap_in_child, {"LUNAR_SIZE=768m"}, kSaysMunmap},
-                    {"raw-mremap", raw_mremap, {}, "FATAL: mremap of 1024 KiB of tiered memory at 0x", Ends::kFatal},
-                    {"raw-mremap-over", raw_mremap_over, {}, "MAP_FIXED (or mremap) of 1024 KiB", Ends::kFatal},
-                    {"raw-guards", raw_guards, {"LUNAR_SIZE=768m"}},
-                    {"raw-advice", raw_advice},
-                    {"sparse-touches", sparse_touches, {"LUNAR_ACTIVATE_AT=1m"}},
-                    {"idle", idle},
-                    {"confined-closed", with_rights<confined_and_closed>, {"LUNAR_SIZE=1g"}},
-                    {"confined-closed-at-once", with_rights<confined_and_closed_at_once>, {"LUNAR_SIZE=1g"}},
-                    {"confined-early", with_rights<confined_early>, {"LUNAR_DRAM=64m"}},
-                    {"address-space", no_address_space, {}, "fork refused"}});
+  return run_cases(
+      argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m", "LUNAR_LOG=warning"},
+      {{"file-limit", run_out_of_file, {}, "LUN space is used up", Ends::kFatal},
+       {"stderr-socket", run_out_of_lun, {}, "LUN space is used up", Ends::kFatal, Errors::kSocket},
+       {"stderr-rights",
+        with_rights<after_rights_are_dropped>,
+        {},
+        "LUN space is used up",
+        Ends::kFatal},
+       {"stderr-main-gone", without_main_thread, {}, "LUN space is used up", Ends::kFatal},
+       {"pins-main-gone",
+        pins_without_main_thread,
+        {"LUNAR_LOG=info"},
+        "may pin pages for devices"},
+       {"seccomp-vmsplice", no_vmsplice},
+       {"seccomp-process-madvise", no_process_madvise},
+       {"seccomp-madvise",
+        no_madvise,
+        {},
+        has_own ? nullptr : "refuses madvise (EPERM)",
+        has_own ? Ends::kWell : Ends::kFatal},
+       {"seccomp-madvise-both", no_madvise_at_all, {}, "refuses madvise (EPERM)", Ends::kFatal},
+       {"seccomp-ring", no_ring, {}, "refuses io_uring_enter (EPERM)", Ends::kFatal},
+       {"seccomp-futex", no_futex, {}, "refuses futex (EPERM)", Ends::kFatal},
+       {"seccomp-exit", no_exit, {}, nullptr, Ends::kAbort},
+       {"seccomp-ioctl", no_ioctl, {}, "(EPERM)", Ends::kFatal},
+       {"seccomp-open", no_open},
+       {"seccomp-kill-vmsplice", killed_by_vmsplice, {}, "service thread has ended", Ends::kFatal},
+       {"seccomp-kill-ring", killed_by_ring, {}, "service thread has ended", Ends::kFatal},
+       {"seccomp-kill-ioctl", killed_by_ioctl, {}, "service thread has ended", Ends::kFatal},
+       {"calls-by-number", calls_by_number},
+       {"raw-munmap", raw_munmap, {}, "(lunar run --no-mmap)", Ends::kFatal},
+       {"raw-munmap-early", raw_munmap_early, {"LUNAR_DRAM=64m"}},
+       {"raw-munmap-heap", raw_munmap_heap, {}, kSaysMunmap, Ends::kFatal},
+       {"raw-munmap-threads", raw_munmap_threads, {}, kSaysMunmap, Ends::kFatal},
+       {"raw-munmap-child", raw_munmap_in_child, {"LUNAR_SIZE=768m"}, kSaysMunmap},
+       {"raw-mremap",
+        raw_mremap,
+        {},
+        "FATAL: mremap of 1024 KiB of tiered memory at 0x",
+        Ends::kFatal},
+       {"raw-mremap-over", raw_mremap_over, {}, "MAP_FIXED (or mremap) of 1024 KiB", Ends::kFatal},
+       {"raw-guards", raw_guards, {"LUNAR_SIZE=768m"}},
+       {"raw-advice", raw_advice},
+       {"sparse-touches", sparse_touches, {"LUNAR_ACTIVATE_AT=1m"}},
+       {"idle", idle},
+       {"confined-closed", with_rights<confined_and_closed>, {"LUNAR_SIZE=1g"}},
+       {"confined-closed-at-once", with_rights<confined_and_closed_at_once>, {"LUNAR_SIZE=1g"}},
+       {"confined-early", with_rights<confined_early>, {"LUNAR_DRAM=64m"}},
+       {"address-space", no_address_space, {}, "fork refused"}});
 }

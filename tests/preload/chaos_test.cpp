@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Six threads do random libc calls on tiered memory that is several times its DRAM: mmap, munmap, mremap, mprotect,
-// madvise, mlock, fork, threads (also on stacks in tiered memory), dlopen, read, write, vmsplice, process_vm_readv and
-// _writev, malloc and its relatives. Every page is checked against a model.
+// Six threads do random libc calls on tiered memory that is several times its DRAM: mmap, munmap,
+// mremap, mprotect, madvise, mlock, fork, threads (also on stacks in tiered memory), dlopen, read,
+// write, vmsplice, process_vm_readv and _writev, malloc and its relatives. Every page is checked
+// against a model.
 //
-// Idea: a map has a lock; a thread works on a map whose lock it gets, and takes another one where it does not. The
-// model tells of each page whether it is mapped and which content it has (0: zeros, else a number that all its words
-// are made of). A forked child checks the maps whose locks its parent's thread holds. LUNAR_SEED=N repeats the threads'
-// choices (not how they interleave).
+// Idea: a map has a lock; a thread works on a map whose lock it gets, and takes another one where
+// it does not. The model tells of each page whether it is mapped and which content it has (0:
+// zeros, else a number that all its words are made of). A forked child checks the maps whose locks
+// its parent's thread holds. LUNAR_SEED=N repeats the threads' choices (not how they interleave).
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -30,14 +31,17 @@ struct Random : tier::Random {
   uint32_t version() { return 1 + static_cast<uint32_t>(below(1u << 30)); }
 };
 
-constexpr size_t kPage = 4096, kPagesMin = 64, kPagesMax = 2048;  // maps below 256 KiB are not tiered
+// maps below 256 KiB are not tiered
+constexpr size_t kPage = 4096, kPagesMin = 64, kPagesMax = 2048;
 constexpr unsigned kMaps = 24, kThreads = 6, kBlocks = 40, kGap = UINT32_MAX;
 
 const char* g_object;
 std::atomic<bool> g_stop{false};
 std::atomic<uint64_t> g_done{0}, g_forks{0}, g_refused{0};
 
-uint64_t word_of(uint32_t version, size_t index) { return version == 0 ? 0 : version * 0x9e3779b97f4a7c15 + index; }
+uint64_t word_of(uint32_t version, size_t index) {
+  return version == 0 ? 0 : version * 0x9e3779b97f4a7c15 + index;
+}
 
 void write_page(void* page, uint32_t version) {
   for (size_t i = 0; i < kPage / 8; ++i) static_cast<uint64_t*>(page)[i] = word_of(version, i);
@@ -95,7 +99,8 @@ struct Part {
 Part choose(Map& map, Random& random, size_t most) {
   Part part{map, random.below(map.pages()), 0};
   const size_t wanted = 1 + random.below(most);
-  while (part.count < wanted && part.first + part.count < map.pages() && map.versions[part.first + part.count] != kGap)
+  while (part.count < wanted && part.first + part.count < map.pages() &&
+         map.versions[part.first + part.count] != kGap)
     ++part.count;
   return part;
 }
@@ -107,7 +112,8 @@ void write_part(const Part& part, Random& random) {
 
 void discard(const Part& part, Random& random) {
   if (random.below(3) == 0) {
-    REQUIRE(mmap(part.at(), part.bytes(), kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == part.at());
+    REQUIRE(mmap(part.at(), part.bytes(), kRw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+            part.at());
   } else {
     REQUIRE(madvise(part.at(), part.bytes(), MADV_DONTNEED) == 0);
   }
@@ -143,7 +149,8 @@ void unmap(const Part& part) {
 
 void renew(Map& map, Random& random) {
   map.check_all("before munmap");
-  for (size_t first = 0, end; first < map.pages(); first = end + 1) {  // a gap may be another map's by now
+  for (size_t first = 0, end; first < map.pages();
+       first = end + 1) {  // a gap may be another map's by now
     for (end = first; end < map.pages() && map.versions[end] != kGap;) ++end;
     if (end > first) REQUIRE(munmap(map.at(first), (end - first) * kPage) == 0);
   }
@@ -162,16 +169,19 @@ void resize(Map& map, Random& random) {
   map.versions.resize(count, 0);
 }
 
-// Through a file: what write(2) took from one part, read(2) brings into it again, after the part was overwritten.
+// Through a file: what write(2) took from one part, read(2) brings into it again, after the part
+// was overwritten.
 void through_file(const Part& part, Random& random) {
   const int fd = memfd_create("chaos", MFD_CLOEXEC);
   REQUIRE(fd >= 0);
   REQUIRE(pwrite(fd, part.at(), part.bytes(), 0) == static_cast<ssize_t>(part.bytes()));
-  const std::vector<uint32_t> before(part.map.versions.begin() + static_cast<ptrdiff_t>(part.first),
-                                     part.map.versions.begin() + static_cast<ptrdiff_t>(part.first + part.count));
+  const std::vector<uint32_t> before(
+      part.map.versions.begin() + static_cast<ptrdiff_t>(part.first),
+      part.map.versions.begin() + static_cast<ptrdiff_t>(part.first + part.count));
   random.below(2) == 0 ? discard(part, random) : write_part(part, random);
   REQUIRE(pread(fd, part.at(), part.bytes(), 0) == static_cast<ssize_t>(part.bytes()));
-  std::copy(before.begin(), before.end(), part.map.versions.begin() + static_cast<ptrdiff_t>(part.first));
+  std::copy(before.begin(), before.end(),
+            part.map.versions.begin() + static_cast<ptrdiff_t>(part.first));
   part.check("read from a file");
   close(fd);
 }
@@ -198,12 +208,14 @@ void through_pipe(const Part& part) {
 void by_process_vm(const Part& part, Random& random) {
   std::vector<char> copy(part.bytes());
   iovec local{copy.data(), copy.size()}, remote{part.at(), part.bytes()};
-  if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) != static_cast<ssize_t>(copy.size())) return;  // no right
+  if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) != static_cast<ssize_t>(copy.size()))
+    return;  // no right
   for (size_t i = 0; i < part.count; ++i)
     check_page(copy.data() + i * kPage, part.map.versions[part.first + i], "process_vm_readv");
   const uint32_t version = random.version();
   for (size_t i = 0; i < part.count; ++i) write_page(copy.data() + i * kPage, version);
-  REQUIRE(process_vm_writev(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(copy.size()));
+  REQUIRE(process_vm_writev(getpid(), &local, 1, &remote, 1, 0) ==
+          static_cast<ssize_t>(copy.size()));
   part.fill(version);
   part.check("process_vm_writev");
 }
@@ -264,11 +276,13 @@ class Blocks {
     block.check();
     if (block.words == nullptr || random.below(3) == 0) {
       free(block.words);
-      block.words = static_cast<uint64_t*>(random.below(2) == 0 ? calloc(words, 8) : malloc(words * 8));
+      block.words =
+          static_cast<uint64_t*>(random.below(2) == 0 ? calloc(words, 8) : malloc(words * 8));
     } else {
       auto* moved = static_cast<uint64_t*>(realloc(block.words, words * 8));
       REQUIRE(moved != nullptr);
-      for (size_t i = 0; i < words && i < block.count; ++i) REQUIRE(moved[i] == word_of(block.version, i));
+      for (size_t i = 0; i < words && i < block.count; ++i)
+        REQUIRE(moved[i] == word_of(block.version, i));
       block.words = moved;
     }
     REQUIRE(block.words != nullptr);
@@ -374,8 +388,10 @@ void chaos(unsigned seconds) {
   for (Map& map : g_maps) map.check_all("at the end");
   const uint64_t evicted = tier_stats().evictions;
   printf("%llu operations, %llu forks (%llu refused), %llu pages evicted\n",
-         static_cast<unsigned long long>(g_done.load()), static_cast<unsigned long long>(g_forks.load()),
-         static_cast<unsigned long long>(g_refused.load()), static_cast<unsigned long long>(evicted));
+         static_cast<unsigned long long>(g_done.load()),
+         static_cast<unsigned long long>(g_forks.load()),
+         static_cast<unsigned long long>(g_refused.load()),
+         static_cast<unsigned long long>(evicted));
   REQUIRE(g_forks.load() > 0 && evicted > 1000);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Children made past fork(): by _Fork, clone, and syscall with each number that forks, each with evicted memory that it
-// must see as it was; and one that shares its parent's memory (clone with CLONE_VM) and makes the heap grow, which must
-// not take the parent with it.
+// Children made past fork(): by _Fork, clone, and syscall with each number that forks, each with
+// evicted memory that it must see as it was; and one that shares its parent's memory (clone with
+// CLONE_VM) and makes the heap grow, which must not take the parent with it.
 #include <ctype.h>
 #include <locale.h>
 #include <pthread.h>
@@ -29,7 +29,8 @@ int child_body(void*) {
   REQUIRE(holds(g_memory, kBytes / 2, 2));
   char* more = map_tiered(8 * kMiB);
   fill(more, 8 * kMiB, 3);
-  REQUIRE(holds(more, 8 * kMiB, 3) && holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)));
+  REQUIRE(holds(more, 8 * kMiB, 3) &&
+          holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)));
   _exit(7);
 }
 
@@ -75,7 +76,8 @@ void children_have_their_memory() {
   }
 }
 
-// Grows the heap far past what a process may hold before the pager starts, in memory that is its parent's.
+// Grows the heap far past what a process may hold before the pager starts, in memory that is its
+// parent's.
 int grow_in_parents_memory(void*) {
   for (int i = 0; i < 96; ++i) {
     void* block = mmap(nullptr, kMiB, kRw, kPrivate, -1, 0);
@@ -92,21 +94,23 @@ void a_child_that_shares_memory_may_end() {
   REQUIRE(errors >= 0 && pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
   const int pid = clone(grow_in_parents_memory, g_stack + kMiB, CLONE_VM | SIGCHLD, nullptr);
   REQUIRE(pid > 0);
-  REQUIRE(dup2(errors, STDERR_FILENO) == STDERR_FILENO && close(errors) == 0 && close(ends[1]) == 0);
+  REQUIRE(dup2(errors, STDERR_FILENO) == STDERR_FILENO && close(errors) == 0 &&
+          close(ends[1]) == 0);
   int status = 0;
   REQUIRE(waitpid(pid, &status, 0) == pid);
   REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 7);
   char said[1024] = {};
   REQUIRE(read(ends[0], said, sizeof said - 1) >= 0 && close(ends[0]) == 0);
   fputs(said, stderr);
-  REQUIRE(strstr(said, "not started by process") != nullptr && strchr(said, '\n') == said + strlen(said) - 1);
+  REQUIRE(strstr(said, "not started by process") != nullptr &&
+          strchr(said, '\n') == said + strlen(said) - 1);
   g_memory = map_tiered(kBytes);
   fill(g_memory, kBytes, 1);
   REQUIRE(holds(g_memory, kBytes, 1));
 }
 
-// libc's tables of the locale lie on the heap, and every thread reads them when it begins: those too that will serve
-// the child's faults.
+// libc's tables of the locale lie on the heap, and every thread reads them when it begins: those
+// too that will serve the child's faults.
 void the_locale_is_evicted() {
   if (setlocale(LC_CTYPE, "C.UTF-8") == nullptr) {
     printf("no locale but C here: not tried\n");
@@ -120,14 +124,16 @@ void the_locale_is_evicted() {
     REQUIRE(pid >= 0);
     if (pid == 0) _exit(toupper('a') == 'A' && holds(g_memory, kBytes, 4) ? 7 : 1);
     int status = 0, ended = 0;
-    for (int look = 0; look < 300 && (ended = waitpid(pid, &status, WNOHANG)) == 0; ++look) usleep(100000);
+    for (int look = 0; look < 300 && (ended = waitpid(pid, &status, WNOHANG)) == 0; ++look)
+      usleep(100000);
     if (ended == 0) kill(pid, SIGKILL);
     REQUIRE(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7);
   }
   freelocale(copy);
 }
 
-// A coroutine's stack is memory like any other: what is evicted of it is there for a child that runs on it.
+// A coroutine's stack is memory like any other: what is evicted of it is there for a child that
+// runs on it.
 char* g_coroutine_stack = nullptr;
 ucontext_t g_caller, g_coroutine;
 const Way* g_way = nullptr;
@@ -175,7 +181,8 @@ void children_begin_on_tiered_stacks() {
     REQUIRE(pthread_attr_setstack(&attributes, g_coroutine_stack, kMiB) == 0);
     g_way = &way;
     auto run = [](void*) -> void* { return fork_on_it(), nullptr; };
-    REQUIRE(pthread_create(&thread, &attributes, run, nullptr) == 0 && pthread_join(thread, nullptr) == 0);
+    REQUIRE(pthread_create(&thread, &attributes, run, nullptr) == 0 &&
+            pthread_join(thread, nullptr) == 0);
     ends_by_7(g_forked, way.name);
   }
   for (int round = 0; round < 3; ++round) {
@@ -188,8 +195,9 @@ void children_begin_on_tiered_stacks() {
   fill(g_memory, kBytes, 4);
 }
 
-// In a child libc clears what other threads of its parent had under their later keys, in a block that it has allocated,
-// before any handler of ours runs: it is cleared for new threads, and what lies beside it on the heap is there.
+// In a child libc clears what other threads of its parent had under their later keys, in a block
+// that it has allocated, before any handler of ours runs: it is cleared for new threads, and what
+// lies beside it on the heap is there.
 constexpr int kKeys = 48, kBlocks = 64, kBlock = 512;
 pthread_key_t g_keys[kKeys];
 char* g_blocks[kBlocks];
@@ -205,11 +213,13 @@ void* uses_many_keys(void*) {
   REQUIRE(tss_set(g_keys[kKeys - 2], &g_keys) == thrd_success);
   __atomic_store_n(&g_stage, 1, __ATOMIC_RELEASE);
   while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 1) usleep(1000);
-  REQUIRE(pthread_getspecific(g_keys[kKeys - 1]) == &g_stage && tss_get(g_keys[kKeys - 2]) == &g_keys);
+  REQUIRE(pthread_getspecific(g_keys[kKeys - 1]) == &g_stage &&
+          tss_get(g_keys[kKeys - 2]) == &g_keys);
   return nullptr;
 }
 
-// A new thread of the child may get the stack, and with it the block, of the one that it does not have.
+// A new thread of the child may get the stack, and with it the block, of the one that it does not
+// have.
 void* has_no_values(void*) {
   for (const pthread_key_t key : g_keys) REQUIRE(pthread_getspecific(key) == nullptr);
   return nullptr;
@@ -228,7 +238,8 @@ void other_threads_keys_are_evicted() {
       for (char* block : g_blocks)
         for (int i = 0; i < kBlock; ++i) REQUIRE(block[i] == 0x5a);
       pthread_t threads[8];
-      for (pthread_t& one : threads) REQUIRE(pthread_create(&one, nullptr, has_no_values, nullptr) == 0);
+      for (pthread_t& one : threads)
+        REQUIRE(pthread_create(&one, nullptr, has_no_values, nullptr) == 0);
       for (const pthread_t one : threads) REQUIRE(pthread_join(one, nullptr) == 0);
       _exit(7);
     }
@@ -239,12 +250,14 @@ void other_threads_keys_are_evicted() {
   for (char* block : g_blocks) free(block);
 }
 
-// libc's list of fork handlers grows beyond the few that it has room for in itself, and is read in the child before
-// there is a handler of ours. Each must run, though the heap is evicted all the while.
+// libc's list of fork handlers grows beyond the few that it has room for in itself, and is read in
+// the child before there is a handler of ours. Each must run, though the heap is evicted all the
+// while.
 constexpr int kHandlers = 100;
 int g_before = 0, g_in_child = 0;
 
-// Of the tiered memory up to 256 KiB to both sides: how far it goes is the kernel's choice of places.
+// Of the tiered memory up to 256 KiB to both sides: how far it goes is the kernel's choice of
+// places.
 void* evict_around(void* middle) {
   constexpr size_t kStep = 4096, kReach = 256 * 1024;
   const char *begin = static_cast<char*>(middle), *end = begin;
@@ -252,14 +265,16 @@ void* evict_around(void* middle) {
   while (end < static_cast<char*>(middle) + kReach && tiered(end)) end += kStep;
   while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 3) {
     const int64_t evicted = lunar_evict(begin, static_cast<size_t>(end - begin));
-    if (evicted < 0) fprintf(stderr, "eviction around %p: %s\n", middle, strerror(static_cast<int>(-evicted)));
+    if (evicted < 0)
+      fprintf(stderr, "eviction around %p: %s\n", middle, strerror(static_cast<int>(-evicted)));
     REQUIRE(evicted >= 0);
   }
   return nullptr;
 }
 
 void many_fork_handlers() {
-  for (int i = 0; i < kHandlers; ++i) REQUIRE(pthread_atfork([] { ++g_before; }, nullptr, [] { ++g_in_child; }) == 0);
+  for (int i = 0; i < kHandlers; ++i)
+    REQUIRE(pthread_atfork([] { ++g_before; }, nullptr, [] { ++g_in_child; }) == 0);
   char* near = nullptr;
   for (int i = 0; i < kBlocks; ++i) {  // as large as a list of that many
     g_blocks[i] = static_cast<char*>(malloc(kHandlers * 4 * sizeof(void*)));
@@ -274,7 +289,8 @@ void many_fork_handlers() {
     const pid_t pid = fork();
     REQUIRE(pid >= 0 && g_before == kHandlers);
     if (pid == 0) {
-      if (g_in_child != kHandlers) fprintf(stderr, "%d of %d fork handlers ran\n", g_in_child, kHandlers);
+      if (g_in_child != kHandlers)
+        fprintf(stderr, "%d of %d fork handlers ran\n", g_in_child, kHandlers);
       _exit(g_in_child == kHandlers && holds(g_memory, kBytes, 4) ? 7 : 1);
     }
     ends_by_7(pid, "with many fork handlers");
@@ -287,17 +303,21 @@ void many_fork_handlers() {
 // A fork handler of the program's, in the child. Signals are held while Lunar's own run.
 void unblock_usr1() {
   sigset_t one;
-  REQUIRE(sigemptyset(&one) == 0 && sigaddset(&one, SIGUSR1) == 0 && sigprocmask(SIG_UNBLOCK, &one, nullptr) == 0);
+  REQUIRE(sigemptyset(&one) == 0 && sigaddset(&one, SIGUSR1) == 0 &&
+          sigprocmask(SIG_UNBLOCK, &one, nullptr) == 0);
 }
 
 void what_a_handler_unblocks_is_unblocked() {
   sigset_t both, now;
-  REQUIRE(sigemptyset(&both) == 0 && sigaddset(&both, SIGUSR1) == 0 && sigaddset(&both, SIGUSR2) == 0);
-  REQUIRE(pthread_atfork(nullptr, nullptr, unblock_usr1) == 0 && sigprocmask(SIG_BLOCK, &both, nullptr) == 0);
+  REQUIRE(sigemptyset(&both) == 0 && sigaddset(&both, SIGUSR1) == 0 &&
+          sigaddset(&both, SIGUSR2) == 0);
+  REQUIRE(pthread_atfork(nullptr, nullptr, unblock_usr1) == 0 &&
+          sigprocmask(SIG_BLOCK, &both, nullptr) == 0);
   const pid_t pid = fork();
   REQUIRE(sigprocmask(SIG_BLOCK, nullptr, &now) == 0);
   if (pid == 0) _exit(sigismember(&now, SIGUSR1) == 0 && sigismember(&now, SIGUSR2) == 1 ? 7 : 1);
-  REQUIRE(sigismember(&now, SIGUSR1) == 1 && sigismember(&now, SIGUSR2) == 1 && sigismember(&now, SIGTERM) == 0);
+  REQUIRE(sigismember(&now, SIGUSR1) == 1 && sigismember(&now, SIGUSR2) == 1 &&
+          sigismember(&now, SIGTERM) == 0);
   ends_by_7(pid, "with a fork handler that unblocks a signal");
   REQUIRE(sigprocmask(SIG_UNBLOCK, &both, nullptr) == 0);
 }
@@ -317,4 +337,6 @@ void body() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}}); }
+int main(int argc, char** argv) {
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}});
+}

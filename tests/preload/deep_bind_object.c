@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A library that is loaded with RTLD_DEEPBIND: allocates, frees what others have allocated, and loads another library
- * by a name that only its own search path ($ORIGIN) finds. */
+ * A library that is loaded with RTLD_DEEPBIND: allocates, frees what others have allocated, and
+ * loads another library by a name that only its own search path ($ORIGIN) finds. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// PROGRAM LIBRARY CASE OBJECT NEIGHBOUR: libraries loaded with RTLD_DEEPBIND, as PHP loads its extensions.
-// They share the program's malloc, and the loader still finds what they load by *their* search path: NEIGHBOUR is a
-// library next to OBJECT.
+// PROGRAM LIBRARY CASE OBJECT NEIGHBOUR: libraries loaded with RTLD_DEEPBIND, as PHP loads its
+// extensions.
+// They share the program's malloc, and the loader still finds what they load by *their* search
+// path: NEIGHBOUR is a library next to OBJECT.
 #include <dlfcn.h>
 
 #include "preload_test.h"
@@ -33,8 +34,10 @@ void body() {
   void* neighbour = found<void*(const char*, int)>(library, "deep_open")(g_neighbour, by_space);
   if (neighbour == nullptr) fprintf(stderr, "%s\n", dlerror());
   REQUIRE(neighbour != nullptr);
-  REQUIRE(dlopen(g_neighbour, RTLD_NOW) == nullptr || dlopen(g_neighbour, RTLD_NOW | RTLD_NOLOAD) == neighbour);
-  REQUIRE(dlopen("no-such-library.so", RTLD_NOW) == nullptr && strstr(dlerror(), "no-such-library.so") != nullptr);
+  REQUIRE(dlopen(g_neighbour, RTLD_NOW) == nullptr ||
+          dlopen(g_neighbour, RTLD_NOW | RTLD_NOLOAD) == neighbour);
+  REQUIRE(dlopen("no-such-library.so", RTLD_NOW) == nullptr &&
+          strstr(dlerror(), "no-such-library.so") != nullptr);
   REQUIRE(dlopen(nullptr, RTLD_NOW | RTLD_DEEPBIND) != nullptr);
 }
 

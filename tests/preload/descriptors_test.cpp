@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program does to the numbers of Lunar's descriptors. Files of its own that it puts there stay as they are, and
-// memory is served as before.
+// What a program does to the numbers of Lunar's descriptors. Files of its own that it puts there
+// stay as they are, and memory is served as before.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -101,7 +101,8 @@ void discard_after_close() {
   std::vector<std::thread> threads;
   for (auto& count : touches)
     threads.emplace_back([&] {
-      for (unsigned long i = 0; !stop; ++i, ++count) *(volatile char*)(p + stamp(1, i) % kTouched) = 1;
+      for (unsigned long i = 0; !stop; ++i, ++count)
+        *(volatile char*)(p + stamp(1, i) % kTouched) = 1;
     });
   uint64_t least = 0;
   for (uint64_t round = 0; round < 50000 || least < 1000; ++round) {
@@ -205,14 +206,17 @@ int own_number(const char* of, int number = 3) {
   return -1;
 }
 
-// Nothing else shows that devices may write into the program's memory. Past the library, which looks at what is opened.
+// Nothing else shows that devices may write into the program's memory. Past the library, which
+// looks at what is opened.
 void read_beside_direct_io() {
   const int errors = own_file();
   REQUIRE(dup2(errors, 2) == 2);
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
-  for (uint64_t was = 0; tier_stats().evictions != was; usleep(100000)) was = tier_stats().evictions;  // they are over
-  const auto fd = static_cast<int>(raw(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
+  for (uint64_t was = 0; tier_stats().evictions != was; usleep(100000))
+    was = tier_stats().evictions;  // they are over
+  const auto fd =
+      static_cast<int>(raw(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
   REQUIRE(fd >= 0);
   REQUIRE(raw(SYS_dup2, fd, own_number(kUserfaultfd)) >= 0 && raw(SYS_close, fd) == 0);
   char said[4096] = {};
@@ -236,11 +240,12 @@ std::vector<int> take_numbers_of(const char* kind, int fd) {
 // The files at these numbers are still one, and that of before.
 bool are_still(const std::vector<int>& numbers, const struct stat& before) {
   struct stat now;
-  return all_are(numbers, numbers[0]) && fstat(numbers[0], &now) == 0 && now.st_ino == before.st_ino;
+  return all_are(numbers, numbers[0]) && fstat(numbers[0], &now) == 0 &&
+         now.st_ino == before.st_ino;
 }
 
-// A file of the program's own of the same kind as Lunar's is not closed with these, neither by a forked child nor by a
-// thread that ends.
+// A file of the program's own of the same kind as Lunar's is not closed with these, neither by a
+// forked child nor by a thread that ends.
 void keep_own(const char* kind, int fd) {
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
@@ -316,7 +321,8 @@ void lock_without_number() {
   REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
   REQUIRE(mlock(p, kMiB) == 0 && holds(p, kMiB, 1) && munlock(p, kMiB) == 0);
   std::thread([p] {
-    REQUIRE(madvise(p + kMiB, kMiB, MADV_WILLNEED) == 0 && madvise(p + kMiB, kMiB, MADV_POPULATE_READ) == 0);
+    REQUIRE(madvise(p + kMiB, kMiB, MADV_WILLNEED) == 0 &&
+            madvise(p + kMiB, kMiB, MADV_POPULATE_READ) == 0);
     REQUIRE(holds(p + kMiB, kMiB, 1, kMiB / sizeof(long)));
   }).join();
   REQUIRE(holds(p, kHeap, 1));
@@ -325,18 +331,19 @@ void lock_without_number() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
-                   {{"call", [] { take_numbers(false); }},  // by dup2 of libc
-                    {"raw", [] { take_numbers(true); }},    // by a system call that the library does not see
-                    {"early-call", [] { take_numbers_early(false); }},
-                    {"early-raw", [] { take_numbers_early(true); }},
-                    {"ring", take_ring},
-                    {"discards", discard_after_close},
-                    {"reads", closed_beside_reads},
-                    {"regions", map_after_close},
-                    {"pins", read_beside_direct_io, {"LUNAR_LOG=info"}},
-                    {"own-ring", keep_own_ring},
-                    {"own-userfaultfd", keep_own_userfaultfd},
-                    {"many", keep_many},
-                    {"none-left", lock_without_number}});
+  return run_cases(
+      argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
+      {{"call", [] { take_numbers(false); }},  // by dup2 of libc
+       {"raw", [] { take_numbers(true); }},    // by a system call that the library does not see
+       {"early-call", [] { take_numbers_early(false); }},
+       {"early-raw", [] { take_numbers_early(true); }},
+       {"ring", take_ring},
+       {"discards", discard_after_close},
+       {"reads", closed_beside_reads},
+       {"regions", map_after_close},
+       {"pins", read_beside_direct_io, {"LUNAR_LOG=info"}},
+       {"own-ring", keep_own_ring},
+       {"own-userfaultfd", keep_own_userfaultfd},
+       {"many", keep_many},
+       {"none-left", lock_without_number}});
 }

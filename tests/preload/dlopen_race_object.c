@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What dlopen_race_test loads. With DLOPEN_RACE_GROW its constructor, which runs under the linker's lock, waits for a
- * thread that allocates that many bytes. */
+/* What dlopen_race_test loads. With DLOPEN_RACE_GROW its constructor, which runs under the linker's
+ * lock, waits for a thread that allocates that many bytes. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

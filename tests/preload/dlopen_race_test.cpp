@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation while a thread is inside the dynamic linker: dlopen allocates under the lock that making a thread needs.
-// First another thread is, then one that waits for the thread whose allocation activates, then that thread itself; then
-// four threads are, which share the allocator's locks with two that grow and one that forks. Also with hundreds of
-// threads, for whose thread-local variables the linker has allocated many MiB before.
+// Activation while a thread is inside the dynamic linker: dlopen allocates under the lock that
+// making a thread needs. First another thread is, then one that waits for the thread whose
+// allocation activates, then that thread itself; then four threads are, which share the allocator's
+// locks with two that grow and one that forks. Also with hundreds of threads, for whose
+// thread-local variables the linker has allocated many MiB before.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/sendfile.h>
@@ -26,7 +27,8 @@ std::string copy_of(unsigned i) {
 
 void make_copies(const char* object) {
   for (unsigned i = 0; i < kCopies; ++i) {
-    const int from = open(object, O_RDONLY), to = open(copy_of(i).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0700);
+    const int from = open(object, O_RDONLY),
+              to = open(copy_of(i).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0700);
     struct stat status;
     REQUIRE(from >= 0 && to >= 0 && fstat(from, &status) == 0);
     REQUIRE(sendfile(to, from, nullptr, static_cast<size_t>(status.st_size)) == status.st_size);
@@ -160,8 +162,8 @@ void load_grow_and_fork() {
 
 }  // namespace
 
-// PROGRAM LIBRARY CASE DIRECTORY SHARED_OBJECT: a case several times, each in a process of its own, with copies of
-// SHARED_OBJECT in DIRECTORY.
+// PROGRAM LIBRARY CASE DIRECTORY SHARED_OBJECT: a case several times, each in a process of its own,
+// with copies of SHARED_OBJECT in DIRECTORY.
 int main(int argc, char** argv) {
   const std::vector<Case> cases{{"load", load_and_grow},
                                 {"constructor", grow_in_constructor},
@@ -173,11 +175,16 @@ int main(int argc, char** argv) {
   };
   if (inside()) return run();
   REQUIRE(argc == 5);
-  const std::string directory = std::string(argv[3]) + "/dlopen-race-" + std::to_string(getpid()), name = argv[2];
-  REQUIRE(mkdir(directory.c_str(), 0700) == 0 && setenv("DLOPEN_RACE_DIRECTORY", directory.c_str(), 1) == 0);
+  const std::string directory = std::string(argv[3]) + "/dlopen-race-" + std::to_string(getpid()),
+                    name = argv[2];
+  REQUIRE(mkdir(directory.c_str(), 0700) == 0 &&
+          setenv("DLOPEN_RACE_DIRECTORY", directory.c_str(), 1) == 0);
   make_copies(argv[4]);
   int rc = 0;
-  const unsigned times = name == "load" ? kProcesses : name == "threads" ? kCrowds : name == "storm" ? kStorms : 1;
+  const unsigned times = name == "load"      ? kProcesses
+                         : name == "threads" ? kCrowds
+                         : name == "storm"   ? kStorms
+                                             : 1;
   for (unsigned i = 0; i < times && rc == 0 && name != "loading"; ++i) rc = run();
   for (const char* at : {"256k", "400k", "512k", "700k"})
     if (rc == 0 && name == "loading") rc = run((std::string("LUNAR_ACTIVATE_AT=") + at).c_str());

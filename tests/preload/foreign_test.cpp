@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program puts over its tiered maps (files, shared memory, code): it costs nothing, its place is free when it
-// ends, and plain memory that takes its place is tiered. Before activation ("early"), after it, and when it comes in
-// between ("across"). What is outside the tier is what smaps shows, but for resident pages of the tier.
+// What a program puts over its tiered maps (files, shared memory, code): it costs nothing, its
+// place is free when it ends, and plain memory that takes its place is tiered. Before activation
+// ("early"), after it, and when it comes in between ("across"). What is outside the tier is what
+// smaps shows, but for resident pages of the tier.
 #include <sys/shm.h>
 #include <sys/syscall.h>
 
@@ -36,11 +37,13 @@ int zero_device() {
 }
 
 void put(char* at, size_t bytes, int fd, int flags = MAP_SHARED) {
-  REQUIRE(mmap(at, bytes, kRw, flags | MAP_FIXED, fd, 0) == at && !tiered(at) && !tiered(at + bytes - 1));
+  REQUIRE(mmap(at, bytes, kRw, flags | MAP_FIXED, fd, 0) == at && !tiered(at) &&
+          !tiered(at + bytes - 1));
 }
 
 void put_plain(char* at, size_t bytes, int flags = 0) {
-  REQUIRE(mmap(at, bytes, kRw, kPrivate | MAP_FIXED | flags, -1, 0) == at && tiered(at) && tiered(at + bytes - 1));
+  REQUIRE(mmap(at, bytes, kRw, kPrivate | MAP_FIXED | flags, -1, 0) == at && tiered(at) &&
+          tiered(at + bytes - 1));
 }
 
 // More than fits; "across", it is what activates.
@@ -84,10 +87,12 @@ void mirrors() {
   for (char* p : kept) REQUIRE(munmap(p, 2 * kBytes) == 0);
   char* p = map_tiered(8 * kBytes);
   fill(p, 8 * kBytes, 5);
-  REQUIRE(holds(p, 8 * kBytes, 5) && (g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page));
+  REQUIRE(holds(p, 8 * kBytes, 5) &&
+          (g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page));
 }
 
-// Plain memory over a file, shared memory or code, where each has been in a map or in a reservation.
+// Plain memory over a file, shared memory or code, where each has been in a map or in a
+// reservation.
 void plain_over(int kind) {
   for (const int reserve : {0, MAP_NORESERVE})
     for (const int prot : {PROT_NONE, kRw}) {
@@ -115,10 +120,12 @@ void halves() {
   const int fd = put_file_inside(p, 4 * kMiB, 11);
   REQUIRE(munmap(p + 3 * kMiB, kMiB) == 0 && faults(p + 3 * kMiB));
   put_plain(p + 4 * kMiB, kMiB);
-  REQUIRE(all_zero(p + 4 * kMiB, kMiB) && holds(p + 2 * kMiB, kMiB, 13) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords));
+  REQUIRE(all_zero(p + 4 * kMiB, kMiB) && holds(p + 2 * kMiB, kMiB, 13) &&
+          holds(p + 5 * kMiB, kMiB, 13, 3 * kWords));
   const auto looks_right = [=] {
-    return holds(p, 2 * kMiB, 11) && holds(p + 6 * kMiB, 2 * kMiB, 11, 6 * kWords) && holds(p + 2 * kMiB, kMiB, 13) &&
-           holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) && faults(p + 3 * kMiB);
+    return holds(p, 2 * kMiB, 11) && holds(p + 6 * kMiB, 2 * kMiB, 11, 6 * kWords) &&
+           holds(p + 2 * kMiB, kMiB, 13) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) &&
+           faults(p + 3 * kMiB);
   };
   REQUIRE(in_child([=] {
     REQUIRE(looks_right() && munmap(p + 2 * kMiB, kMiB) == 0);
@@ -130,10 +137,11 @@ void halves() {
   put_plain(p + 3 * kMiB, kMiB);
   fill(p + 3 * kMiB, 2 * kMiB, 17);
   push_out();
-  REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 17) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) && holds(p, 2 * kMiB, 11));
+  REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 17) && holds(p + 5 * kMiB, kMiB, 13, 3 * kWords) &&
+          holds(p, 2 * kMiB, 11));
   char* const hole = p + 5 * kMiB;
-  REQUIRE(munmap(hole, kMiB) == 0 && mmap(hole, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == hole &&
-          tiered(hole));
+  REQUIRE(munmap(hole, kMiB) == 0 &&
+          mmap(hole, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == hole && tiered(hole));
   REQUIRE(all_zero(hole, kMiB) && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
@@ -145,9 +153,11 @@ void refused() {
   fill(p, kBytes, 19);
   char* all = nullptr;
   for (size_t bytes = size_t(1) << 30; bytes >= kMiB; bytes /= 2)  // what there is of --size
-    for (void* more; (more = mmap(nullptr, bytes, kRw, kPrivate, -1, 0)) != MAP_FAILED;) all = static_cast<char*>(more);
+    for (void* more; (more = mmap(nullptr, bytes, kRw, kPrivate, -1, 0)) != MAP_FAILED;)
+      all = static_cast<char*>(more);
   errno = 0;
-  REQUIRE(all != nullptr && mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  REQUIRE(all != nullptr && mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == MAP_FAILED &&
+          errno == ENOMEM);
   REQUIRE(holds(p, kBytes, 19) && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
@@ -156,21 +166,26 @@ void moved() {
     char* p = map_tiered(kBytes);
     const int fd = put_file_inside(p, 2 * kMiB, 21);
     auto* away = static_cast<char*>(mremap(p + 2 * kMiB, 2 * kMiB, 4 * kMiB, MREMAP_MAYMOVE));
-    REQUIRE(away != MAP_FAILED && away != p + 2 * kMiB && holds(away, 2 * kMiB, 23) && faults(p + 2 * kMiB));
+    REQUIRE(away != MAP_FAILED && away != p + 2 * kMiB && holds(away, 2 * kMiB, 23) &&
+            faults(p + 2 * kMiB));
     put_plain(p + 2 * kMiB, 2 * kMiB);
     REQUIRE(all_zero(p + 2 * kMiB, 2 * kMiB) && holds(p, 2 * kMiB, 21));
     put(p + 4 * kMiB, 2 * kMiB, fd);  // a tiered map takes the place of the next one
     char* q = map_tiered(3 * kMiB);
     fill(q, 3 * kMiB, 25);
-    REQUIRE(mremap(q, 3 * kMiB, 3 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(q));
+    REQUIRE(mremap(q, 3 * kMiB, 3 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) ==
+                p + 4 * kMiB &&
+            faults(q));
     push_out();
-    REQUIRE(tiered(p + 4 * kMiB) && holds(p + 4 * kMiB, 3 * kMiB, 25) && holds(p + 7 * kMiB, kMiB, 21, 7 * kWords));
+    REQUIRE(tiered(p + 4 * kMiB) && holds(p + 4 * kMiB, 3 * kMiB, 25) &&
+            holds(p + 7 * kMiB, kMiB, 21, 7 * kWords));
     REQUIRE(in_child([=] { return holds(p + 4 * kMiB, 3 * kMiB, 25) && holds(p, 2 * kMiB, 21); }));
     REQUIRE(munmap(p, kBytes) == 0 && munmap(away, 4 * kMiB) == 0 && close(fd) == 0);
   }
 }
 
-// Second views of a file by mremap: of one inside the reservation, and of one that lies elsewhere and moves in.
+// Second views of a file by mremap: of one inside the reservation, and of one that lies elsewhere
+// and moves in.
 void second_views() {
   for (int round = 0; round < 20; ++round) {
     char* p = map_tiered(kBytes, PROT_NONE);
@@ -180,19 +195,23 @@ void second_views() {
     p[5] = static_cast<char>(round + 1);
     REQUIRE(p[4 * kMiB + 5] == round + 1 && !tiered(p) && !tiered(p + 4 * kMiB));
     auto* from = static_cast<char*>(mmap(nullptr, 4 * kMiB, kRw, MAP_SHARED, fd, 0));
-    REQUIRE(from != MAP_FAILED && mremap(from, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
+    REQUIRE(from != MAP_FAILED &&
+            mremap(from, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
     REQUIRE(p[5] == round + 1 && faults(from));
     put_plain(p, kBytes);
     fill(p, kBytes, 31);
     if (round % 8 == 0) push_out();
     REQUIRE(holds(p, kBytes, 31));
     put(p, 4 * kMiB, fd);
-    REQUIRE(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) == p + 4 * kMiB && faults(p));
+    REQUIRE(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 4 * kMiB) ==
+                p + 4 * kMiB &&
+            faults(p));
     put_plain(p, 4 * kMiB);
     REQUIRE(all_zero(p, 4 * kMiB) && p[4 * kMiB + 5] == round + 1);
     auto* plain = map_any(8 * g_page);  // too small for the tier
     errno = 0;
-    REQUIRE(mremap(plain, 8 * g_page, 8 * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == ENOMEM);
+    REQUIRE(mremap(plain, 8 * g_page, 8 * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED &&
+            errno == ENOMEM);
     REQUIRE(munmap(p, kBytes) == 0 && munmap(plain, 8 * g_page) == 0 && close(fd) == 0);
   }
 }
@@ -205,11 +224,13 @@ void shared_segments() {
     char* p = map_tiered(kBytes);
     places.insert(p);
     fill(p, kBytes, 27);
-    REQUIRE(shmat(id, p + kMiB, SHM_REMAP) == p + kMiB && shmat(id, p + 3 * kMiB, SHM_REMAP) == p + 3 * kMiB);
+    REQUIRE(shmat(id, p + kMiB, SHM_REMAP) == p + kMiB &&
+            shmat(id, p + 3 * kMiB, SHM_REMAP) == p + 3 * kMiB);
     fill(p + kMiB, 2 * kMiB, 29);
     if (round % 8 == 0) push_out();
     REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 29) && shmdt(p + kMiB) == 0 && faults(p + kMiB));
-    REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 29) && holds(p, kMiB, 27) && holds(p + 5 * kMiB, 3 * kMiB, 27, 5 * kWords));
+    REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 29) && holds(p, kMiB, 27) &&
+            holds(p + 5 * kMiB, 3 * kMiB, 27, 5 * kWords));
     put_plain(p + kMiB, 2 * kMiB);
     REQUIRE(all_zero(p + kMiB, 2 * kMiB) && syscall(SYS_shmdt, p + 3 * kMiB) == 0);
     if (round % 2 == 0) put_plain(p + 3 * kMiB, 2 * kMiB);
@@ -232,7 +253,8 @@ void neighbours() {
       while (!stop) {
         if (!holds(side, 3 * kMiB, 31, first)) good = false;
         REQUIRE(madvise(side, kMiB, MADV_DONTNEED) == 0);
-        for (size_t w = 0; w < kWords; ++w) reinterpret_cast<unsigned long*>(side)[w] = stamp(31, first + w);
+        for (size_t w = 0; w < kWords; ++w)
+          reinterpret_cast<unsigned long*>(side)[w] = stamp(31, first + w);
       }
     });
   for (int round = 0; round < 40; ++round) {
@@ -259,7 +281,8 @@ void zeros() {
   const auto refused = [&](char* at, int of, long offset, int error) {
     constexpr int kPrivateFixed = MAP_PRIVATE | MAP_FIXED;
     errno = 0;
-    REQUIRE(mmap(at, kBytes, kRw, at != nullptr ? kPrivateFixed : MAP_PRIVATE, of, offset) == MAP_FAILED &&
+    REQUIRE(mmap(at, kBytes, kRw, at != nullptr ? kPrivateFixed : MAP_PRIVATE, of, offset) ==
+                MAP_FAILED &&
             errno == error);
   };
   char* p = map(kBytes, kRw, MAP_PRIVATE, fd, 7L << 40);
@@ -273,12 +296,17 @@ void zeros() {
   }
   REQUIRE(holds(p, kBytes, 47) && in_child([=] { return holds(p, kBytes, 47); }));
   for (const size_t bytes : {g_page, kMiB}) {
-    REQUIRE(mmap(p + kMiB, bytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + kMiB && tiered(p + kMiB));
-    REQUIRE(all_zero(p + kMiB, bytes) && holds(p, kMiB, 47) && holds(p + 2 * kMiB, kMiB, 47, 2 * kWords));
+    REQUIRE(mmap(p + kMiB, bytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + kMiB &&
+            tiered(p + kMiB));
+    REQUIRE(all_zero(p + kMiB, bytes) && holds(p, kMiB, 47) &&
+            holds(p + 2 * kMiB, kMiB, 47, 2 * kWords));
   }
-  REQUIRE(syscall(SYS_mmap, p, kBytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == reinterpret_cast<long>(p) && tiered(p));
+  REQUIRE(syscall(SYS_mmap, p, kBytes, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) ==
+              reinterpret_cast<long>(p) &&
+          tiered(p));
   REQUIRE(all_zero(p, kBytes) && munmap(p, kBytes) == 0 && faults(p));
-  for (char* plain : {map(kBytes, kRw, MAP_SHARED, open("/dev/zero", O_RDWR), 0), map(g_page, kRw, MAP_PRIVATE, fd, 0),
+  for (char* plain : {map(kBytes, kRw, MAP_SHARED, open("/dev/zero", O_RDWR), 0),
+                      map(g_page, kRw, MAP_PRIVATE, fd, 0),
                       map(kBytes, PROT_READ, MAP_PRIVATE, memory_file(kBytes), 0)})
     REQUIRE(plain != MAP_FAILED && !tiered(plain));
 }
@@ -296,7 +324,8 @@ void forks() {
   push_out();
   for (int round = 0; round < 3; ++round)
     REQUIRE(in_child([=] {
-      REQUIRE(faults(p + kMiB) && p[3 * kMiB] == 1 && holds(p + 4 * kMiB, 4 * kMiB, 35, 4 * kWords));
+      REQUIRE(faults(p + kMiB) && p[3 * kMiB] == 1 &&
+              holds(p + 4 * kMiB, 4 * kMiB, 35, 4 * kWords));
       put_plain(p + kMiB, kMiB);
       put_plain(p + 3 * kMiB, kMiB);
       fill(p + kMiB, kMiB, 37);
@@ -309,13 +338,14 @@ void forks() {
       push_out();
       return p[5 * kMiB] == 1 && holds(p + kMiB, kMiB, 37) && holds(p, kMiB, 35);
     }));
-  REQUIRE(holds(p + 5 * kMiB, 3 * kMiB, 35, 5 * kWords) && munmap(p, kBytes) == 0 && close(fd) == 0);
+  REQUIRE(holds(p + 5 * kMiB, 3 * kMiB, 35, 5 * kWords) && munmap(p, kBytes) == 0 &&
+          close(fd) == 0);
 }
 
-// ---- what is outside ------------------------------------------------------------------------------------------------
+// ---- what is outside ----------------------------------------------------------------------------
 
-// What smaps shows as anonymous, but for the runtime's own memory (kOwnMapsMark), without pages of the tier: those have
-// words, or while there are none the tier's maps are `plain` bytes.
+// What smaps shows as anonymous, but for the runtime's own memory (kOwnMapsMark), without pages of
+// the tier: those have words, or while there are none the tier's maps are `plain` bytes.
 uint64_t outside_by_smaps(uint64_t plain) {
   FILE* smaps = fopen("/proc/self/smaps", "r");
   REQUIRE(smaps != nullptr);
@@ -323,7 +353,8 @@ uint64_t outside_by_smaps(uint64_t plain) {
   uint64_t sum = 0;
   for (bool own = false; fgets(line, sizeof line, smaps) != nullptr;) {
     uint64_t offset = 0, kib = 0;
-    if (sscanf(line, "%*x-%*x %*s %" SCNx64, &offset) == 1) own = offset >> lunar::kOwnMapsShift == lunar::kOwnMapsMark;
+    if (sscanf(line, "%*x-%*x %*s %" SCNx64, &offset) == 1)
+      own = offset >> lunar::kOwnMapsShift == lunar::kOwnMapsMark;
     if (!own && sscanf(line, "Anonymous: %" SCNu64, &kib) == 1) sum += kib << 10;
   }
   fclose(smaps);
@@ -341,8 +372,10 @@ void outside() {
   if (what == "stack") REQUIRE(mmap(p, kOutside, kRw, flags | MAP_STACK, -1, 0) == p);
   if (what == "locked") REQUIRE(mmap(p, kOutside, kRw, flags | MAP_LOCKED, -1, 0) == p);
   if (what == "file") REQUIRE(mmap(p, kOutside, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == p);
-  if (what == "code") REQUIRE(mprotect(p, kOutside, PROT_READ | PROT_EXEC) == 0 && mprotect(p, kOutside, kRw) == 0);
-  if (what == "zero") p = reinterpret_cast<char*>(raw(SYS_mmap, 0, kOutside, kRw, MAP_PRIVATE, zero_device(), 0));
+  if (what == "code")
+    REQUIRE(mprotect(p, kOutside, PROT_READ | PROT_EXEC) == 0 && mprotect(p, kOutside, kRw) == 0);
+  if (what == "zero")
+    p = reinterpret_cast<char*>(raw(SYS_mmap, 0, kOutside, kRw, MAP_PRIVATE, zero_device(), 0));
   REQUIRE(p != MAP_FAILED);
   fill(p, kOutside, 43);
   push_out();
@@ -365,10 +398,12 @@ int compare_outside(char** argv, Settings settings) {
     return static_cast<int64_t>(strtoull(text.c_str() + at + strlen(key), nullptr, 10));
   };
   const std::string table = errors_with("LUNAR_STATS=yes"), log = errors_with("LUNAR_LOG=warning");
-  const int64_t said = number_after(table, "lunar: stats: outside_bytes "), right = number_after(table, "smaps: ");
+  const int64_t said = number_after(table, "lunar: stats: outside_bytes "),
+                right = number_after(table, "smaps: ");
   REQUIRE(right >= int64_t(24 * kMiB) && llabs(said - right) <= 512 * 1024);
   const size_t line = log.find("were outside the tier");
-  REQUIRE(line != std::string::npos && log.find("were outside the tier", line + 1) == std::string::npos);
+  REQUIRE(line != std::string::npos &&
+          log.find("were outside the tier", line + 1) == std::string::npos);
   return 0;
 }
 

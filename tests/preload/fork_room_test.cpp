@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several processes of a tree fork at the same moment in a budget that has room for one or two more: a fork is refused
-// (ENOMEM, EAGAIN) or its child lives and finds its memory. A fork that failed gives back what was reserved for it.
+// Several processes of a tree fork at the same moment in a budget that has room for one or two
+// more: a fork is refused (ENOMEM, EAGAIN) or its child lives and finds its memory. A fork that
+// failed gives back what was reserved for it.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -26,7 +27,9 @@ void take_memory() {
   fill(g_memory, kBytes, 1);
 }
 
-bool sees_memory() { return holds(g_memory + (kBytes / 2), 64 * 4096, 1, kBytes / 2 / sizeof(long)); }
+bool sees_memory() {
+  return holds(g_memory + (kBytes / 2), 64 * 4096, 1, kBytes / 2 / sizeof(long));
+}
 
 // A child that stays until `go` has an end of file.
 int fork_one_more(const int (&go)[2]) {
@@ -77,7 +80,8 @@ struct Shared {
 
 void at_once() {
   take_memory();
-  auto* shared = static_cast<Shared*>(mmap(nullptr, sizeof(Shared), kRw, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* shared =
+      static_cast<Shared*>(mmap(nullptr, sizeof(Shared), kRw, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   REQUIRE(shared != MAP_FAILED);
   pthread_barrierattr_t attributes;
   pthread_barrierattr_init(&attributes);
@@ -115,7 +119,8 @@ void at_once() {
   REQUIRE(sees_memory());
 }
 
-// The kernel refuses the fork (RLIMIT_NPROC) after all was prepared: again and again, and what was reserved comes back.
+// The kernel refuses the fork (RLIMIT_NPROC) after all was prepared: again and again, and what was
+// reserved comes back.
 int failed() {
   if (host_has_swap()) SKIP("no-swap", "a child that gave root up cannot see what is swapped out");
   take_memory();
@@ -145,15 +150,16 @@ void write_errors() {
   for (int i = 0; i < 25; ++i) {
     const pid_t pid = fork();
     REQUIRE(pid >= 0 || errno == ENOMEM || errno == EAGAIN);
-    if (pid == 0) _exit(holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)) ? 0 : 7);
+    if (pid == 0)
+      _exit(holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)) ? 0 : 7);
     if (pid > 0) REQUIRE(end_of(pid) == 0);
   }
   stop = true;
   writer.join();
 }
 
-// The user may have no further process: the kernel cannot make a thread for I/O that it puts off, and cancels it. No
-// page is lost, and no slot of the LUN is taken for broken.
+// The user may have no further process: the kernel cannot make a thread for I/O that it puts off,
+// and cancels it. No page is lost, and no slot of the LUN is taken for broken.
 int no_process() {
   take_memory();
   if (getuid() == 0) REQUIRE(setresuid(65534, 65534, 65534) == 0);
@@ -167,7 +173,8 @@ int no_process() {
   }
   const lunar_stats stats = tier_stats();
   const unsigned long reads = stats.read_errors, writes = stats.write_errors;
-  if (writes != 0 || reads != 0) fprintf(stderr, "%lu writes and %lu reads failed\n", writes, reads);
+  if (writes != 0 || reads != 0)
+    fprintf(stderr, "%lu writes and %lu reads failed\n", writes, reads);
   return writes == 0 && reads == 0 ? 0 : 1;
 }
 
@@ -181,7 +188,8 @@ void commit_late() {
   if (g_late != nullptr) fill(g_late, g_late_bytes, 3);
 }
 
-// Memory is committed after a fork was checked: the child has room for that, too, or the program has none.
+// Memory is committed after a fork was checked: the child has room for that, too, or the program
+// has none.
 void meanwhile() {
   take_memory();
   char* held = map_if_possible(kHeld);
@@ -191,7 +199,8 @@ void meanwhile() {
     g_late_bytes = round % 2 == 0 ? kLittle : kMuch;
     const pid_t pid = fork();
     REQUIRE(pid >= 0 && (g_late != nullptr || g_late_bytes == kMuch));
-    if (pid == 0) _exit(sees_memory() && (g_late == nullptr || holds(g_late, g_late_bytes, 3)) ? 0 : 7);
+    if (pid == 0)
+      _exit(sees_memory() && (g_late == nullptr || holds(g_late, g_late_bytes, 3)) ? 0 : 7);
     REQUIRE(end_of(pid) == 0 && (g_late == nullptr || munmap(g_late, g_late_bytes) == 0));
   }
   REQUIRE(map_if_possible(kLeft) != nullptr);
@@ -263,12 +272,13 @@ int limits() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"},
-                   {{"at-once", at_once},
-                    {"failed", failed},
-                    {"limits", limits, {"LUNAR_SIZE=192m"}},
-                    {"meanwhile", meanwhile, {"LUNAR_SIZE=128m"}},
-                    {"killed", killed, {"LUNAR_DRAM=64m"}},
-                    {"write-errors", write_errors, {"LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"}},
-                    {"no-process", no_process}});
+  return run_cases(
+      argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"},
+      {{"at-once", at_once},
+       {"failed", failed},
+       {"limits", limits, {"LUNAR_SIZE=192m"}},
+       {"meanwhile", meanwhile, {"LUNAR_SIZE=128m"}},
+       {"killed", killed, {"LUNAR_DRAM=64m"}},
+       {"write-errors", write_errors, {"LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"}},
+       {"no-process", no_process}});
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads of a FUSE file that its server opens with direct_io: the kernel pins the program's buffer while the server
-// writes into it, and no flag of the descriptor tells. Nothing of what was read is lost while the buffer is evicted:
-// the program opens the file itself, or inherits it, and its first thread has ended, or it does not see the mount.
-// As root: it mounts in a mount namespace of its own, and plays the server in a child.
+// Reads of a FUSE file that its server opens with direct_io: the kernel pins the program's buffer
+// while the server writes into it, and no flag of the descriptor tells. Nothing of what was read is
+// lost while the buffer is evicted: the program opens the file itself, or inherits it, and its
+// first thread has ended, or it does not see the mount. As root: it mounts in a mount namespace of
+// its own, and plays the server in a child.
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <sched.h>
@@ -19,7 +20,8 @@
 
 namespace {
 
-constexpr size_t kPage = 4096, kFile = 256 << 20, kBuffer = 8 << 20, kCold = 64 << 20, kOnce = 1 << 20;
+constexpr size_t kPage = 4096, kFile = 256 << 20, kBuffer = 8 << 20, kCold = 64 << 20,
+                 kOnce = 1 << 20;
 constexpr unsigned kRounds = 6, kDelayUs = 3000;
 constexpr uint64_t kRootNode = 1, kFileNode = 2;
 
@@ -48,7 +50,8 @@ void send_content(int device, const fuse_in_header& request, const fuse_read_in&
   usleep(kDelayUs);
   REQUIRE(read.size <= sizeof g_reply.body);
   auto* words = reinterpret_cast<unsigned long*>(g_reply.body);
-  for (size_t i = 0; i < read.size / sizeof(long); ++i) words[i] = stamp(9, read.offset / sizeof(long) + i);
+  for (size_t i = 0; i < read.size / sizeof(long); ++i)
+    words[i] = stamp(9, read.offset / sizeof(long) + i);
   send(device, request, 0, g_reply.body, read.size);
 }
 
@@ -79,8 +82,11 @@ void answer(int device, const fuse_in_header& request) {
     out.open_flags = FOPEN_DIRECT_IO;
     return send(device, request, 0, &out, sizeof out);
   }
-  if (request.opcode == FUSE_READ) return send_content(device, request, *static_cast<const fuse_read_in*>(body));
-  if (request.opcode == FUSE_FORGET || request.opcode == FUSE_BATCH_FORGET || request.opcode == FUSE_INTERRUPT) return;
+  if (request.opcode == FUSE_READ)
+    return send_content(device, request, *static_cast<const fuse_read_in*>(body));
+  if (request.opcode == FUSE_FORGET || request.opcode == FUSE_BATCH_FORGET ||
+      request.opcode == FUSE_INTERRUPT)
+    return;
   const bool agrees = request.opcode == FUSE_RELEASE || request.opcode == FUSE_FLUSH;
   send(device, request, agrees ? 0 : ENOSYS, nullptr, 0);
 }
@@ -101,27 +107,34 @@ void read_all() {
   REQUIRE(tiered(cold) && tiered(buffer));
   fill(cold, kCold, 1);
   const char* inherited = getenv("FUSE_TEST_DESCRIPTOR");
-  const int file = inherited != nullptr ? atoi(inherited) : open(getenv("FUSE_TEST_FILE"), O_RDONLY | O_CLOEXEC);
+  const int file =
+      inherited != nullptr ? atoi(inherited) : open(getenv("FUSE_TEST_FILE"), O_RDONLY | O_CLOEXEC);
   REQUIRE(file >= 0);
   std::atomic<bool> stop{false};
   std::thread presses([&] {
     while (!stop.load())
-      for (size_t at = 0; at < kCold; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+      for (size_t at = 0; at < kCold; at += kPage)
+        __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
   });
   size_t wrong = 0;
   for (unsigned round = 0; round < kRounds; ++round) {
     const size_t from = round * kBuffer;
     for (size_t at = 0; at < kBuffer; at += kOnce)
-      REQUIRE(pread(file, buffer + at, kOnce, static_cast<off_t>(from + at)) == static_cast<ssize_t>(kOnce));
-    for (size_t at = 0; at < kBuffer; at += kPage) wrong += !holds(buffer + at, kPage, 9, (from + at) / sizeof(long));
+      REQUIRE(pread(file, buffer + at, kOnce, static_cast<off_t>(from + at)) ==
+              static_cast<ssize_t>(kOnce));
+    for (size_t at = 0; at < kBuffer; at += kPage)
+      wrong += !holds(buffer + at, kPage, 9, (from + at) / sizeof(long));
   }
   stop.store(true);
   presses.join();
-  if (wrong != 0) fprintf(stderr, "%zu of %zu pages are not what was read\n", wrong, kRounds * kBuffer / kPage);
+  if (wrong != 0)
+    fprintf(stderr, "%zu of %zu pages are not what was read\n", wrong, kRounds * kBuffer / kPage);
   REQUIRE(wrong == 0 && holds(cold, kCold, 1));
 }
 
-[[noreturn]] void skip_without(const char* what) { SKIP("fuse", (std::string(what) + ": " + strerror(errno)).c_str()); }
+[[noreturn]] void skip_without(const char* what) {
+  SKIP("fuse", (std::string(what) + ": " + strerror(errno)).c_str());
+}
 
 void body() {
   if (getenv("FUSE_TEST_FIRST_THREAD") == nullptr) return read_all();
@@ -136,7 +149,8 @@ int with_server(int argc, char** argv) {
     skip_without("a mount namespace");
   char place[] = "/tmp/lunar-fuse-XXXXXX";
   REQUIRE(mkdtemp(place) != nullptr);
-  const std::string options = "fd=" + std::to_string(device) + ",rootmode=40000,user_id=0,group_id=0";
+  const std::string options =
+      "fd=" + std::to_string(device) + ",rootmode=40000,user_id=0,group_id=0";
   if (mount("lunar-test", place, "fuse", 0, options.c_str()) != 0) {
     const int error = errno;
     (void)rmdir(place);
@@ -149,7 +163,9 @@ int with_server(int argc, char** argv) {
   close(device);
   const std::string name = std::string(place) + "/file";
   setenv("FUSE_TEST_FILE", name.c_str(), 1);
-  const auto run = [&] { return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, {{"read", body}}); };
+  const auto run = [&] {
+    return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, {{"read", body}});
+  };
   int result = run();
   const int file = open(name.c_str(), O_RDONLY);
   REQUIRE(file >= 0);

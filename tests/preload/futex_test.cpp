@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words in evicted memory that the kernel reads or writes where it does not wait for page faults: those of futexes that
-// are woken by FUTEX_WAKE_OP or inherit priorities, and the robust mutexes of a thread that calls exec.
+// Words in evicted memory that the kernel reads or writes where it does not wait for page faults:
+// those of futexes that are woken by FUTEX_WAKE_OP or inherit priorities, and the robust mutexes of
+// a thread that calls exec.
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -27,11 +28,13 @@ bool in_memory(const void* address) {
 }
 
 void evict(const void* address) {
-  for (int look = 0; look < 200 && in_memory(address); ++look) REQUIRE(lunar_evict(address, sizeof(int)) >= 0);
+  for (int look = 0; look < 200 && in_memory(address); ++look)
+    REQUIRE(lunar_evict(address, sizeof(int)) >= 0);
   REQUIRE(!in_memory(address));
 }
 
-long futex(uint32_t* word, int operation, long value, long value2 = 0, uint32_t* word2 = nullptr, long value3 = 0) {
+long futex(uint32_t* word, int operation, long value, long value2 = 0, uint32_t* word2 = nullptr,
+           long value3 = 0) {
   return syscall(SYS_futex, word, operation, value, value2, word2, value3);
 }
 
@@ -61,7 +64,8 @@ void inherits_priority(uint32_t* word) {
   evict(word);
   REQUIRE(futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0 && *word == 0);
   evict(word);
-  REQUIRE(futex(word, FUTEX_TRYLOCK_PI_PRIVATE, 0) == 0 && futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0);
+  REQUIRE(futex(word, FUTEX_TRYLOCK_PI_PRIVATE, 0) == 0 &&
+          futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0);
 }
 
 // What the program may not write to is EFAULT.
@@ -134,7 +138,8 @@ void mutex_among_forks(pthread_mutex_t* mutex, char* cold, size_t cold_bytes) {
     while (!g_stop.load()) contend(mutex, 500);
   });
   for (unsigned round = 0; round < 40; ++round) {
-    for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+    for (size_t at = 0; at < cold_bytes; at += kPage)
+      __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -150,8 +155,8 @@ void mutex_among_forks(pthread_mutex_t* mutex, char* cold, size_t cold_bytes) {
   REQUIRE(pthread_mutex_destroy(mutex) == 0);
 }
 
-// Two on a page: the page stays until both are gone. More than there is room for, which nobody destroys, do not fill
-// the budget.
+// Two on a page: the page stays until both are gone. More than there is room for, which nobody
+// destroys, do not fill the budget.
 void as_long_as_there_are_mutexes(char* memory) {
   auto *one = reinterpret_cast<pthread_mutex_t*>(memory), *two = one + 1;
   make(one, true, false);
@@ -162,7 +167,8 @@ void as_long_as_there_are_mutexes(char* memory) {
   constexpr size_t kMany = 10000;
   auto* many = map_any(kMany * kPage);
   REQUIRE(many != MAP_FAILED);
-  for (size_t i = 0; i < kMany; ++i) make(reinterpret_cast<pthread_mutex_t*>(many + i * kPage), true, false);
+  for (size_t i = 0; i < kMany; ++i)
+    make(reinterpret_cast<pthread_mutex_t*>(many + i * kPage), true, false);
   evict(many + (kMany - 1) * kPage);
   for (size_t i = 0; i < kMany; ++i)
     REQUIRE(pthread_mutex_destroy(reinterpret_cast<pthread_mutex_t*>(many + i * kPage)) == 0);
@@ -180,8 +186,8 @@ void as_long_as_there_are_mutexes(char* memory) {
   REQUIRE(in_memory(place) && munmap(place, kMap) == 0);
 }
 
-// The kernel goes through the robust mutexes of a thread that calls exec when the threads that serve its faults have
-// ended.
+// The kernel goes through the robust mutexes of a thread that calls exec when the threads that
+// serve its faults have ended.
 void exec_with_held_mutexes(char* memory) {
   char name[] = "true";
   char* words[] = {name, nullptr};
@@ -202,7 +208,8 @@ void exec_with_held_mutexes(char* memory) {
       _exit(1);
     }
     int status = 0, ended = 0;
-    for (int look = 0; look < 3000 && (ended = waitpid(child, &status, WNOHANG)) == 0; ++look) usleep(10000);
+    for (int look = 0; look < 3000 && (ended = waitpid(child, &status, WNOHANG)) == 0; ++look)
+      usleep(10000);
     if (ended == 0) fprintf(stderr, "exec with held mutexes does not end\n");
     if (ended == 0) kill(child, SIGKILL);
     REQUIRE(ended == child && status == 0);
@@ -226,7 +233,8 @@ void failed_exec(char* memory) {
   evict(mutex);
 }
 
-// A mutex that is unmapped, or may not be read any more, while its owner still holds it: the kernel does without it.
+// A mutex that is unmapped, or may not be read any more, while its owner still holds it: the kernel
+// does without it.
 void hold_and_unmap(bool shared, bool protect) {
   constexpr size_t kMap = 1 << 20;
   const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS;
@@ -261,7 +269,8 @@ void body() {
   REQUIRE(cold != nullptr && memory != nullptr && tiered(memory));
   fill(cold, kFiller, 1);
   memset(memory, 0, 16 * kPage);
-  auto *word = reinterpret_cast<uint32_t*>(memory), *other = reinterpret_cast<uint32_t*>(memory + 2 * kPage);
+  auto *word = reinterpret_cast<uint32_t*>(memory),
+       *other = reinterpret_cast<uint32_t*>(memory + 2 * kPage);
   for (int round = 0; round < 5; ++round) {
     woken_by_operation(word, other);
     inherits_priority(word);
@@ -279,4 +288,6 @@ void body() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}}); }
+int main(int argc, char** argv) {
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}});
+}

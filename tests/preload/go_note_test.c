@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a program that carries the build id of the Go linker: discarded by madvise in the program's own code, it
-// reads as zeros afterwards, also where the budget has long been exceeded (adapters/preload/go_runtime.h).
+// Memory of a program that carries the build id of the Go linker: discarded by madvise in the
+// program's own code, it reads as zeros afterwards, also where the budget has long been exceeded
+// (adapters/preload/go_runtime.h).
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>

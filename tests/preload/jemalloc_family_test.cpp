@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// jemalloc's extended calls on blocks of the early heap, which jemalloc does not know: the blocks come back to that
-// heap, keep their bytes when they are resized, and stay out of jemalloc's cache. In a program such blocks are rare: a
-// thread of the runtime allocates while another one makes a thread. Here they are made on purpose.
+// jemalloc's extended calls on blocks of the early heap, which jemalloc does not know: the blocks
+// come back to that heap, keep their bytes when they are resized, and stay out of jemalloc's cache.
+// In a program such blocks are rare: a thread of the runtime allocates while another one makes a
+// thread. Here they are made on purpose.
 // Threading: one thread.
 #include "adapters/preload/jemalloc_family.h"
 
@@ -23,7 +24,8 @@ char* make(size_t bytes, char fill) {
   return block;
 }
 
-// More than a thread's cache holds: jemalloc would empty it, and look its own structures up for each block.
+// More than a thread's cache holds: jemalloc would empty it, and look its own structures up for
+// each block.
 void give_back(void (*free_block)(void*, size_t)) {
   std::vector<char*> blocks;
   for (int i = 0; i < 2000; ++i) blocks.push_back(make(32, 'x'));
@@ -43,7 +45,8 @@ TEST_CASE("blocks of the early heap go back to it by jemalloc's calls", "[preloa
   give_back([](void* block, size_t) { dallocx(block, 0); });
 }
 
-TEST_CASE("blocks of the early heap keep their bytes when jemalloc's calls resize them", "[preload]") {
+TEST_CASE("blocks of the early heap keep their bytes when jemalloc's calls resize them",
+          "[preload]") {
   jemalloc_prepare();
   char* block = make(100, 'a');
   CHECK(sallocx(block, 0) >= 100);

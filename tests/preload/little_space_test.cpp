@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // little_space_test LIBRARY CASE: a program under a limit on address space (ulimit -v).
-//   heap   it starts, and works, with not much more than the 16 GiB that Lunar reserves for its heap
-//   maps   a program that leaves itself 1 GiB more: its maps are tiered all the same; what does not fit is refused
+//   heap   it starts, and works, with not much more than the 16 GiB that Lunar reserves for its
+//          heap
+//   maps   a program that leaves itself 1 GiB more: its maps are tiered all the same; what does not
+//          fit is refused
 #include <sys/resource.h>
 
 #include "preload_test.h"
@@ -35,7 +37,8 @@ void use_maps() {
   fill(q, kBytes, 8);
   REQUIRE(holds(p, kBytes, 7) && holds(q, kBytes, 8));
   for (size_t bytes = 100 * kMiB; bytes >= 25 * kMiB; bytes /= 2) {
-    for (const char* more; (more = map_if_possible(bytes, PROT_READ, kPrivate | MAP_NORESERVE)) != nullptr;)
+    for (const char* more;
+         (more = map_if_possible(bytes, PROT_READ, kPrivate | MAP_NORESERVE)) != nullptr;)
       REQUIRE(tiered(more));
     REQUIRE(errno == ENOMEM);
   }

@@ -20,7 +20,9 @@ int locked_status(int fd, void* out) {
 }
 }  // namespace
 
-extern "C" int fstat(int fd, struct stat* out) { return locked_status(fd, out); }  // by the name of fstat64
+extern "C" int fstat(int fd, struct stat* out) {
+  return locked_status(fd, out);
+}  // by the name of fstat64
 
 namespace {
 

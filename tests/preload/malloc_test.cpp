@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// malloc's family and operator new/delete under the preload: every call's contract, on memory that is tiered and
-// evicted.
+// malloc's family and operator new/delete under the preload: every call's contract, on memory that
+// is tiered and evicted.
 #include "preload_test.h"
 
 #include <gnu/libc-version.h>
@@ -31,7 +31,8 @@ void alignments() {
   }
   void* p = reinterpret_cast<void*>(1);
   errno = 0;
-  REQUIRE(posix_memalign(&p, 24, 10) == EINVAL && posix_memalign(&p, 4, 10) == EINVAL && errno == 0);
+  REQUIRE(posix_memalign(&p, 24, 10) == EINVAL && posix_memalign(&p, 4, 10) == EINVAL &&
+          errno == 0);
   REQUIRE(p == reinterpret_cast<void*>(1));
   size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* v = valloc(10);
@@ -44,7 +45,8 @@ void alignments() {
 
 void calloc_is_zero_when_recycled() {
   for (int round = 0; round < 4; ++round) {
-    for (size_t bytes : {size_t(24), size_t(4096), size_t(100000), size_t(3) << 20, size_t(24) << 20}) {
+    for (size_t bytes :
+         {size_t(24), size_t(4096), size_t(100000), size_t(3) << 20, size_t(24) << 20}) {
       void* dirty = malloc(bytes);
       REQUIRE(dirty != nullptr && tiered(dirty));
       memset(dirty, 0xAB, bytes);
@@ -57,7 +59,8 @@ void calloc_is_zero_when_recycled() {
   }
 }
 
-// glibc's free keeps errno since 2.33. Blocks that go back to the pager at once, and some of which the LUN must forget.
+// glibc's free keeps errno since 2.33. Blocks that go back to the pager at once, and some of which
+// the LUN must forget.
 void free_keeps_errno() {
   for (size_t bytes : {size_t(24), size_t(100000), size_t(24) << 20}) {
     void* p = malloc(bytes);
@@ -126,7 +129,8 @@ void new_and_delete() {
   auto* many = new int[1000];
   auto* wide = new Wide;
   auto* wides = new Wide[3];
-  REQUIRE(tiered(one) && tiered(many) && tiered(wide) && reinterpret_cast<uintptr_t>(wide) % 256 == 0);
+  REQUIRE(tiered(one) && tiered(many) && tiered(wide) &&
+          reinterpret_cast<uintptr_t>(wide) % 256 == 0);
   delete one;
   delete[] many;
   delete wide;
@@ -150,7 +154,8 @@ void new_and_delete() {
   REQUIRE(caught && g_handler_calls == 2);
 }
 
-// Four times the budget in blocks of all sizes, freed and made again at random, each with its shadow.
+// Four times the budget in blocks of all sizes, freed and made again at random, each with its
+// shadow.
 void shadowed_blocks() {
   struct Block {
     void* memory = nullptr;
@@ -194,7 +199,8 @@ void odd_alignments() {
     errno = 0;
     void* p = aligned_alloc(alignment, 100);
     REQUIRE((p == nullptr) == refused && (errno == EINVAL) == refused);
-    if (p != nullptr) REQUIRE(tiered(p) && reinterpret_cast<uintptr_t>(p) % (alignment > 16 ? 32 : 16) == 0);
+    if (p != nullptr)
+      REQUIRE(tiered(p) && reinterpret_cast<uintptr_t>(p) % (alignment > 16 ? 32 : 16) == 0);
     free(p);
   }
   const size_t volatile huge = SIZE_MAX / 2 + 2;
@@ -215,16 +221,19 @@ void reports() {
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   const struct mallinfo old = mallinfo();
 #pragma GCC diagnostic pop
-  REQUIRE(static_cast<size_t>(old.uordblks) == now.uordblks && static_cast<size_t>(old.arena) == now.arena);
+  REQUIRE(static_cast<size_t>(old.uordblks) == now.uordblks &&
+          static_cast<size_t>(old.arena) == now.arena);
   char* text = nullptr;
   size_t length = 0;
   FILE* file = open_memstream(&text, &length);
-  REQUIRE(file != nullptr && malloc_info(1, file) == EINVAL && malloc_info(0, file) == 0 && fclose(file) == 0);
+  REQUIRE(file != nullptr && malloc_info(1, file) == EINVAL && malloc_info(0, file) == 0 &&
+          fclose(file) == 0);
   REQUIRE(strstr(text, "<malloc version=\"1\">") == text && strstr(text, "</malloc>\n") != nullptr);
   free(text);
   free(p);
   REQUIRE(mallinfo2().uordblks < now.uordblks - kBytes / 2);
-  REQUIRE(malloc_trim(0) == 0 || malloc_trim(0) == 0);  // a second time there is nothing to give back
+  REQUIRE(malloc_trim(0) == 0 ||
+          malloc_trim(0) == 0);  // a second time there is nothing to give back
   REQUIRE(mallopt(M_MMAP_THRESHOLD, 1 << 20) == 1);
   malloc_stats();
 }
@@ -244,5 +253,6 @@ void body() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"}, {{"all", body}});
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"},
+                   {{"all", body}});
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A malloc that a program brings along to watch the real one (as heap profilers do): it calls that with a lock held,
-// which its fork handlers hold too. It finds the real one at its first use, and makes the handlers then.
-// Threading: any thread.
+// A malloc that a program brings along to watch the real one (as heap profilers do): it calls that
+// with a lock held, which its fork handlers hold too. It finds the real one at its first use, and
+// makes the handlers then. Threading: any thread.
 #include <dlfcn.h>
 #include <pthread.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fibre stacks: LIVE maps with a guard page each, of which random ones are ended and made again OPS times. Prints the
-// CPU time of a cycle in nanoseconds. Fails if a stack lost its content, or a new one has any.
+// Fibre stacks: LIVE maps with a guard page each, of which random ones are ended and made again OPS
+// times. Prints the CPU time of a cycle in nanoseconds. Fails if a stack lost its content, or a new
+// one has any.
 // usage: many_maps LIVE OPS
 // Threading: one thread.
 #include <stdint.h>
@@ -59,8 +60,8 @@ int main(int argc, char** argv) {
   }
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
   for (long i = 0; i < live; ++i) end(stacks[static_cast<size_t>(i)], i + 1);
-  const double took =
-      static_cast<double>(to.tv_sec - from.tv_sec) * 1e9 + static_cast<double>(to.tv_nsec - from.tv_nsec);
+  const double took = static_cast<double>(to.tv_sec - from.tv_sec) * 1e9 +
+                      static_cast<double>(to.tv_nsec - from.tv_nsec);
   printf("%.0f\n", took / static_cast<double>(operations));
   return 0;
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many live maps with guard pages: their contents, and the CPU time of a cycle of unmap, map and guard as a ratio to
-that of a plain run, in turns. The bounds are generous: what grows with the number of maps would pass them by far."""
+"""Many live maps with guard pages: their contents, and the CPU time of a cycle of unmap, map and
+guard as a ratio to that of a plain run, in turns. The bounds are generous: what grows with the
+number of maps would pass them by far."""
 import os
 import statistics
 import subprocess
@@ -14,7 +15,8 @@ ROUNDS = 3
 
 
 def cycle_ns(command, live, cycles):
-    return float(subprocess.run([*command, PROGRAM, str(live), str(cycles)], stdout=subprocess.PIPE, check=True).stdout)
+    return float(subprocess.run([*command, PROGRAM, str(live), str(cycles)], stdout=subprocess.PIPE,
+                                check=True).stdout)
 
 
 @pytest.mark.parametrize("dram, live, cycles, most", [   # with 64 MiB the process is active

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mmap, munmap, mremap, madvise, mprotect under the preload: the kernel's semantics, on tiered maps.
+// mmap, munmap, mremap, madvise, mprotect under the preload: the kernel's semantics, on tiered
+// maps.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/shm.h>
@@ -21,13 +22,14 @@ void what_is_tiered() {
   char* code = map_any(2 * kMiB, kRw | PROT_EXEC);
   char* down = map_any(2 * kMiB, kRw, kPrivate | MAP_GROWSDOWN);
   char* locked = map_any(2 * kMiB, kRw, kPrivate | MAP_LOCKED);
-  REQUIRE(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code) && !tiered(down) &&
-          tiered(locked));
+  REQUIRE(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code) &&
+          !tiered(down) && tiered(locked));
   REQUIRE(all_zero(large, 2 * kMiB));
   for (char* p : {large, stack, shared, code, down, locked}) REQUIRE(munmap(p, 2 * kMiB) == 0);
   REQUIRE(munmap(small, 64 * 1024) == 0);
   char *below = map_any(252 * 1024), *smallest = map_any(256 * 1024);  // as V8's pages
-  REQUIRE(!tiered(below) && tiered(smallest) && munmap(below, 252 * 1024) == 0 && munmap(smallest, 256 * 1024) == 0);
+  REQUIRE(!tiered(below) && tiered(smallest) && munmap(below, 252 * 1024) == 0 &&
+          munmap(smallest, 256 * 1024) == 0);
   errno = 0;
   REQUIRE(mmap(nullptr, 0, kRw, kPrivate, -1, 0) == MAP_FAILED && errno == EINVAL);
 }
@@ -62,14 +64,17 @@ void remap() {
   fill(p, 3 * kMiB, 9);
   auto* q = static_cast<char*>(mremap(p, 3 * kMiB, 2 * kMiB, 0));
   REQUIRE(q == p && holds(p, 2 * kMiB, 9) && faults(p + 2 * kMiB));
-  q = static_cast<char*>(mremap(p, 2 * kMiB, 3 * kMiB, 0));  // what was given back lies right behind
+  // what was given back lies right behind
+  q = static_cast<char*>(mremap(p, 2 * kMiB, 3 * kMiB, 0));
   REQUIRE(q == p && holds(p, 2 * kMiB, 9) && all_zero(p + 2 * kMiB, kMiB));
   fill(p, 3 * kMiB, 9);
   char* wall = static_cast<char*>(mmap(p + 3 * kMiB, kMiB, kRw, kPrivate, -1, 0));
   errno = 0;
-  if (wall == p + 3 * kMiB) REQUIRE(mremap(p, 3 * kMiB, 64 * kMiB, 0) == MAP_FAILED && errno == ENOMEM);
+  if (wall == p + 3 * kMiB)
+    REQUIRE(mremap(p, 3 * kMiB, 64 * kMiB, 0) == MAP_FAILED && errno == ENOMEM);
   q = static_cast<char*>(mremap(p, 3 * kMiB, 64 * kMiB, MREMAP_MAYMOVE));
-  REQUIRE(q != MAP_FAILED && tiered(q) && holds(q, 3 * kMiB, 9) && all_zero(q + 3 * kMiB, 61 * kMiB));
+  REQUIRE(q != MAP_FAILED && tiered(q) && holds(q, 3 * kMiB, 9) &&
+          all_zero(q + 3 * kMiB, 61 * kMiB));
   if (q != p) REQUIRE(faults(p));
   fill(q, 64 * kMiB, 11);  // evicted pages move too
   wall = static_cast<char*>(mmap(q + 64 * kMiB, kMiB, kRw, kPrivate, -1, 0));
@@ -82,12 +87,14 @@ void remap() {
   errno = 0;
   REQUIRE(mremap(r, 200 * kMiB, 300 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
   char* target = map_any(2 * kMiB);
-  char* moved = static_cast<char*>(mremap(r, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target));
+  char* moved =
+      static_cast<char*>(mremap(r, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target));
   REQUIRE(moved == target && holds(moved, 2 * kMiB, 11) && faults(r));
   REQUIRE(munmap(moved, 2 * kMiB) == 0 && munmap(r + 2 * kMiB, 94 * kMiB) == 0);
 }
 
-// As munmap, a shrinking mremap takes what lies there, be it one map or several; so does one that changes nothing.
+// As munmap, a shrinking mremap takes what lies there, be it one map or several; so does one that
+// changes nothing.
 void shrink_over_several() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 13);
@@ -103,7 +110,8 @@ void shrink_over_several() {
   REQUIRE(munmap(p, kMiB) == 0);
 }
 
-// A map too small for the tier is taken in when mremap makes it larger, with its contents and its protection.
+// A map too small for the tier is taken in when mremap makes it larger, with its contents and its
+// protection.
 void grows_into_the_tier() {
   constexpr size_t kSmall = 64 * 1024;
   for (const int prot : {kRw, PROT_READ, PROT_NONE}) {
@@ -117,8 +125,8 @@ void grows_into_the_tier() {
       auto* q = static_cast<char*>(mremap(p, kSmall, bytes, MREMAP_MAYMOVE));
       REQUIRE(q != MAP_FAILED && tiered(q) && faults(p));
       REQUIRE(faults(q) == (prot == PROT_NONE) && faults(q + bytes - 1, true) == (prot != kRw));
-      REQUIRE(mprotect(q, bytes, kRw) == 0 && all_zero(q, kSmall / 2) && holds(q + kSmall / 2, kSmall / 2, 21) &&
-              all_zero(q + kSmall, bytes - kSmall - 1));
+      REQUIRE(mprotect(q, bytes, kRw) == 0 && all_zero(q, kSmall / 2) &&
+              holds(q + kSmall / 2, kSmall / 2, 21) && all_zero(q + kSmall, bytes - kSmall - 1));
       fill(q, bytes, 25);
       REQUIRE(holds(q, bytes, 25) && munmap(q, bytes) == 0);
     }
@@ -133,7 +141,8 @@ void grows_into_the_tier() {
   q = static_cast<char*>(mremap(p + kSmall, kSmall, 2 * kMiB, MREMAP_MAYMOVE));
   REQUIRE(q != MAP_FAILED && tiered(q) && holds(q, kSmall, 29, kSmall / sizeof(long)) &&
           all_zero(q + kSmall, 2 * kMiB - kSmall));
-  REQUIRE(holds(p, kSmall, 29) && faults(p + kSmall) && holds(p + 2 * kSmall, kSmall, 29, 2 * kSmall / sizeof(long)));
+  REQUIRE(holds(p, kSmall, 29) && faults(p + kSmall) &&
+          holds(p + 2 * kSmall, kSmall, 29, 2 * kSmall / sizeof(long)));
   REQUIRE(munmap(q, 2 * kMiB) == 0 && munmap(p, 4 * kSmall - g_page) == 0);
   p = map_any(kSmall);
   REQUIRE(mlock(p, kSmall) == 0);
@@ -177,12 +186,15 @@ void locked_maps() {
     REQUIRE(all_zero(p, 8 * kMiB));
     errno = 0;
     // with what is locked already
-    REQUIRE(mmap(nullptr, 12 * kMiB, kRw, kPrivate | MAP_LOCKED, -1, 0) == MAP_FAILED && errno == EAGAIN);
+    REQUIRE(mmap(nullptr, 12 * kMiB, kRw, kPrivate | MAP_LOCKED, -1, 0) == MAP_FAILED &&
+            errno == EAGAIN);
     REQUIRE(munmap(p, 8 * kMiB) == 0);
     p = map_any(12 * kMiB, prot, kPrivate | MAP_LOCKED);  // the lock has ended with its map
-    REQUIRE(mmap(other, kMiB, prot, kPrivate | MAP_LOCKED | MAP_FIXED, -1, 0) == other && all_zero(other, kMiB));
+    REQUIRE(mmap(other, kMiB, prot, kPrivate | MAP_LOCKED | MAP_FIXED, -1, 0) == other &&
+            all_zero(other, kMiB));
     errno = 0;
-    REQUIRE(madvise(other, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // as of all locked memory
+    // as of all locked memory
+    REQUIRE(madvise(other, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);
     REQUIRE(holds(other + kMiB, 47 * kMiB, 35, kMiB / sizeof(long)) && munmap(p, 12 * kMiB) == 0 &&
             munmap(other, 48 * kMiB) == 0);
   }
@@ -196,7 +208,8 @@ void advice() {
   REQUIRE(madvise(p, 4 * kMiB, MADV_PAGEOUT) == 0 && holds(p, 4 * kMiB, 13));
   REQUIRE(madvise(p + kMiB, kMiB, MADV_DONTNEED) == 0);
   REQUIRE(all_zero(p + kMiB, kMiB) && holds(p, kMiB, 13));
-  REQUIRE(madvise(p, kMiB, MADV_PAGEOUT) == 0 && madvise(p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
+  REQUIRE(madvise(p, kMiB, MADV_PAGEOUT) == 0 && madvise(p, kMiB, MADV_DONTNEED) == 0 &&
+          all_zero(p, kMiB));
   REQUIRE(madvise(p, 4 * kMiB, MADV_WILLNEED) == 0 && madvise(p, 4 * kMiB, MADV_COLD) == 0);
   REQUIRE(madvise(p, 4 * kMiB, MADV_HUGEPAGE) == 0 && madvise(p, 4 * kMiB, MADV_SEQUENTIAL) == 0);
   REQUIRE(holds(p + 2 * kMiB, 2 * kMiB, 13, 2 * kMiB / sizeof(long)));
@@ -206,7 +219,8 @@ void advice() {
   REQUIRE(madvise(p, kMiB, 12345) == -1 && errno == EINVAL);
   REQUIRE(munmap(p + 2 * kMiB, kMiB) == 0);
   errno = 0;
-  REQUIRE(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);  // a hole is reported, the rest is done
+  // a hole is reported, the rest is done
+  REQUIRE(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);
   REQUIRE(all_zero(p + 3 * kMiB, kMiB));
   REQUIRE(munmap(p, 4 * kMiB) == 0);
   // The heap's pages too.
@@ -221,7 +235,8 @@ void protection() {
   REQUIRE(tiered(p) && faults(p) && faults(p + 7 * kMiB));
   REQUIRE(mprotect(p + kMiB, kMiB, kRw) == 0 && faults(p) && faults(p + 2 * kMiB));
   fill(p + kMiB, kMiB, 17);
-  REQUIRE(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && faults(p + kMiB, true) && holds(p + kMiB, kMiB, 17));
+  REQUIRE(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && faults(p + kMiB, true) &&
+          holds(p + kMiB, kMiB, 17));
   REQUIRE(mprotect(p + kMiB, kMiB, PROT_NONE) == 0 && faults(p + kMiB));
   REQUIRE(mprotect(p, 4 * kMiB, kRw) == 0 && holds(p + kMiB, kMiB, 17) && all_zero(p, kMiB));
   REQUIRE(munmap(p + 2 * kMiB, g_page) == 0);
@@ -238,14 +253,18 @@ void fixed_inside() {
   fill(p, 8 * kMiB, 19);
   REQUIRE(mmap(p + kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + kMiB);
   REQUIRE(tiered(p + kMiB) && all_zero(p + kMiB, kMiB) && holds(p, kMiB, 19));
-  REQUIRE(mmap(p + 2 * kMiB, kMiB, PROT_NONE, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB && faults(p + 2 * kMiB));
-  REQUIRE(mmap(p + 2 * kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB && all_zero(p + 2 * kMiB, kMiB));
+  REQUIRE(mmap(p + 2 * kMiB, kMiB, PROT_NONE, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB &&
+          faults(p + 2 * kMiB));
+  REQUIRE(mmap(p + 2 * kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB &&
+          all_zero(p + 2 * kMiB, kMiB));
 #ifdef MAP_FIXED_NOREPLACE
   errno = 0;
-  REQUIRE(mmap(p, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED && errno == EEXIST);
+  REQUIRE(mmap(p, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED &&
+          errno == EEXIST);
 #endif
   errno = 0;
-  REQUIRE(mmap(p, kMiB, kRw, MAP_PRIVATE | MAP_FIXED, 9999, 0) == MAP_FAILED && errno == EBADF && holds(p, kMiB, 19));
+  REQUIRE(mmap(p, kMiB, kRw, MAP_PRIVATE | MAP_FIXED, 9999, 0) == MAP_FAILED && errno == EBADF &&
+          holds(p, kMiB, 19));
   REQUIRE(munmap(p, 8 * kMiB) == 0);
 }
 
@@ -269,7 +288,8 @@ void alien_inside() {
   REQUIRE(munmap(p, 8 * kMiB) == 0);
 }
 
-// What mprotect changes before it comes to a hole stays changed; a place that a file has left can be mapped again.
+// What mprotect changes before it comes to a hole stays changed; a place that a file has left can
+// be mapped again.
 void up_to_a_hole() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 41);
@@ -290,8 +310,8 @@ void up_to_a_hole() {
   REQUIRE(munmap(p, 4 * kMiB) == 0);
 }
 
-// System V shared memory over tiered memory, and where a tiered map has been: its place is the kernel's, as long as
-// the program uses it.
+// System V shared memory over tiered memory, and where a tiered map has been: its place is the
+// kernel's, as long as the program uses it.
 void shared_memory_inside() {
   const int id = shmget(IPC_PRIVATE, kMiB, IPC_CREAT | 0600);
   REQUIRE(id >= 0);
@@ -303,28 +323,33 @@ void shared_memory_inside() {
   REQUIRE(shmat(-1, place, SHM_REMAP) == MAP_FAILED && holds(p, 4 * kMiB, 47));
   REQUIRE(shmat(id, place, SHM_REMAP) == place && all_zero(place, kMiB));
   fill(place, kMiB, 49);
-  REQUIRE(holds(cold, 64 * kMiB, 1) && holds(place, kMiB, 49) && shmdt(place) == 0 && faults(place));
+  REQUIRE(holds(cold, 64 * kMiB, 1) && holds(place, kMiB, 49) && shmdt(place) == 0 &&
+          faults(place));
   REQUIRE(shmat(id, place + 5, SHM_RND) == place && holds(place, kMiB, 49) && shmdt(place) == 0);
   REQUIRE(mmap(place, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == place && all_zero(place, kMiB));
-  REQUIRE(holds(p, kMiB, 47) && holds(p + 2 * kMiB, 2 * kMiB, 47, 2 * kWords) && munmap(p, 4 * kMiB) == 0);
+  REQUIRE(holds(p, kMiB, 47) && holds(p + 2 * kMiB, 2 * kMiB, 47, 2 * kWords) &&
+          munmap(p, 4 * kMiB) == 0);
   p = map_any(kMiB);
   fill(p, kMiB, 51);
   REQUIRE(munmap(p, kMiB) == 0);
   for (int round = 0; round < 3; ++round) {
-    REQUIRE(syscall(SYS_shmat, id, p, 0) == reinterpret_cast<long>(p) && shmat(id, p, 0) == MAP_FAILED);
+    REQUIRE(syscall(SYS_shmat, id, p, 0) == reinterpret_cast<long>(p) &&
+            shmat(id, p, 0) == MAP_FAILED);
     REQUIRE(holds(p, kMiB, 49) && shmdt(p) == 0);
   }
   REQUIRE(shmctl(id, IPC_RMID, nullptr) == 0 && munmap(cold, 64 * kMiB) == 0);
   for (int i = 0; i < 8; ++i) fill(map_any(kMiB), kMiB, 53);  // there is room
 }
 
-// Where segments go with their last use (in an IPC namespace of its own: the setting is one of the namespace).
+// Where segments go with their last use (in an IPC namespace of its own: the setting is one of the
+// namespace).
 void shared_memory_that_is_forgotten() {
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    const int setting =
-        unshare(CLONE_NEWIPC) == 0 ? open("/proc/sys/kernel/shm_rmid_forced", O_WRONLY | O_CLOEXEC) : -1;
+    const int setting = unshare(CLONE_NEWIPC) == 0
+                            ? open("/proc/sys/kernel/shm_rmid_forced", O_WRONLY | O_CLOEXEC)
+                            : -1;
     if (setting < 0 || write(setting, "1", 1) != 1) _exit(0);  // no right to
     char* p = map_any(4 * kMiB);
     fill(p, 4 * kMiB, 57);
@@ -347,19 +372,23 @@ void no_seals() {
 }
 
 void no_reserve() {
-  char* p = map_any(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);  // far more than the LUN
+  // far more than the LUN
+  char* p = map_any(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);
   REQUIRE(tiered(p) && faults(p));
   REQUIRE(mprotect(p, size_t(2) << 30, kRw) == 0);
   fill(p + (size_t(512) << 20), 64 * kMiB, 29);
   fill(p + (size_t(1) << 30), 2 * kMiB, 31);
-  REQUIRE(holds(p + (size_t(512) << 20), 64 * kMiB, 29) && holds(p + (size_t(1) << 30), 2 * kMiB, 31));
+  REQUIRE(holds(p + (size_t(512) << 20), 64 * kMiB, 29) &&
+          holds(p + (size_t(1) << 30), 2 * kMiB, 31));
   REQUIRE(all_zero(p + (size_t(7) << 27), kMiB));
   REQUIRE(munmap(p, size_t(64) << 30) == 0 && faults(p + (size_t(512) << 20)));
 }
 
-// The pager knows of a descriptor with O_DIRECT before it is handed out, also when it takes another one's number.
+// The pager knows of a descriptor with O_DIRECT before it is handed out, also when it takes another
+// one's number.
 void direct_io(bool by_fcntl) {
-  int said = memfd_create("log", MFD_CLOEXEC), kept = dup(2), before = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  int said = memfd_create("log", MFD_CLOEXEC), kept = dup(2),
+      before = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   char* p = map_any(64 * kMiB);
   fill(p, 64 * kMiB, 37);  // evictions have looked at the descriptors
   REQUIRE(said >= 0 && kept >= 0 && before >= 0 && dup2(said, 2) == 2);
@@ -370,13 +399,14 @@ void direct_io(bool by_fcntl) {
     REQUIRE(open("/proc/self/exe", O_RDONLY | O_CLOEXEC | O_DIRECT) == before);
   }
   char text[512] = {};
-  REQUIRE(dup2(kept, 2) == 2 && pread(said, text, sizeof text - 1, 0) > 0 && strstr(text, "may pin pages") != nullptr);
+  REQUIRE(dup2(kept, 2) == 2 && pread(said, text, sizeof text - 1, 0) > 0 &&
+          strstr(text, "may pin pages") != nullptr);
   REQUIRE(holds(p, 64 * kMiB, 37) && munmap(p, 64 * kMiB) == 0);
   for (int fd : {said, kept, before}) close(fd);
 }
 
-// In a process each: what was noticed stays noticed. (Beyond its budget it goes on only where pages that may be pinned
-// can be evicted.)
+// In a process each: what was noticed stays noticed. (Beyond its budget it goes on only where pages
+// that may be pinned can be evicted.)
 void direct_io_is_noticed() {
   for (bool by_fcntl : {false, true}) {
     pid_t child = fork();
@@ -392,7 +422,8 @@ void direct_io_is_noticed() {
 void vast_reservations() {
   constexpr size_t kSlot = size_t(64) << 30, kSlots = 128, kUsed = kMiB / 2;
   for (const int prot : {PROT_NONE, kRw}) {
-    auto* p = static_cast<char*>(mmap(nullptr, kSlots * kSlot, prot, kPrivate | MAP_NORESERVE, -1, 0));
+    auto* p =
+        static_cast<char*>(mmap(nullptr, kSlots * kSlot, prot, kPrivate | MAP_NORESERVE, -1, 0));
     REQUIRE(p != MAP_FAILED && tiered(p) && tiered(p + kSlots * kSlot - 1));
     for (size_t i = 0; i < kSlots; ++i) {
       REQUIRE(mprotect(p + i * kSlot, kUsed, kRw) == 0);
@@ -410,8 +441,8 @@ void vast_reservations() {
   }
 }
 
-// A guard page below read-write memory: that is a stack, of which the top is filled without a fault. A larger map is
-// none. What is not used of it costs one page.
+// A guard page below read-write memory: that is a stack, of which the top is filled without a
+// fault. A larger map is none. What is not used of it costs one page.
 void guard_below_a_stack() {
   constexpr size_t kStack = 320 * 1024, kStacks = 16;
   fill(map_tiered(2 * kMiB), 2 * kMiB, 1);  // active now
@@ -422,7 +453,8 @@ void guard_below_a_stack() {
     REQUIRE(faults(p) && all_zero(p + g_page, kStack - g_page));
   }
   char* retired = map_tiered(kStack);  // with its guard
-  REQUIRE(mprotect(retired, g_page, PROT_NONE) == 0 && madvise(retired, kStack, MADV_DONTNEED) == 0);
+  REQUIRE(mprotect(retired, g_page, PROT_NONE) == 0 &&
+          madvise(retired, kStack, MADV_DONTNEED) == 0);
   REQUIRE(mprotect(retired, kStack, PROT_NONE) == 0 && present_pages(retired, kStack) == 0);
   char* large = map_tiered(32 * kMiB);
   REQUIRE(mprotect(large, g_page, PROT_NONE) == 0 && present_pages(large, 32 * kMiB) == 0);
@@ -455,6 +487,7 @@ void body() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m", "LUNAR_LOG=info"},
+  return run_cases(argc, argv,
+                   {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m", "LUNAR_LOG=info"},
                    {{"all", body}});
 }

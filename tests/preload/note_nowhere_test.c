@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// note_nowhere_test OBJECT: an object whose note segment is not among what is loaded (tools that rewrite ELF files
-// leave such headers) makes maps like any other. The test loads a copy of OBJECT with such a header.
+// note_nowhere_test OBJECT: an object whose note segment is not among what is loaded (tools that
+// rewrite ELF files leave such headers) makes maps like any other. The test loads a copy of OBJECT
+// with such a header.
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -23,7 +24,8 @@ int main(int argc, char** argv) {
   if (object < 0 || copy < 0 || fstat(object, &status) != 0) return fail("object");
   if (ftruncate(copy, status.st_size) != 0) return fail("ftruncate");
   char* content = mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, copy, 0);
-  if (content == MAP_FAILED || read(object, content, (size_t)status.st_size) != status.st_size) return fail("copy");
+  if (content == MAP_FAILED || read(object, content, (size_t)status.st_size) != status.st_size)
+    return fail("copy");
   const ElfW(Ehdr)* elf = (const ElfW(Ehdr)*)content;
   ElfW(Phdr)* headers = (ElfW(Phdr)*)(content + elf->e_phoff);
   int notes = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where Lunar's lines and counters go does not stop the program, nor end it. A FIFO is refused at the start: it may
-// have no reader.
+// Where Lunar's lines and counters go does not stop the program, nor end it. A FIFO is refused at
+// the start: it may have no reader.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -20,7 +20,8 @@ void full_pipe_as_stderr() {
   char part[4096] = {};
   REQUIRE(pipe(ends) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
   while (write(ends[1], part, sizeof part) > 0) {}
-  REQUIRE(errno == EAGAIN && fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], 2) == 2 && close(ends[1]) == 0);
+  REQUIRE(errno == EAGAIN && fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], 2) == 2 &&
+          close(ends[1]) == 0);
 }
 
 // The evictor has something to say.
@@ -60,7 +61,8 @@ void stats_cut() {
   fill(p, kHeap, 1);
   const char* path = getenv("LUNAR_STATS_FILE");
   struct stat status;
-  REQUIRE(path != nullptr && stat(path, &status) == 0 && status.st_size > 0 && truncate(path, 0) == 0);
+  REQUIRE(path != nullptr && stat(path, &status) == 0 && status.st_size > 0 &&
+          truncate(path, 0) == 0);
   usleep(2500000);  // it is written once a second
   REQUIRE(holds(p, kHeap, 1) && unlink(path) == 0);
 }
@@ -68,18 +70,19 @@ void stats_cut() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string place = "/var/tmp/lunar-test-" + std::to_string(getpid()), stats = "LUNAR_STATS_FILE=" + place,
-                    log = "LUNAR_LOG_FILE=" + place;
+  const std::string place = "/var/tmp/lunar-test-" + std::to_string(getpid()),
+                    stats = "LUNAR_STATS_FILE=" + place, log = "LUNAR_LOG_FILE=" + place;
   const bool fifo = !inside() && argc == 3 && strstr(argv[2], "-fifo") != nullptr;
   REQUIRE(!fifo || mkfifo(place.c_str(), 0600) == 0);
   const auto not_reached = [] { return 1; };
-  const int code = run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"},
-                             {{"full-pipe", full_pipe, {"LUNAR_LOG=info"}},
-                              {"full-pipe-fatal", full_pipe_fatal, {"LUNAR_LOG=warning"}},
-                              {"no-reader", no_reader, {"LUNAR_LOG=warning"}},
-                              {"stats-cut", stats_cut, {stats.c_str()}},
-                              {"log-fifo", not_reached, {log.c_str()}, "lunar: ", Ends::kRefused},
-                              {"stats-fifo", not_reached, {stats.c_str()}, "lunar: ", Ends::kRefused}});
+  const int code =
+      run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"},
+                {{"full-pipe", full_pipe, {"LUNAR_LOG=info"}},
+                 {"full-pipe-fatal", full_pipe_fatal, {"LUNAR_LOG=warning"}},
+                 {"no-reader", no_reader, {"LUNAR_LOG=warning"}},
+                 {"stats-cut", stats_cut, {stats.c_str()}},
+                 {"log-fifo", not_reached, {log.c_str()}, "lunar: ", Ends::kRefused},
+                 {"stats-fifo", not_reached, {stats.c_str()}, "lunar: ", Ends::kRefused}});
   REQUIRE(!fifo || unlink(place.c_str()) == 0);
   return code;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A malloc that a program brings along (as statically linked jemalloc and tcmalloc do): one lock around everything, the
-// memory by mmap under it, large blocks given back by munmap under it, and fork handlers that hold it. It ends the test
-// when it is called while its own caller is inside, by a thread of the runtime, or with a block that it has not given.
-// Threading: any thread.
+// A malloc that a program brings along (as statically linked jemalloc and tcmalloc do): one lock
+// around everything, the memory by mmap under it, large blocks given back by munmap under it, and
+// fork handlers that hold it. It ends the test when it is called while its own caller is inside, by
+// a thread of the runtime, or with a block that it has not given. Threading: any thread.
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -68,7 +68,8 @@ void* take_locked(size_t bytes) {
     memcpy(&g_free[shift], block + kHeader, sizeof(void*));
   } else {
     const size_t room = size_t{1} << shift;
-    if (static_cast<size_t>(g_end - g_at) < room && (g_at = static_cast<char*>(map(kChunk))) != nullptr)
+    if (static_cast<size_t>(g_end - g_at) < room &&
+        (g_at = static_cast<char*>(map(kChunk))) != nullptr)
       g_end = g_at + kChunk;
     if (g_at != nullptr) {
       block = g_at;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs with a malloc of their own (own_malloc.cpp), whose memory comes by mmap under its lock: the call that makes
-// the process active, and that makes threads, is inside that lock, and so is a fork.
+// Programs with a malloc of their own (own_malloc.cpp), whose memory comes by mmap under its lock:
+// the call that makes the process active, and that makes threads, is inside that lock, and so is a
+// fork.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -35,7 +36,10 @@ std::vector<Block> grow(size_t bytes, unsigned long seed) {
   std::vector<Block> blocks;
   for (size_t taken = 0; taken < bytes; taken += blocks.back().bytes) {
     const unsigned long random = stamp(seed, taken);
-    blocks.push_back(make(random % 8 == 0 ? kMiB : random % 4 == 0 ? kBlock : 16 << 10, seed + taken));
+    blocks.push_back(make(random % 8 == 0   ? kMiB
+                          : random % 4 == 0 ? kBlock
+                                            : 16 << 10,
+                          seed + taken));
   }
   return blocks;
 }
@@ -53,17 +57,20 @@ void give_back(std::vector<Block>* blocks) {
 
 void grow_alone() {
   std::vector<Block> blocks = grow(kGrowth, 1);
-  REQUIRE(tiered(blocks.back().at) && all_hold(blocks));  // the first chunk may be older than the tier
+  // the first chunk may be older than the tier
+  REQUIRE(tiered(blocks.back().at) && all_hold(blocks));
   give_back(&blocks);
 }
 
-// The child's exit code is 0 when it has found what it inherits, has grown by `bytes`, and a child of its own has.
+// The child's exit code is 0 when it has found what it inherits, has grown by `bytes`, and a child
+// of its own has.
 bool child_is_right(const std::vector<Block>& inherited, size_t bytes, int depth) {
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
     const std::vector<Block> own = grow(bytes, 77);
-    const bool right = all_hold(inherited) && all_hold(own) && (depth == 0 || child_is_right(own, bytes, depth - 1));
+    const bool right = all_hold(inherited) && all_hold(own) &&
+                       (depth == 0 || child_is_right(own, bytes, depth - 1));
     _exit(right ? 0 : 7);
   }
   int status = -1;
@@ -136,7 +143,8 @@ void linker() {
   REQUIRE(object != nullptr && dlsym(object, "no such symbol") == nullptr);
   auto* touch = reinterpret_cast<int (*)()>(dlsym(object, "touch_thread_local"));
   REQUIRE(touch != nullptr);
-  // A thread that ends leaves its stack, and libc frees its thread-local variables when another begins on it.
+  // A thread that ends leaves its stack, and libc frees its thread-local variables when another
+  // begins on it.
   for (int i = 0; i < 40; ++i) {
     std::thread first([=] { REQUIRE(touch() == 1); }), second([=] { REQUIRE(touch() == 1); });
     first.join();
@@ -147,13 +155,16 @@ void linker() {
 
 }  // namespace
 
-// As on a host with two nodes, where the library loads libnuma, whose constructor and calls use malloc.
+// As on a host with two nodes, where the library loads libnuma, whose constructor and calls use
+// malloc.
 bool has_two_nodes() {
   char path[] = "/var/tmp/lunar-own-malloc-XXXXXX";
   const int file = mkstemp(path);
   REQUIRE(file >= 0 && write(file, "0-1\n", 4) == 4 && close(file) == 0);
-  const bool covered = unshare(CLONE_NEWNS) == 0 && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                       mount(path, "/sys/devices/system/node/online", nullptr, MS_BIND, nullptr) == 0;
+  const bool covered =
+      unshare(CLONE_NEWNS) == 0 &&
+      mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+      mount(path, "/sys/devices/system/node/online", nullptr, MS_BIND, nullptr) == 0;
   if (!covered) printf("skip: root: a file of /sys cannot be covered (%s)\n", strerror(errno));
   REQUIRE(unlink(path) == 0);
   return covered;
@@ -173,7 +184,8 @@ int main(int argc, char** argv) {
   const std::string name = argv[2];
   setenv("OWN_MALLOC_OBJECT", argv[3], 1);
   if (name.starts_with("nodes") && !inside() && !has_two_nodes()) return 77;
-  const std::string lun = name == "file" && !inside() ? make_former_lun(argv[4]) : "", setting = "LUNAR_LUN=" + lun;
+  const std::string lun = name == "file" && !inside() ? make_former_lun(argv[4]) : "",
+                    setting = "LUNAR_LUN=" + lun;
   const int code = run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
                              {{"grow", grow_alone},
                               {"nodes", grow_alone},

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program that overwrites the first bytes of functions with a jump to one of
-// its own, which makes the system call by syscall() (UCX and Open MPI do, to see what is unmapped). One name after the
-// other: the preload library's functions, or libc's behind them. Each call arrives, and tiered memory stays whole.
-// x86-64 only: the jump is machine code.
+// its own, which makes the system call by syscall() (UCX and Open MPI do, to see what is unmapped).
+// One name after the other: the preload library's functions, or libc's behind them. Each call
+// arrives, and tiered memory stays whole. x86-64 only: the jump is machine code.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/shm.h>
@@ -71,7 +71,8 @@ struct Patch {
     auto* page = at - reinterpret_cast<uintptr_t>(at) % kPage;
     REQUIRE(mprotect(page, 2 * kPage, kRw | PROT_EXEC) == 0);
     memcpy(before, at, sizeof before);
-    unsigned char jump[13] = {0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xe3};  // mov $instead, %r11; jmp *%r11
+    // mov $instead, %r11; jmp *%r11
+    unsigned char jump[13] = {0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xe3};
     memcpy(jump + 2, &name.instead, sizeof name.instead);
     memcpy(at, jump, sizeof jump);
     return true;
@@ -92,7 +93,8 @@ void use_memory() {
   fill(p, kPart, 5);
   REQUIRE(mprotect(p, kPart, PROT_READ) == 0 && mprotect(p, kPart, kRw) == 0);
   REQUIRE(found<int(void*, size_t, int, int)>("pkey_mprotect")(p, kPart, kRw, -1) == 0);
-  REQUIRE(mlock(p, kPage) == 0 && munlock(p, kPage) == 0 && mlock2(p, kPage, 0) == 0 && munlock(p, kPage) == 0);
+  REQUIRE(mlock(p, kPage) == 0 && munlock(p, kPage) == 0 && mlock2(p, kPage, 0) == 0 &&
+          munlock(p, kPage) == 0);
   REQUIRE(mlockall(MCL_CURRENT) == -1 && errno == ENOMEM && munlockall() == 0);
   p = static_cast<char*>(mremap(p, kPart, 2 * kPart, MREMAP_MAYMOVE));
   REQUIRE(p != MAP_FAILED && holds(p, kPart, 5) && all_zero(p + kPart, kPart));
@@ -107,11 +109,13 @@ void use_memory() {
   using Map = void*(void*, size_t, int, int, int, off64_t);
   p = static_cast<char*>(found<Map>("mmap64")(nullptr, kPart, kRw, kPrivate, -1, 0));
   REQUIRE(p != MAP_FAILED && tiered(p));
-  if (auto* seal = reinterpret_cast<int (*)(void*, size_t, unsigned long)>(dlsym(RTLD_DEFAULT, "mseal")))
+  if (auto* seal =
+          reinterpret_cast<int (*)(void*, size_t, unsigned long)>(dlsym(RTLD_DEFAULT, "mseal")))
     REQUIRE(seal(p, kPart, 0) == -1 && errno == ENOSYS);
   const long word = 11;
   const iovec from{const_cast<long*>(&word), sizeof word}, to{p, sizeof word};
-  REQUIRE(process_vm_writev(getpid(), &from, 1, &to, 1, 0) == sizeof word && *reinterpret_cast<long*>(p) == word);
+  REQUIRE(process_vm_writev(getpid(), &from, 1, &to, 1, 0) == sizeof word &&
+          *reinterpret_cast<long*>(p) == word);
   REQUIRE(munmap(p, kPart) == 0);
 }
 
@@ -119,8 +123,10 @@ void use_files() {
   int fd = open("/dev/null", O_RDONLY);
   REQUIRE(fd >= 0 && close(fd) == 0);
   fd = openat(AT_FDCWD, "/dev/null", O_RDONLY);
-  REQUIRE(fd >= 0 && dup2(fd, 300) == 300 && dup3(fd, 301, O_CLOEXEC) == 301 && fcntl(301, F_GETFD) == FD_CLOEXEC);
-  REQUIRE(close_range(301, 5000, 0) == 0);  // the tree's account and other files of the pager's are among these
+  REQUIRE(fd >= 0 && dup2(fd, 300) == 300 && dup3(fd, 301, O_CLOEXEC) == 301 &&
+          fcntl(301, F_GETFD) == FD_CLOEXEC);
+  REQUIRE(close_range(301, 5000, 0) ==
+          0);  // the tree's account and other files of the pager's are among these
   REQUIRE(fcntl(301, F_GETFD) == -1 && close(300) == 0 && close(fd) == 0);
 }
 
@@ -166,5 +172,6 @@ int main(int argc, char** argv) {
 #ifndef __x86_64__
   return 0;
 #endif
-  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"}, {{"ours", body}, {"libc", body}});
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"},
+                   {{"ours", body}, {"libc", body}});
 }

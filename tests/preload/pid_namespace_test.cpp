@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // pid_namespace_test LIBRARY CASE: a tree of processes that spans pid namespaces.
-//   same-ids       process 1 of a pid namespace forks children that are process 1 of another one, so that their ids are
-//                  the same, while its threads have pages read and evicted. A child has the memory as it was, and
-//                  closes nothing of its parent's
-//   first-thread   a process below the threshold whose first thread has ended can grow after an active process outside
-//                  of its namespace has looked at it
-//   no-threads     a process that may make no threads any more is refused memory, however often, and keeps its
-//                  descriptors for itself
+//   same-ids       process 1 of a pid namespace forks children that are process 1 of another one,
+//                  so that their ids are the same, while its threads have pages read and evicted. A
+//                  child has the memory as it was, and closes nothing of its parent's
+//   first-thread   a process below the threshold whose first thread has ended can grow after an
+//                  active process outside of its namespace has looked at it
+//   no-threads     a process that may make no threads any more is refused memory, however often,
+//                  and keeps its descriptors for itself
 #include <dirent.h>
 #include <sched.h>
 #include <signal.h>
@@ -24,9 +24,13 @@ constexpr size_t kHeap = 48 * kMiB, kPart = kMiB;
 constexpr int kChildren = 12;
 
 // In a pid namespace of its own, where it is process 1.
-pid_t fork_first() { return static_cast<pid_t>(syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0)); }
+pid_t fork_first() {
+  return static_cast<pid_t>(syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0));
+}
 
-bool part_holds(const char* p, size_t part) { return holds(p + part * kPart, kPart, 1, part * kPart / sizeof(long)); }
+bool part_holds(const char* p, size_t part) {
+  return holds(p + part * kPart, kPart, 1, part * kPart / sizeof(long));
+}
 
 void be_child(char* p) {
   REQUIRE(getpid() == 1);
@@ -44,7 +48,8 @@ void lock_in_vfork_child(char* p) {
     const bool good = getpid() == 1 && mlock(at, 4 * kPart) == 0 && munlock(at, 4 * kPart) == 0;
     _exit(good ? 0 : 1);
   };
-  REQUIRE(ends_well(clone(body, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_NEWPID | SIGCHLD, p)));
+  REQUIRE(ends_well(
+      clone(body, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_NEWPID | SIGCHLD, p)));
   REQUIRE(mlock(p, kPart) == 0 && munlock(p, kPart) == 0);
 }
 
@@ -61,12 +66,14 @@ void fork_among_readers() {
     readers.emplace_back([&, t] {
       for (unsigned long i = 0; !stop; ++i) {
         const size_t part = stamp(t, i) % (kHeap / kPart);
-        if (t == 0) REQUIRE(mlock(p + part * kPart, kPart) == 0 && munlock(p + part * kPart, kPart) == 0);
+        if (t == 0)
+          REQUIRE(mlock(p + part * kPart, kPart) == 0 && munlock(p + part * kPart, kPart) == 0);
         REQUIRE(part_holds(p, part));
         if (i == 0) ++begun;
       }
     });
-  // A fork by a system call runs no handlers of the allocator's, so no thread may be inside it: it is as it starts.
+  // A fork by a system call runs no handlers of the allocator's, so no thread may be inside it: it
+  // is as it starts.
   while (begun.load() != kReaders) usleep(1000);
   for (int i = 0; i < kChildren; ++i) {
     const pid_t child = fork_first();
@@ -81,7 +88,8 @@ void fork_among_readers() {
 bool can_make_namespace() {
   const pid_t first = fork_first();
   if (first == 0) _exit(0);
-  if (first < 0) printf("skip: pid-namespace: a pid namespace cannot be made (%s)\n", strerror(errno));
+  if (first < 0)
+    printf("skip: pid-namespace: a pid namespace cannot be made (%s)\n", strerror(errno));
   return ends_well(first);
 }
 
@@ -124,7 +132,8 @@ int first_thread_ends() {
   close(said[1]);
   REQUIRE(child > 0 && read(said[0], &byte, 1) == 1);
   char* p = map_tiered(kHeap);
-  for (int look = 0; look < kLooks; ++look, usleep(10000)) fill(p, kHeap, 1);  // short of DRAM: looks at the others
+  for (int look = 0; look < kLooks; ++look, usleep(10000))
+    fill(p, kHeap, 1);  // short of DRAM: looks at the others
   int kept[2];
   REQUIRE(pipe(kept) == 0);
   const pid_t other = fork();  // gets the first free place in the account
@@ -156,7 +165,8 @@ int no_threads() {
   if (!can_make_namespace()) return 77;
   REQUIRE(unshare(CLONE_NEWPID) == 0);
   const auto refused = [] {
-    return mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED;
+    return mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) ==
+           MAP_FAILED;
   };
   REQUIRE(refused());
   const int before = descriptors();

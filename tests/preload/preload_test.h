@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // For programs that run under the preload library. Each has cases by name, and its main() is
 //   return run_cases(argc, argv, {"LUNAR_DRAM=32m", ...}, {{"name", body}, ...});
-// `PROGRAM LIBRARY CASE` starts itself again with LD_PRELOAD=LIBRARY and the settings, and runs the case's body there.
-// A body returns nothing, or the exit code. A process that ends by 125 could not start the tier: the test is skipped,
-// naming userfaultfd.
+// `PROGRAM LIBRARY CASE` starts itself again with LD_PRELOAD=LIBRARY and the settings, and runs the
+// case's body there. A body returns nothing, or the exit code. A process that ends by 125 could not
+// start the tier: the test is skipped, naming userfaultfd.
 #pragma once
 #include <fcntl.h>
 #include <poll.h>
@@ -34,7 +34,9 @@ inline const auto g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 // ---- memory ----
 
-inline bool tiered(const void* address) { return lunar_is_tiered != nullptr && lunar_is_tiered(address) == 1; }
+inline bool tiered(const void* address) {
+  return lunar_is_tiered != nullptr && lunar_is_tiered(address) == 1;
+}
 
 // nullptr: refused.
 inline char* map_if_possible(size_t bytes, int protection = kRw, int flags = kPrivate) {
@@ -114,7 +116,8 @@ inline bool host_has_swap() {
 
 // ---- this program again, under the library ----
 
-using Settings = std::vector<const char*>;  // of the environment: "NAME=value"; of two, the later one counts
+// of the environment: "NAME=value"; of two, the later one counts
+using Settings = std::vector<const char*>;
 
 inline bool inside() { return getenv("PRELOAD_TEST_INSIDE") != nullptr; }
 
@@ -131,7 +134,8 @@ inline int code_of(int status) {
     fprintf(stderr, "killed by signal %d\n", WTERMSIG(status));
     return 1;
   }
-  if (WEXITSTATUS(status) == 125) SKIP("userfaultfd", "the tier cannot start here (see standard error)");
+  if (WEXITSTATUS(status) == 125)
+    SKIP("userfaultfd", "the tier cannot start here (see standard error)");
   return WEXITSTATUS(status);
 }
 
@@ -150,7 +154,8 @@ struct Ended {
   std::string errors;  // also passed on
 };
 
-// A run with what it writes to standard error until it has ended, though others may still hold that.
+// A run with what it writes to standard error until it has ended, though others may still hold
+// that.
 inline Ended run_and_listen(char** argv, const Settings& settings, Errors kind = Errors::kPipe) {
   Ended ended{};
   int ends[2];
@@ -210,8 +215,9 @@ struct Case {
   Errors errors = Errors::kPipe;
 };
 
-inline bool g_early = false;  // the case's name began with "early-": the process is not active when its body starts
-inline std::string g_case;    // its name, without that
+// the case's name began with "early-": the process is not active when its body starts
+inline bool g_early = false;
+inline std::string g_case;  // its name, without that
 
 // What a run must come to, with its reason where it did not.
 inline int judge(const Case& one, const Ended& ended) {
@@ -219,23 +225,28 @@ inline int judge(const Case& one, const Ended& ended) {
   const bool exited = WIFEXITED(status);
   if (exited && WEXITSTATUS(status) == 125 && one.ends != Ends::kRefused) return code_of(status);
   if (exited && WEXITSTATUS(status) == 77) return 77;
-  if (ended.errors.find("may not read /proc/self/pagemap (EACCES), and the host has swap") != std::string::npos)
-    SKIP("no-swap", "the host has swap, and nothing tells a child without /proc what is swapped out");
+  if (ended.errors.find("may not read /proc/self/pagemap (EACCES), and the host has swap") !=
+      std::string::npos)
+    SKIP("no-swap",
+         "the host has swap, and nothing tells a child without /proc what is swapped out");
   const bool aborted = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
   bool good = one.ends == Ends::kWell      ? status == 0
               : one.ends == Ends::kRefused ? exited && WEXITSTATUS(status) == 125
                                            : aborted;
-  if (one.ends == Ends::kFatal) good = good && ended.errors.find("lunar: FATAL: ") != std::string::npos;
+  if (one.ends == Ends::kFatal)
+    good = good && ended.errors.find("lunar: FATAL: ") != std::string::npos;
   if (one.says != nullptr) good = good && ended.errors.find(one.says) != std::string::npos;
   if (good) return 0;
-  constexpr const char* kEnds[] = {"a good end", "a FATAL line and an abort", "an abort", "exit code 125"};
-  fprintf(stderr, "%s: status 0x%x, expected %s, saying \"%s\"\n", one.name, static_cast<unsigned>(status),
-          kEnds[static_cast<int>(one.ends)], one.says != nullptr ? one.says : "");
+  constexpr const char* kEnds[] = {"a good end", "a FATAL line and an abort", "an abort",
+                                   "exit code 125"};
+  fprintf(stderr, "%s: status 0x%x, expected %s, saying \"%s\"\n", one.name,
+          static_cast<unsigned>(status), kEnds[static_cast<int>(one.ends)],
+          one.says != nullptr ? one.says : "");
   return 1;
 }
 
-// Runs the case that argv[2] names; where there is one only, it needs no name. `early`: the settings (after the
-// others) of a case with "early-" before its name.
+// Runs the case that argv[2] names; where there is one only, it needs no name. `early`: the
+// settings (after the others) of a case with "early-" before its name.
 inline int run_cases(int argc, char** argv, Settings settings, const std::vector<Case>& cases,
                      const Settings& early = {}) {
   g_case = argc > 2 && cases.size() > 1 ? argv[2] : cases[0].name;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes whose last thread ends past libc: by the exit system call, or killed alone by seccomp. The service threads
-// live on; the process ends all the same, as the kernel would have it: by how its first thread ended. One that closes
-// the descriptors by which this is seen goes on.
+// Processes whose last thread ends past libc: by the exit system call, or killed alone by seccomp.
+// The service threads live on; the process ends all the same, as the kernel would have it: by how
+// its first thread ended. One that closes the descriptors by which this is seen goes on.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -33,13 +33,15 @@ int status_after(void (*body)()) {
 
 void expect_code(int code, void (*body)()) {
   const int status = status_after(body);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != code) fprintf(stderr, "status 0x%x, not code %d\n", status, code);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != code)
+    fprintf(stderr, "status 0x%x, not code %d\n", status, code);
   REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == code);
 }
 
 void expect_signal(int signal, void (*body)()) {
   const int status = status_after(body);
-  if (!WIFSIGNALED(status) || WTERMSIG(status) != signal) fprintf(stderr, "status 0x%x, no %d\n", status, signal);
+  if (!WIFSIGNALED(status) || WTERMSIG(status) != signal)
+    fprintf(stderr, "status 0x%x, no %d\n", status, signal);
   REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == signal);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A child made by a system call of the program's own code, which the preload library does not see: it runs until it
-// touches tiered memory, and then one line says why it ends. What the program sees of SIGSEGV is as without Lunar.
+// A child made by a system call of the program's own code, which the preload library does not see:
+// it runs until it touches tiered memory, and then one line says why it ends. What the program sees
+// of SIGSEGV is as without Lunar.
 #include <signal.h>
 #include <stdint.h>
 
@@ -33,7 +34,8 @@ End end_of_child(bool past_us, What what) {
   REQUIRE(pid > 0 && close(ends[1]) == 0);
   End end{};
   char part[512];
-  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) end.said.append(part, static_cast<size_t>(n));
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;)
+    end.said.append(part, static_cast<size_t>(n));
   REQUIRE(waitpid(static_cast<pid_t>(pid), &end.status, 0) == pid && close(ends[0]) == 0);
   fputs(end.said.c_str(), stderr);
   return end;
@@ -41,7 +43,8 @@ End end_of_child(bool past_us, What what) {
 
 bool dies_by_segv(const End& end, const char* said) {
   if (!WIFSIGNALED(end.status) || WTERMSIG(end.status) != SIGSEGV) return false;
-  return said[0] == 0 ? end.said.empty() : end.said.find(said) != std::string::npos && end.said.back() == '\n';
+  return said[0] == 0 ? end.said.empty()
+                      : end.said.find(said) != std::string::npos && end.said.back() == '\n';
 }
 
 void touch(const void* address) { (void)*static_cast<const volatile char*>(address); }
@@ -53,16 +56,18 @@ void touch_no_map() {
 
 void its_own_handler(int) { raw(SYS_exit_group, 9); }
 
-// Everything that libc does with tiered memory; its parent's is not the child's to change, and there is nobody to wait
-// for.
+// Everything that libc does with tiered memory; its parent's is not the child's to change, and
+// there is nobody to wait for.
 void use_tiered_memory() {
   constexpr size_t kPart = kBytes / 4;
-  const bool refused = mlock(g_memory, kPart) != 0 && madvise(g_memory, kPart, MADV_POPULATE_READ) != 0 &&
-                       madvise(g_memory, kBytes, MADV_DONTNEED) != 0 && madvise(g_memory, kBytes, MADV_PAGEOUT) != 0 &&
-                       mprotect(g_memory, kPart, PROT_READ) != 0 &&
-                       mremap(g_memory, kBytes, 2 * kBytes, MREMAP_MAYMOVE) == MAP_FAILED &&
-                       mmap(g_memory, kPart, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
-                       mmap(nullptr, kBytes, PROT_READ, kPrivate | MAP_NORESERVE, -1, 0) == MAP_FAILED;
+  const bool refused =
+      mlock(g_memory, kPart) != 0 && madvise(g_memory, kPart, MADV_POPULATE_READ) != 0 &&
+      madvise(g_memory, kBytes, MADV_DONTNEED) != 0 &&
+      madvise(g_memory, kBytes, MADV_PAGEOUT) != 0 && mprotect(g_memory, kPart, PROT_READ) != 0 &&
+      mremap(g_memory, kBytes, 2 * kBytes, MREMAP_MAYMOVE) == MAP_FAILED &&
+      mmap(g_memory, kPart, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+          MAP_FAILED &&
+      mmap(nullptr, kBytes, PROT_READ, kPrivate | MAP_NORESERVE, -1, 0) == MAP_FAILED;
   const bool unmapped = munmap(g_memory, kBytes) == 0;
   const pid_t child = fork();
   if (child == 0) raw(SYS_exit_group, 5);
@@ -115,8 +120,10 @@ void body() {
 
   // The program sees the default action, and its own handlers run.
   struct sigaction seen{};
-  REQUIRE(sigaction(SIGSEGV, nullptr, &seen) == 0 && seen.sa_handler == SIG_DFL && seen.sa_flags == 0);
-  REQUIRE(signal(SIGSEGV, its_own_handler) == SIG_DFL && signal(SIGSEGV, SIG_IGN) == its_own_handler);
+  REQUIRE(sigaction(SIGSEGV, nullptr, &seen) == 0 && seen.sa_handler == SIG_DFL &&
+          seen.sa_flags == 0);
+  REQUIRE(signal(SIGSEGV, its_own_handler) == SIG_DFL &&
+          signal(SIGSEGV, SIG_IGN) == its_own_handler);
   REQUIRE(signal(SIGSEGV, its_own_handler) == SIG_IGN);
   REQUIRE(end_of_child(true, [] { touch(g_memory); }).status == 9 << 8);
   REQUIRE(signal(SIGSEGV, SIG_DFL) == its_own_handler && signal(SIGUSR1, SIG_DFL) == SIG_DFL);

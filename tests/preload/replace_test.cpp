@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each page changes from its old to its new
-// content at once, a write is in one place, and what a map forbids stays forbidden. Before activation ("early") and
-// after, with pages on the LUN.
+// mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each page changes
+// from its old to its new content at once, a write is in one place, and what a map forbids stays
+// forbidden. Before activation ("early") and after, with pages on the LUN.
 #include <sys/syscall.h>
 
 #include <atomic>
@@ -40,7 +40,9 @@ void on_fault(int) {
   siglongjmp(t_jump, 1);
 }
 
-unsigned long& word_of(char* map, size_t page) { return *reinterpret_cast<unsigned long*>(map + page * g_page); }
+unsigned long& word_of(char* map, size_t page) {
+  return *reinterpret_cast<unsigned long*>(map + page * g_page);
+}
 
 void stamp_pages(char* p, unsigned long value) {
   for (size_t i = 0; i < kBytes / g_page; ++i) word_of(p, i) = value;
@@ -85,8 +87,9 @@ void replaced_by_a_move() {
     stamp_pages(old, kOld);
     stamp_pages(fresh, kNew);
     if (round % 2 != 0) push_out();
-    during([=] { read_all(old); },
-           [=] { REQUIRE(mremap(fresh, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, old) == old); });
+    during(
+        [=] { read_all(old); },
+        [=] { REQUIRE(mremap(fresh, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, old) == old); });
     for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(old, i) == kNew);
     REQUIRE(faults(fresh) && munmap(old, kBytes) == 0);
   }
@@ -102,7 +105,8 @@ void replaced_by_a_file() {
     char* old = map_tiered(kBytes);
     stamp_pages(old, kOld);
     if (round % 2 != 0) push_out();
-    during([=] { read_all(old); }, [=] { REQUIRE(mmap(old, kBytes, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == old); });
+    during([=] { read_all(old); },
+           [=] { REQUIRE(mmap(old, kBytes, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == old); });
     for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(old, i) == kNew);
     REQUIRE(munmap(old, kBytes) == 0 && faults(old));
   }
@@ -114,8 +118,8 @@ void replaced_by_a_file() {
   for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(kept, i) == kOld);
 }
 
-// Every page counted up while the map is moved away from under the writer, which goes on in the old place: no count is
-// lost.
+// Every page counted up while the map is moved away from under the writer, which goes on in the old
+// place: no count is lost.
 void counted_while_moved() {
   constexpr size_t kPages = 4 * kMiB / 4096;
   constexpr int kMoves = 15;
@@ -132,8 +136,8 @@ void counted_while_moved() {
             __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED);
         },
         [&] {
-          places[moves] =
-              static_cast<char*>(mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_DONTUNMAP));
+          places[moves] = static_cast<char*>(
+              mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_DONTUNMAP));
           REQUIRE(places[moves] != MAP_FAILED);
         });
   }
@@ -146,8 +150,8 @@ void counted_while_moved() {
   REQUIRE(found == counted);
 }
 
-// The same where the old place ends: a count is in the new one, or was SIGSEGV. The writer goes on by `step` pages: to
-// places that it has used before, or to new ones.
+// The same where the old place ends: a count is in the new one, or was SIGSEGV. The writer goes on
+// by `step` pages: to places that it has used before, or to new ones.
 void count_while_moved_away(size_t bytes, size_t step, int rounds) {
   const size_t count = bytes / g_page;
   for (int round = 0; round < rounds; ++round) {
@@ -158,18 +162,21 @@ void count_while_moved_away(size_t bytes, size_t step, int rounds) {
     during(
         [&] {
           for (size_t i = 0; i < 1000; ++i)
-            counted +=
-                !raises([&] { __atomic_fetch_add(&word_of(p, next = (next + step) % count), 1, __ATOMIC_RELAXED); });
+            counted += !raises([&] {
+              __atomic_fetch_add(&word_of(p, next = (next + step) % count), 1, __ATOMIC_RELAXED);
+            });
         },
         [&] {
-          now = static_cast<char*>(round % 2 == 0 ? mremap(p, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
-                                                  : mremap(p, bytes, 2 * bytes, MREMAP_MAYMOVE));
+          now = static_cast<char*>(
+              round % 2 == 0 ? mremap(p, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
+                             : mremap(p, bytes, 2 * bytes, MREMAP_MAYMOVE));
           REQUIRE(now != MAP_FAILED);
         });
     if (now == p) continue;  // it has grown in place
     unsigned long found = 0;
     for (size_t i = 0; i < count; ++i) found += word_of(now, i);
-    if (found != counted) fprintf(stderr, "round %d: counted %lu, found %lu\n", round, counted, found);
+    if (found != counted)
+      fprintf(stderr, "round %d: counted %lu, found %lu\n", round, counted, found);
     REQUIRE(found == counted);
     REQUIRE(faults(p) && faults(p + bytes - 1));
     if (now != target) REQUIRE(all_zero(now + bytes, bytes) && munmap(target, bytes) == 0);
@@ -193,18 +200,21 @@ void read_only_stays_so() {
     char* now = nullptr;
     during(
         [&] {
-          for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3) wrote += !raises([=] { word_of(p, i) = 7; });
+          for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3)
+            wrote += !raises([=] { word_of(p, i) = 7; });
         },
         [&] {
           now = static_cast<char*>(
-              mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
+              mremap(p, kBytes, kBytes,
+                     MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
         });
     REQUIRE(now != MAP_FAILED && wrote == 0);
     for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(now, i) == kOld);
     REQUIRE(faults(now, true));
     REQUIRE(munmap(now, kBytes) == 0);
     if (now != target)
-      REQUIRE(all_zero(p, kBytes) && faults(p, true) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
+      REQUIRE(all_zero(p, kBytes) && faults(p, true) && munmap(target, kBytes) == 0 &&
+              munmap(p, kBytes) == 0);
   }
 }
 
@@ -224,7 +234,8 @@ void unreadable_stays_so() {
         },
         [&] {
           now = static_cast<char*>(
-              mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
+              mremap(p, kBytes, kBytes,
+                     MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
         });
     REQUIRE(now != MAP_FAILED && read == 0 && faults(now) && mprotect(now, kBytes, PROT_READ) == 0);
     for (size_t i = 0; i < kBytes / g_page; ++i) REQUIRE(word_of(now, i) == kOld);
@@ -241,11 +252,12 @@ void pieces() {
   REQUIRE(mprotect(target + kMiB, kMiB, PROT_NONE) == 0 && munmap(target + 2 * kMiB, kMiB) == 0 &&
           mprotect(target + 3 * kMiB, kMiB, PROT_READ) == 0);
   push_out();
-  REQUIRE(mremap(p, 2 * kMiB, 5 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target + kMiB / 2) == target + kMiB / 2);
+  REQUIRE(mremap(p, 2 * kMiB, 5 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target + kMiB / 2) ==
+          target + kMiB / 2);
   REQUIRE(holds(target, kMiB / 2, 9) && holds(target + kMiB / 2, 2 * kMiB, 7) &&
           all_zero(target + 5 * kMiB / 2, 3 * kMiB));
-  REQUIRE(holds(target + 11 * kMiB / 2, 5 * kMiB / 2, 9, 11 * kMiB / 2 / sizeof(long)) && faults(p) &&
-          faults(p + 2 * kMiB - 1));
+  REQUIRE(holds(target + 11 * kMiB / 2, 5 * kMiB / 2, 9, 11 * kMiB / 2 / sizeof(long)) &&
+          faults(p) && faults(p + 2 * kMiB - 1));
   fill(target + kMiB / 2, 5 * kMiB, 11);  // all of it is writable
   push_out();
   REQUIRE(holds(target + kMiB / 2, 5 * kMiB, 11));
@@ -259,12 +271,14 @@ void pieces() {
           mmap(target + kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == target + kMiB);
   p = map_tiered(4 * kMiB);
   fill(p, 4 * kMiB, 15);
-  REQUIRE(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target && faults(p));
+  REQUIRE(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target &&
+          faults(p));
   push_out();
   REQUIRE(holds(target, 4 * kMiB, 15) && munmap(target, 8 * kMiB) == 0);
 }
 
-// What another thread writes while the map ends, or becomes read-only and empty, is not in the next one.
+// What another thread writes while the map ends, or becomes read-only and empty, is not in the next
+// one.
 void ended_beside_a_writer() {
   constexpr size_t kPages = kMiB / 4096;
   for (int round = 0; round < 60; ++round) {
@@ -295,11 +309,13 @@ void marks() {
   const bool guards = madvise(p + 5 * g_page, g_page, kInstallGuards) == 0 &&
                       madvise(target + 7 * g_page, 70 * g_page, kInstallGuards) == 0;
   // it would activate the process
-  if (!g_early) REQUIRE(mlock(p + kMiB, g_page) == 0 && mlock(target + kMiB + 3 * g_page, 90 * g_page) == 0);
+  if (!g_early)
+    REQUIRE(mlock(p + kMiB, g_page) == 0 && mlock(target + kMiB + 3 * g_page, 90 * g_page) == 0);
   push_out();
   REQUIRE(mremap(p, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
   if (guards)
-    REQUIRE(faults(target + 5 * g_page) && madvise(target + 5 * g_page, g_page, kInstallGuards + 1) == 0 &&
+    REQUIRE(faults(target + 5 * g_page) &&
+            madvise(target + 5 * g_page, g_page, kInstallGuards + 1) == 0 &&
             all_zero(target + 5 * g_page, g_page));
   REQUIRE(holds(target, 5 * g_page, 17) &&
           holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
@@ -325,14 +341,16 @@ void refused_half_way() {
   REQUIRE(holds(p, kBytes, 25) && munmap(p, kBytes) == 0);
 }
 
-// The space that is promised follows the contents, whether a map is charged as a whole or, with MAP_NORESERVE, by page.
+// The space that is promised follows the contents, whether a map is charged as a whole or, with
+// MAP_NORESERVE, by page.
 void charges() {
   constexpr int kMoved = MREMAP_MAYMOVE | MREMAP_FIXED;
   for (const int flags : {0, MAP_NORESERVE}) {
     if (!g_early) push_out();
     const auto before = tier_stats().committed_bytes;
     auto* p = static_cast<char*>(mmap(nullptr, kBytes, kRw, kPrivate | flags, -1, 0));
-    auto* target = static_cast<char*>(mmap(nullptr, kBytes, PROT_NONE, kPrivate | (flags ^ MAP_NORESERVE), -1, 0));
+    auto* target = static_cast<char*>(
+        mmap(nullptr, kBytes, PROT_NONE, kPrivate | (flags ^ MAP_NORESERVE), -1, 0));
     REQUIRE(tiered(p) && tiered(target));
     fill(p, kBytes, 31);
     REQUIRE(mremap(p, kBytes, kBytes, kMoved, target) == target);

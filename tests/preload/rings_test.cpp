@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs with an io_uring: its memory and what it reads into is pinned though no descriptor shows it, and it could
-// drop pages where libc's madvise is not called. "early-": the ring is made while all memory is plain.
+// Programs with an io_uring: its memory and what it reads into is pinned though no descriptor shows
+// it, and it could drop pages where libc's madvise is not called. "early-": the ring is made while
+// all memory is plain.
 #include <fcntl.h>
 #include <liburing.h>
 #include <sys/eventfd.h>
@@ -36,7 +37,9 @@ auto make_in_time(Make make) {
   return made;
 }
 
-int set_up(io_uring_params* parameters) { return static_cast<int>(syscall(SYS_io_uring_setup, kEntries, parameters)); }
+int set_up(io_uring_params* parameters) {
+  return static_cast<int>(syscall(SYS_io_uring_setup, kEntries, parameters));
+}
 
 io_uring ring_by_call(unsigned flags) {
   io_uring_params parameters = {};
@@ -59,14 +62,15 @@ io_uring_sqe* next(io_uring* ring, uint64_t user) {
 
 int32_t finish(io_uring* ring, uint64_t user) {
   io_uring_cqe* cqe = nullptr;
-  REQUIRE(io_uring_submit_and_wait(ring, 1) == 1 && io_uring_wait_cqe(ring, &cqe) == 0 && cqe->user_data == user);
+  REQUIRE(io_uring_submit_and_wait(ring, 1) == 1 && io_uring_wait_cqe(ring, &cqe) == 0 &&
+          cqe->user_data == user);
   const int32_t result = cqe->res;
   io_uring_cqe_seen(ring, cqe);
   return result;
 }
 
-// Its rings are pages of the heap, and it has no descriptor (NO_MMAP, REGISTERED_FD_ONLY). It goes on after they would
-// have been evicted.
+// Its rings are pages of the heap, and it has no descriptor (NO_MMAP, REGISTERED_FD_ONLY). It goes
+// on after they would have been evicted.
 int hidden() {
   auto *queues = static_cast<char*>(aligned_alloc(kPage, kPage)),
        *entries = static_cast<char*>(aligned_alloc(kPage, kPage));
@@ -91,7 +95,8 @@ int hidden() {
     sqes[slot].user_data = i;
     word(p.sq_off.array)[slot] = slot;
     __atomic_store_n(word(p.sq_off.tail), i + 1, __ATOMIC_RELEASE);
-    REQUIRE(syscall(SYS_io_uring_enter, ring, 1u, 1u, IORING_ENTER_GETEVENTS | kRegisteredRing, nullptr, 0ul) == 1);
+    REQUIRE(syscall(SYS_io_uring_enter, ring, 1u, 1u, IORING_ENTER_GETEVENTS | kRegisteredRing,
+                    nullptr, 0ul) == 1);
     REQUIRE(__atomic_load_n(word(p.cq_off.tail), __ATOMIC_ACQUIRE) == i + 1);
     REQUIRE(cqes[i % p.cq_entries].user_data == i && cqes[i % p.cq_entries].res == 0);
     __atomic_store_n(word(p.cq_off.head), i + 1, __ATOMIC_RELEASE);
@@ -113,7 +118,8 @@ int closed() {
   fill(buffer, kFile, 5);
   char name[] = "/var/tmp/lunar-test-XXXXXX";
   const int file = mkstemp(name);
-  REQUIRE(file >= 0 && pwrite(file, buffer, kFile, 0) == static_cast<ssize_t>(kFile) && fsync(file) == 0);
+  REQUIRE(file >= 0 && pwrite(file, buffer, kFile, 0) == static_cast<ssize_t>(kFile) &&
+          fsync(file) == 0);
   close(file);
   io_uring_prep_openat_direct(next(&ring, 0), AT_FDCWD, name, O_RDONLY | O_DIRECT, 0, 0);
   REQUIRE(finish(&ring, 0) == 0 && unlink(name) == 0);
@@ -166,7 +172,9 @@ int library() {
   return 0;
 }
 
-bool says(const io_uring_probe* probe, int operation) { return io_uring_opcode_supported(probe, operation) != 0; }
+bool says(const io_uring_probe* probe, int operation) {
+  return io_uring_opcode_supported(probe, operation) != 0;
+}
 
 // Each way to ask what the kernel serves says what rings do here.
 void probe(io_uring* ring) {
@@ -179,7 +187,8 @@ void probe(io_uring* ring) {
   constexpr auto kProbe = IORING_REGISTER_PROBE;
   for (const unsigned room : {64, int{IORING_OP_MADVISE}})
     for (const int how : {0, 1, 2}) {
-      alignas(io_uring_probe) char memory[sizeof(io_uring_probe) + 64 * sizeof(io_uring_probe_op)] = {};
+      alignas(
+          io_uring_probe) char memory[sizeof(io_uring_probe) + 64 * sizeof(io_uring_probe_op)] = {};
       auto* probe = reinterpret_cast<io_uring_probe*>(memory);
       if (how == 0) REQUIRE(io_uring_register_probe(ring, probe, room) == 0);
       if (how == 1) REQUIRE(io_uring_register(number, kProbe, probe, room) == 0);
@@ -194,7 +203,8 @@ void use(io_uring* ring) {
   const iovec registered{buffer, kMiB};
   const int zeros = open("/dev/zero", O_RDONLY), event = eventfd(0, 0);
   REQUIRE(zeros >= 0 && event >= 0);
-  REQUIRE(io_uring_register_buffers(ring, &registered, 1) == 0 && io_uring_register_files(ring, &zeros, 1) == 0);
+  REQUIRE(io_uring_register_buffers(ring, &registered, 1) == 0 &&
+          io_uring_register_files(ring, &zeros, 1) == 0);
   REQUIRE(io_uring_register_eventfd(ring, event) == 0 && io_uring_unregister_eventfd(ring) == 0);
   probe(ring);
   fill(buffer, kMiB, 8);
@@ -218,7 +228,8 @@ void use(io_uring* ring) {
 }
 
 int kinds() {
-  REQUIRE(syscall(SYS_io_uring_setup, kEntries, nullptr) == -1 && errno == EFAULT);  // how some programs ask for it
+  // how some programs ask for it
+  REQUIRE(syscall(SYS_io_uring_setup, kEntries, nullptr) == -1 && errno == EFAULT);
   io_uring_params wrong = {};
   wrong.flags = 1u << 31;
   REQUIRE(set_up(&wrong) == -1 && errno == EINVAL && wrong.flags == 1u << 31);
@@ -228,11 +239,14 @@ int kinds() {
     REQUIRE(io_uring_queue_init(kEntries, &ring, flags) == 0);
     use(&ring);
     ring = ring_by_call(flags | IORING_SETUP_R_DISABLED);
-    REQUIRE(io_uring_enter(static_cast<unsigned>(ring.ring_fd), 0, 0, IORING_ENTER_GETEVENTS, nullptr) == -EBADFD);
+    REQUIRE(io_uring_enter(static_cast<unsigned>(ring.ring_fd), 0, 0, IORING_ENTER_GETEVENTS,
+                           nullptr) == -EBADFD);
     io_uring_restriction own = {};
     own.opcode = IORING_RESTRICTION_SQE_OP;
-    REQUIRE(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_RESTRICTIONS, &own, 1) == -EBUSY);
-    REQUIRE(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
+    REQUIRE(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_RESTRICTIONS,
+                              &own, 1) == -EBUSY);
+    REQUIRE(io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_ENABLE_RINGS,
+                              nullptr, 0) == 0);
     use(&ring);
   }
   REQUIRE(holds(g_heap, kHeap, 2));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program under the preload library, which has a handler of SIGSEGV, dies of it as a plain one does, and is shown the
-// default action by every function of libc's that tells one.
+// A program under the preload library, which has a handler of SIGSEGV, dies of it as a plain one
+// does, and is shown the default action by every function of libc's that tells one.
 #include <signal.h>
 #include <sys/syscall.h>
 
@@ -52,7 +52,8 @@ void dies_of_each_fault() {
 void shows_the_default() {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  sighandler_t (*const all[])(int, sighandler_t) = {signal, ssignal, sysv_signal, __sysv_signal, sigset};
+  sighandler_t (*const all[])(int, sighandler_t) = {signal, ssignal, sysv_signal, __sysv_signal,
+                                                    sigset};
 #pragma GCC diagnostic pop
   for (auto* one : all) {
     for (const sighandler_t next : {handler, SIG_DFL}) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls from where there is little stack, with a page without rights below it: by the smallest thread, and by a handler
-// on a signal stack of 8 KiB. Forks, calls about memory, and the call that makes the process active.
+// Calls from where there is little stack, with a page without rights below it: by the smallest
+// thread, and by a handler on a signal stack of 8 KiB. Forks, calls about memory, and the call that
+// makes the process active.
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -61,8 +62,10 @@ void raise_on_small_stack(void (*handler)(int)) {
 void run_in_small_thread(void* (*body)(void*)) {
   pthread_attr_t attributes;
   pthread_t thread;
-  REQUIRE(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
-  REQUIRE(pthread_create(&thread, &attributes, body, nullptr) == 0 && pthread_join(thread, nullptr) == 0);
+  REQUIRE(pthread_attr_init(&attributes) == 0 &&
+          pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
+  REQUIRE(pthread_create(&thread, &attributes, body, nullptr) == 0 &&
+          pthread_join(thread, nullptr) == 0);
 }
 
 int fork_on_small_stacks() {

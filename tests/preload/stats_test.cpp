@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table at exit: it comes by return from main and by _exit, also when the program has closed standard error before
-// (as coreutils do); not from a child between vfork and exec; and once only. What is outside the tier is said of plain
-// processes too, in the table or in the log.
+// The table at exit: it comes by return from main and by _exit, also when the program has closed
+// standard error before (as coreutils do); not from a child between vfork and exec; and once only.
+// What is outside the tier is said of plain processes too, in the table or in the log.
 #include <fcntl.h>
 
 #include <string>
@@ -55,7 +55,8 @@ void child_of_child_outside() {
 
 std::string run(char** argv, const char* name, const char* setting = "LUNAR_STATS=yes") {
   const std::string body = std::string("STATS_BODY=") + name;
-  const Ended ended = run_and_listen(argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=512m", setting, body.c_str()});
+  const Ended ended =
+      run_and_listen(argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=512m", setting, body.c_str()});
   if (const int code = code_of(ended.status); code != 0) _exit(code);
   return ended.errors;
 }
@@ -72,10 +73,12 @@ void says_what_is_outside(char** argv) {
   const std::string table = run(argv, "outside");
   REQUIRE(value(table, "armed") == 0 && value(table, "outside_bytes") >= kOutside);
   const std::string small = run(argv, "small");
-  REQUIRE(value(small, "outside_bytes") >= kOutside && small.find("B, maps and stacks 64.") != std::string::npos);
+  REQUIRE(value(small, "outside_bytes") >= kOutside &&
+          small.find("B, maps and stacks 64.") != std::string::npos);
   constexpr char kLine[] = "of anonymous memory in DRAM were outside the tier";
   for (const char* name : {"outside", "child"})
-    for (const char* setting : {"LUNAR_STATS=yes", "LUNAR_LOG=info", "LUNAR_LOG=warning", "LUNAR_LOG=error"}) {
+    for (const char* setting :
+         {"LUNAR_STATS=yes", "LUNAR_LOG=info", "LUNAR_LOG=warning", "LUNAR_LOG=error"}) {
       const std::string text = run(argv, name, setting);
       size_t lines = 0, large = 0;
       for (size_t at = 0; (at = text.find(kLine, at)) != std::string::npos; ++at, ++lines) {
@@ -83,7 +86,8 @@ void says_what_is_outside(char** argv) {
         large += text.find("64.", begin) < at || text.find("65.", begin) < at;
       }
       const bool asked = strcmp(setting, "LUNAR_LOG=error") != 0;
-      if (large != (asked ? 1 : 0)) fprintf(stderr, "%s, %s: %zu lines in:\n%s", name, setting, lines, text.c_str());
+      if (large != (asked ? 1 : 0))
+        fprintf(stderr, "%s, %s: %zu lines in:\n%s", name, setting, lines, text.c_str());
       REQUIRE(large == (asked ? 1 : 0));
     }
 }
@@ -107,8 +111,8 @@ int main(int argc, char** argv) {
     REQUIRE(value(text, "cap_bytes") == 32ul << 20);
     REQUIRE(value(text, "peak_resident_bytes") <= 32ul << 20);
     REQUIRE(value(text, "evictions_bytes") > value(text, "evicted_bytes") &&
-            value(text, "evictions_bytes") == 4096ul * value(text, "evictions") && value(text, "faults") > 0 &&
-            value(text, "lun_written_bytes") > 0);
+            value(text, "evictions_bytes") == 4096ul * value(text, "evictions") &&
+            value(text, "faults") > 0 && value(text, "lun_written_bytes") > 0);
     REQUIRE(value(text, "peak_rss_bytes") > 0 && value(text, "poisoned") == 0);
   }
   return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program in which the pager's threads cannot begin: it replaces a function of libc that they call, by one that waits
-// for a lock which the activating thread holds. It ends with a line.
+// A program in which the pager's threads cannot begin: it replaces a function of libc that they
+// call, by one that waits for a lock which the activating thread holds. It ends with a line.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -32,7 +32,8 @@ extern "C" int prctl(int option, ...) {
   const auto argument = va_arg(rest, unsigned long);
   va_end(rest);
   constexpr int kSetName = 15;
-  if (option == kSetName && g_thread != nullptr && strcmp(reinterpret_cast<const char*>(argument), g_thread) == 0) {
+  if (option == kSetName && g_thread != nullptr &&
+      strcmp(reinterpret_cast<const char*>(argument), g_thread) == 0) {
     pthread_mutex_lock(&g_lock);
     pthread_mutex_unlock(&g_lock);
   }
@@ -42,5 +43,6 @@ extern "C" int prctl(int option, ...) {
 int main(int argc, char** argv) {
   const char* says = "has not begun";
   return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"},
-                   {{"lunar-housekeep", grow, {}, says, Ends::kFatal}, {"lunar-fault0", grow, {}, says, Ends::kFatal}});
+                   {{"lunar-housekeep", grow, {}, says, Ends::kFatal},
+                    {"lunar-fault0", grow, {}, says, Ends::kFatal}});
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program whose page tables come near its budget of 16 MiB. It works, or is told; it never waits for ever.
+// A program whose page tables come near its budget of 16 MiB. It works, or is told; it never waits
+// for ever.
 
 #include "preload_test.h"
 
@@ -9,7 +10,8 @@ constexpr size_t kChunk = 2 * kMiB;
 
 void use_sparsely(char* p, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kChunk) *reinterpret_cast<size_t*>(p + at) = at + 1;
-  for (size_t at = 0; at < bytes; at += kChunk) REQUIRE(*reinterpret_cast<size_t*>(p + at) == at + 1);
+  for (size_t at = 0; at < bytes; at += kChunk)
+    REQUIRE(*reinterpret_cast<size_t*>(p + at) == at + 1);
 }
 
 void sparse() {
@@ -45,9 +47,15 @@ int ended() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(
-      argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=6g"},
-      {{"sparse", sparse},
-       {"refused", refused, {}, "allocation refused: the page tables that 3.5 GiB more may take do not fit"},
-       {"ended", ended, {}, "FATAL: the page tables take all that they may of the DRAM budget", Ends::kFatal}});
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=6g"},
+                   {{"sparse", sparse},
+                    {"refused",
+                     refused,
+                     {},
+                     "allocation refused: the page tables that 3.5 GiB more may take do not fit"},
+                    {"ended",
+                     ended,
+                     {},
+                     "FATAL: the page tables take all that they may of the DRAM budget",
+                     Ends::kFatal}});
 }

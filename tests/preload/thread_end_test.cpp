@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel does to memory when a thread ends, where that memory is evicted: it marks the robust mutexes that the
-// thread held (the next locker gets EOWNERDEAD), and clears the thread's id (pthread_join returns). Children made by
-// clone() in the program's memory have such an id, too.
+// What the kernel does to memory when a thread ends, where that memory is evicted: it marks the
+// robust mutexes that the thread held (the next locker gets EOWNERDEAD), and clears the thread's id
+// (pthread_join returns). Children made by clone() in the program's memory have such an id, too.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -36,7 +36,8 @@ int g_asleep[2];  // threads wait there without touching their stacks
 void* hold_and_end(void* argument) {
   auto* cell = static_cast<Cell*>(argument);
   REQUIRE(pthread_mutex_lock(&cell->mutex) == 0);
-  REQUIRE(pthread_mutex_lock(&g_cells[kThreads + (cell - g_cells)].second) == 0);  // on another page
+  REQUIRE(pthread_mutex_lock(&g_cells[kThreads + (cell - g_cells)].second) ==
+          0);  // on another page
   g_holding.fetch_add(1);
   char byte;
   while (!g_go.load()) (void)!read(g_asleep[0], &byte, 1);
@@ -123,8 +124,8 @@ void stays_locked() {
   REQUIRE(munlock(g_stacks, bytes) == 0 && lunar_evict(g_stacks, bytes) >= 0);
 }
 
-// A fork has left the mutex' page shared with the child, and there is no room to copy all that is shared: the kernel
-// must be able to write there all the same when the owner ends.
+// A fork has left the mutex' page shared with the child, and there is no room to copy all that is
+// shared: the kernel must be able to write there all the same when the owner ends.
 void behind_the_gate(char* cold, size_t cold_bytes) {
   g_holding.store(0);
   g_go.store(false);
@@ -132,7 +133,8 @@ void behind_the_gate(char* cold, size_t cold_bytes) {
   REQUIRE(pthread_create(&thread, nullptr, hold_and_end, &g_cells[0]) == 0);
   while (g_holding.load() != 1) usleep(100);
   // what is shared fills the budget
-  for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+  for (size_t at = 0; at < cold_bytes; at += kPage)
+    __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
   for (pthread_mutex_t* there : {&g_cells[0].second, &g_cells[kThreads].mutex})
     REQUIRE(pthread_mutex_lock(there) == 0 && pthread_mutex_unlock(there) == 0);
   int until[2];
@@ -155,10 +157,12 @@ void behind_the_gate(char* cold, size_t cold_bytes) {
   REQUIRE(waitpid(child, nullptr, 0) == child);
 }
 
-// A stack that its thread has left is memory like any other: what keeps a part of it in DRAM is no lock.
+// A stack that its thread has left is memory like any other: what keeps a part of it in DRAM is no
+// lock.
 void stacks_are_discarded() {
   pthread_attr_t attributes;
-  REQUIRE(pthread_attr_init(&attributes) == 0 && pthread_attr_setstack(&attributes, g_stacks, kStack) == 0);
+  REQUIRE(pthread_attr_init(&attributes) == 0 &&
+          pthread_attr_setstack(&attributes, g_stacks, kStack) == 0);
   pthread_t thread;
   REQUIRE(pthread_create(&thread, &attributes, [](void* none) { return none; }, nullptr) == 0);
   REQUIRE(pthread_join(thread, nullptr) == 0);
@@ -176,8 +180,8 @@ void stacks_are_discarded() {
   pthread_attr_destroy(&attributes);
 }
 
-// A child in our memory, thread or process, whose id the kernel clears when it ends: there, or where it has said
-// itself. Once it runs it does not touch that page.
+// A child in our memory, thread or process, whose id the kernel clears when it ends: there, or
+// where it has said itself. Once it runs it does not touch that page.
 struct Child {
   pid_t* id;
   bool by_call;
@@ -196,14 +200,16 @@ __attribute__((no_sanitize("address", "thread"))) int leave(void* argument) {
 void expect_cleared(Child& child, const char* what) {
   usleep(20000);  // its page is evicted
   __atomic_store_n(&child.leaves, true, __ATOMIC_RELEASE);
-  for (int look = 0; look < 2000 && __atomic_load_n(child.id, __ATOMIC_ACQUIRE) != 0; ++look) usleep(10000);
+  for (int look = 0; look < 2000 && __atomic_load_n(child.id, __ATOMIC_ACQUIRE) != 0; ++look)
+    usleep(10000);
   if (*child.id != 0) fprintf(stderr, "%s has ended, its id is not cleared\n", what);
   REQUIRE(*child.id == 0);
 }
 
 // pre: the id's page is evicted all the time.
 void ids_are_cleared(pid_t* id) {
-  constexpr int kThread = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+  constexpr int kThread =
+      CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
   constexpr int kCleared = CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
   alignas(64) static char stack[64 * 1024];
   char* const top = stack + sizeof stack;
@@ -220,7 +226,8 @@ void ids_are_cleared(pid_t* id) {
     expect_cleared(by_call, "a thread that has said where its id is");
   }
   errno = 0;
-  REQUIRE(clone(leave, top, CLONE_VM | CLONE_THREAD | kCleared, nullptr, id, nullptr, id) == -1 && errno == EINVAL);
+  REQUIRE(clone(leave, top, CLONE_VM | CLONE_THREAD | kCleared, nullptr, id, nullptr, id) == -1 &&
+          errno == EINVAL);
 }
 
 pthread_key_t g_late;
@@ -238,7 +245,8 @@ void among_forks(char* cold, size_t cold_bytes) {
   std::atomic<bool> stop{false};
   std::thread forks([&] {
     while (!stop.load()) {
-      for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+      for (size_t at = 0; at < cold_bytes; at += kPage)
+        __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
       const pid_t child = fork();
       if (child == 0) _exit(0);
       if (child > 0) REQUIRE(waitpid(child, nullptr, 0) == child);
@@ -250,7 +258,8 @@ void among_forks(char* cold, size_t cold_bytes) {
     for (unsigned i = 0; i < kThreads; ++i)
       enders.emplace_back([i] {
         REQUIRE(pthread_mutex_lock(&g_cells[i].mutex) == 0);
-        REQUIRE(pthread_setspecific(g_late, reinterpret_cast<void*>(PTHREAD_DESTRUCTOR_ITERATIONS)) == 0);
+        REQUIRE(pthread_setspecific(g_late,
+                                    reinterpret_cast<void*>(PTHREAD_DESTRUCTOR_ITERATIONS)) == 0);
       });
     for (std::thread& ender : enders) ender.join();
     for (unsigned i = 0; i < kThreads; ++i) expect_owner_dead(&g_cells[i].mutex);
@@ -265,7 +274,8 @@ void body() {
   g_cells = static_cast<Cell*>(aligned_alloc(kPage, cells));
   g_stacks = static_cast<char*>(aligned_alloc(kPage, kThreads * kStack));
   auto* cold = static_cast<char*>(malloc(filler));
-  REQUIRE(g_cells != nullptr && g_stacks != nullptr && cold != nullptr && tiered(g_cells) && tiered(g_stacks));
+  REQUIRE(g_cells != nullptr && g_stacks != nullptr && cold != nullptr && tiered(g_cells) &&
+          tiered(g_stacks));
   fill(cold, filler, 1);
   for (unsigned i = 0; i < 2 * kThreads; ++i) {
     make_robust(&g_cells[i].mutex);
@@ -293,4 +303,6 @@ void body() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}}); }
+int main(int argc, char** argv) {
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, {{"all", body}});
+}

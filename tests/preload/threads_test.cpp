@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads under the preload: churn of short-lived threads, memory freed by another thread than made it, forks in
-// between, and a LUN that runs full: ENOMEM for the program, which goes on.
+// Threads under the preload: churn of short-lived threads, memory freed by another thread than made
+// it, forks in between, and a LUN that runs full: ENOMEM for the program, which goes on.
 #include <pthread.h>
 #include <signal.h>
 
@@ -121,8 +121,8 @@ void full() {
   free(again);
 }
 
-// A process ends with its last thread, whichever that is, and runs its exit handlers: also with service threads
-// it.
+// A process ends with its last thread, whichever that is, and runs its exit handlers: also with
+// service threads it.
 void* sleep_then_end(void*) {
   usleep(50000);
   return nullptr;
@@ -194,5 +194,6 @@ void body() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"}, {{"all", body}});
+  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"},
+                   {{"all", body}});
 }

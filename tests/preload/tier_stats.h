@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lunar_get_stats says, for tests that run under the preload library and are not linked with Lunar.
+// What lunar_get_stats says, for tests that run under the preload library and are not linked with
+// Lunar.
 #pragma once
 #include "lunar/lunar.h"
 #include "preload_test.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Another process of the tree writes into tiered memory by process_vm_writev, as MPI does, while the target's pages are
-// evicted. The kernel pins up to 1024 pages before it copies, and brings missing ones in meanwhile: what it has pinned
-// must not be evicted under it.
+// Another process of the tree writes into tiered memory by process_vm_writev, as MPI does, while
+// the target's pages are evicted. The kernel pins up to 1024 pages before it copies, and brings
+// missing ones in meanwhile: what it has pinned must not be evicted under it.
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -24,8 +24,9 @@ void write_rounds(pid_t target, char* there, int told, int said) {
   while (read(told, &round, sizeof round) == sizeof round) {
     fill(content, kTarget, round);
     const iovec from{content, kTarget}, to{there, kTarget};
-    const ssize_t done = g_case == "raw" ? syscall(SYS_process_vm_writev, target, &from, 1ul, &to, 1ul, 0ul)
-                                         : process_vm_writev(target, &from, 1, &to, 1, 0);
+    const ssize_t done = g_case == "raw"
+                             ? syscall(SYS_process_vm_writev, target, &from, 1ul, &to, 1ul, 0ul)
+                             : process_vm_writev(target, &from, 1, &to, 1, 0);
     REQUIRE(write(said, &done, sizeof done) == sizeof done);
   }
 }
@@ -56,18 +57,21 @@ int body() {
     REQUIRE(read(said[0], &done, sizeof done) == sizeof done);
     if (done < 0) SKIP("ptrace", "process_vm_writev is refused here");
     REQUIRE(done == static_cast<ssize_t>(kTarget));
-    for (size_t at = 0; at < kTarget; at += kPage) lost += !holds(target + at, kPage, round, at / sizeof(long));
+    for (size_t at = 0; at < kTarget; at += kPage)
+      lost += !holds(target + at, kPage, round, at / sizeof(long));
   }
   stop = true;
   pressure.join();
   close(told[1]);
   if (lost != 0)
-    fprintf(stderr, "%lu of %lu pages lost what was written into them\n", lost, kRounds * (kTarget / kPage));
+    fprintf(stderr, "%lu of %lu pages lost what was written into them\n", lost,
+            kRounds * (kTarget / kPage));
   return lost == 0 ? 0 : 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, {{"library", body}, {"raw", body}});
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
+                   {{"library", body}, {"raw", body}});
 }

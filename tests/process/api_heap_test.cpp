@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The API in a process whose malloc is its own: lunar_malloc is tiered, the program's malloc and its use of jemalloc
-// stay as they are, jemalloc's metadata never lies in the tier, and the tier ends and starts again. Linked against the
-// runtime itself (for the heap's counters) and its C API.
+// The API in a process whose malloc is its own: lunar_malloc is tiered, the program's malloc and
+// its use of jemalloc stay as they are, jemalloc's metadata never lies in the tier, and the tier
+// ends and starts again. Linked against the runtime itself (for the heap's counters) and its C API.
 #include <jemalloc/jemalloc.h>
 #include <malloc.h>
 
@@ -42,7 +42,8 @@ unsigned arena_count() {
   return count;
 }
 
-// Everything committed in the region is pages of extents that hold, or held, allocations: no room for metadata is left.
+// Everything committed in the region is pages of extents that hold, or held, allocations: no room
+// for metadata is left.
 void metadata_stays_in_dram(unsigned first_arena) {
   uint64_t epoch = 1;
   size_t size = sizeof(epoch);
@@ -65,7 +66,8 @@ void allocations() {
   std::vector<std::pair<unsigned char*, size_t>> blocks;
   for (size_t i = 0; i < 600; ++i) {
     size_t bytes = i % 7 == 0 ? 900000 : 1000 + i * 37;
-    auto* p = static_cast<unsigned char*>(i % 2 == 0 ? lunar_malloc(bytes) : lunar_calloc(1, bytes));
+    auto* p =
+        static_cast<unsigned char*>(i % 2 == 0 ? lunar_malloc(bytes) : lunar_calloc(1, bytes));
     REQUIRE((p != nullptr && lunar_is_tiered(p) == 1 && lunar_usable_size(p) >= bytes));
     memset(p, static_cast<int>(i % 255) + 1, bytes);
     blocks.emplace_back(p, bytes);
@@ -133,7 +135,8 @@ void regions() {
   for (size_t i = 0; i < bytes / 4; ++i) wrong += p[i] != static_cast<unsigned>(i * 2654435761u);
   REQUIRE(wrong == 0);
   REQUIRE(lunar_shutdown() == -EBUSY);
-  REQUIRE((lunar_region_destroy(p + 1, bytes) == -EINVAL && lunar_region_destroy(p, 4096) == -EINVAL));
+  REQUIRE(
+      (lunar_region_destroy(p + 1, bytes) == -EINVAL && lunar_region_destroy(p, 4096) == -EINVAL));
   REQUIRE((lunar_region_destroy(p, bytes) == 0 && lunar_is_tiered(p) == 0));
   errno = 0;
   REQUIRE((lunar_region_create(0) == nullptr && errno == EINVAL));
@@ -150,7 +153,8 @@ void pins_do_not_nest() {
   REQUIRE(lunar_pin(p, half + page) == -ENOMEM);
   REQUIRE((lunar_get_stats(&stats) == 0 && stats.pinned_bytes == half - page));
   REQUIRE((lunar_pin(p, half) == 0 && lunar_pin(p + half, page) == -ENOMEM));
-  REQUIRE((lunar_unpin(p, 2 * half) == 0 && lunar_get_stats(&stats) == 0 && stats.pinned_bytes == 0));
+  REQUIRE(
+      (lunar_unpin(p, 2 * half) == 0 && lunar_get_stats(&stats) == 0 && stats.pinned_bytes == 0));
   REQUIRE(lunar_region_destroy(p, 2 * half) == 0);
 }
 
@@ -174,7 +178,8 @@ void budget_has_bounds() {
   c.dram_bytes = uint64_t{1} << 50;
   c.lun_bytes = uint64_t{1} << 51;
   CHECK(lunar_set_dram(64 << 20) == -EINVAL);  // not started
-  REQUIRE((lunar_init(&c) == -EINVAL && strstr(lunar_error(), "more than this machine has") != nullptr));
+  REQUIRE((lunar_init(&c) == -EINVAL &&
+           strstr(lunar_error(), "more than this machine has") != nullptr));
   c = config();
   REQUIRE(lunar_init(&c) == 0);
   REQUIRE(lunar_set_dram(uint64_t{1} << 50) == -EINVAL);
@@ -190,7 +195,8 @@ void budget_has_bounds() {
 
 }  // namespace
 
-TEST_CASE("the tier lives beside the program's own malloc and jemalloc, and starts again", "[api]") {
+TEST_CASE("the tier lives beside the program's own malloc and jemalloc, and starts again",
+          "[api]") {
   lunar_config c = config();
   const int rc = lunar_init(&c);
   if (rc == -EPERM || rc == -ENOSYS || rc == -EACCES) LUNAR_SKIP("userfaultfd", lunar_error());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ten thousand small API regions, used and destroyed; and what lunar_error says when no more can be made.
-// Threading: one thread.
+// Ten thousand small API regions, used and destroyed; and what lunar_error says when no more can be
+// made. Threading: one thread.
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -22,7 +22,8 @@ bool destroy_all(const std::vector<char*>& regions, size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("ten thousand small regions keep their content, and the last one refused says why", "[api]") {
+TEST_CASE("ten thousand small regions keep their content, and the last one refused says why",
+          "[api]") {
   lunar_config config{};
   config.struct_size = sizeof(config);
   config.dram_bytes = kDram;
@@ -37,7 +38,8 @@ TEST_CASE("ten thousand small regions keep their content, and the last one refus
   }
   const auto keep_content = [&] {
     size_t wrong = 0;
-    for (size_t i = 0; i < kRegions; ++i) wrong += memcmp(regions[i] + kBytes / 2, &i, sizeof i) != 0;
+    for (size_t i = 0; i < kRegions; ++i)
+      wrong += memcmp(regions[i] + kBytes / 2, &i, sizeof i) != 0;
     return wrong == 0;
   };
   CHECK(keep_content());

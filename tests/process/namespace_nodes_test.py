@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`namespace_nodes_test.py OWNERSHIP_TEST LUNAR PROBE FAKE_CBLK [--short]`: one NVMe namespace by two block devices, as
-it is where the kernel's multipathing is off. In a mount namespace of its own, two loop devices on one file take the
-names nvme7n1 and nvme8n1, with what sysfs says of a namespace bound over theirs; OWNERSHIP_TEST then runs its matrix
-over both names. tests/vm/devices does the same with real controllers and with character devices. Needs root and loop
-devices."""
+"""`namespace_nodes_test.py OWNERSHIP_TEST LUNAR PROBE FAKE_CBLK [--short]`: one NVMe namespace by
+two block devices, as it is where the kernel's multipathing is off. In a mount namespace of its own,
+two loop devices on one file take the names nvme7n1 and nvme8n1, with what sysfs says of a namespace
+bound over theirs; OWNERSHIP_TEST then runs its matrix over both names. tests/vm/devices does the
+same with real controllers and with character devices. Needs root and loop devices."""
 import os
 import shutil
 import stat
@@ -67,12 +67,14 @@ def refuses_what_it_cannot_claim(folder, probe):
     os.chown(one, nobody, nobody)
     os.chmod(folder, 0o711)
     probe = shutil.copy(probe, os.path.join(folder, "probe"))
-    ended = subprocess.run(["setpriv", f"--reuid={nobody}", f"--regid={nobody}", "--clear-groups", probe, "bench", one],
+    ended = subprocess.run(["setpriv", f"--reuid={nobody}", f"--regid={nobody}", "--clear-groups",
+                            probe, "bench", one],
                            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     os.chown(one, 0, 0)
     for name in os.listdir("/dev/shm"):   # that user's lock file: root would replace it, and say so
         os.unlink(f"/dev/shm/{name}")
-    refused = f"refused: LUN {one}: the same namespace is {other}, " in ended.stdout and "(chgrp" in ended.stdout
+    said = f"refused: LUN {one}: the same namespace is {other}, "
+    refused = said in ended.stdout and "(chgrp" in ended.stdout
     if not refused:
         print(f"FAIL without a right to {other}: {ended.stdout}{ended.stderr}")
     return refused
@@ -92,17 +94,20 @@ def main():
     if sys.argv[1] == INSIDE:
         folder, one, other, *rest = sys.argv[2:]
         return inside(folder, (one, other), rest[0], rest[1:])
-    if os.geteuid() != 0 or not shutil.which("losetup", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
+    if os.geteuid() != 0 or not shutil.which("losetup",
+                                             path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
         print("skip: loop: it takes root and losetup")
         return SKIP
-    with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
+    with tempfile.TemporaryDirectory(prefix="lunar-test-",
+                                     dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
         disk, loops = os.path.join(folder, "disk.img"), []
         with open(disk, "wb") as file:
             file.truncate(DISK_BYTES)
         try:
             for _ in NAMES:
                 loops.append(run("losetup", "-f", "--show", disk))
-            apart = ["unshare", "-m", "--propagation", "private", sys.executable, "-B", __file__, INSIDE, folder]
+            apart = ["unshare", "-m", "--propagation", "private", sys.executable, "-B", __file__,
+                     INSIDE, folder]
             return subprocess.run([*apart, *loops, *sys.argv[1:]], check=False).returncode
         finally:
             for loop in loops:

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// owner_probe USE DEVICE: takes a device in one way, says `open` or `refused: REASON`, and keeps it until its standard
-// input ends. USE: physical, reserve, forced, readonly, virtual (cblk_open), group (two opens of one LUN), named (the
-// virtual LUN `owned`), bench (a scratch device, as the benches open it). A chunk that may write the whole device
-// leaves a pattern and says at the end whether that was `kept` or `lost`. For ownership_test.py.
+// owner_probe USE DEVICE: takes a device in one way, says `open` or `refused: REASON`, and keeps it
+// until its standard input ends. USE: physical, reserve, forced, readonly, virtual (cblk_open),
+// group (two opens of one LUN), named (the virtual LUN `owned`), bench (a scratch device, as the
+// benches open it). A chunk that may write the whole device leaves a pattern and says at the end
+// whether that was `kept` or `lost`. For ownership_test.py.
 // Threading: one thread.
 #include <capiblock.h>
 #include <errno.h>
@@ -48,10 +49,12 @@ int keep_chunk(const char* use, const char* path) {
                     : is_virtual   ? CBLK_OPN_VIRT_LUN
                                    : 0;
   const int mode = readonly ? O_RDONLY : O_RDWR;
-  const int id = group ? cblk_cg_open(path, 0, mode, 2, 0, CBLK_OPN_GROUP) : cblk_open(path, 0, mode, 0, flags);
+  const int id = group ? cblk_cg_open(path, 0, mode, 2, 0, CBLK_OPN_GROUP)
+                       : cblk_open(path, 0, mode, 0, flags);
   if (id < 0) return refuse(strerror(errno));  // the line is in the trace
   const bool writes = !group && !readonly && !is_virtual;
-  if (writes && cblk_write(id, pattern('p'), kPatternAt, kPatternBlocks, 0) != static_cast<int>(kPatternBlocks))
+  if (writes && cblk_write(id, pattern('p'), kPatternAt, kPatternBlocks, 0) !=
+                    static_cast<int>(kPatternBlocks))
     return refuse("no write");
   if (is_virtual && cblk_set_size(id, 256, 0) != 0) return refuse("no size");
   wait_for_end();

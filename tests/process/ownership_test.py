@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ownership_test.py LUNAR PROBE FAKE_CBLK [BLOCK_DEVICE NAME...]`: the one rule of who owns a device
-(runtime/superpipe/ownership.h), from outside. One process has a device in one way, another comes in each of the others:
-it shares by the rule below, or is refused by one line that names the device and says how to fix it, and changes no
-byte. Over files and, as root, loop devices; and over two names of one of either. PROBE is owner_probe.cpp, FAKE_CBLK
-stands in for IBM's library. With a BLOCK_DEVICE, which is overwritten: over it and its further NAMEs alone
-(nvme:/dev/ng0n1), not over files."""
+"""`ownership_test.py LUNAR PROBE FAKE_CBLK [BLOCK_DEVICE NAME...]`: the one rule of who owns a
+device (runtime/superpipe/ownership.h), from outside. One process has a device in one way, another
+comes in each of the others: it shares by the rule below, or is refused by one line that names the
+device and says how to fix it, and changes no byte. Over files and, as root, loop devices; and over
+two names of one of either. PROBE is owner_probe.cpp, FAKE_CBLK stands in for IBM's library. With a
+BLOCK_DEVICE, which is overwritten: over it and its further NAMEs alone (nvme:/dev/ng0n1), not over
+files."""
 import concurrent.futures
 import fcntl
 import hashlib
@@ -21,7 +22,8 @@ import tempfile
 import time
 
 LUNAR, PROBE, FAKE = map(os.path.abspath, sys.argv[1:4])
-SHORT = "--short" in sys.argv   # of names: only chunks of the block library that are open by the second one
+# of names: only chunks of the block library that are open by the second one
+SHORT = "--short" in sys.argv
 NAMES = [name for name in sys.argv[4:] if name != "--short"]
 SLOWNESS = float(os.environ.get("TEST_TIMEOUT_SCALE", "1"))
 DISK_BYTES = 192 << 20   # sparse; two heaps of `lunar run`, and a named LUN
@@ -30,23 +32,29 @@ PAGE = 4096
 SWAP_PAGES = 10   # as few as mkswap takes: the header, and what the kernel may write at any time
 AT_ONCE = 6
 # A program of `lunar run` has its LUN from when it grows.
-GROWS = "import sys\nheap = bytearray(b'x') * (40 << 20)\nprint('open', flush=True)\nsys.stdin.read()"
+GROWS = ("import sys\nheap = bytearray(b'x') * (40 << 20)\n"
+         "print('open', flush=True)\nsys.stdin.read()")
 F_OFD_SETLK = 37
 FIRST_OWNER = (1 << 62) + 64   # runtime/lun/volume/lun_locks.h: of the first virtual LUN
 BLKZEROOUT, BLKFLSBUF = 0x127f, 0x1261
 problems = []
 
 
-# What a device is used for, by its owner. "whole": with others of the kind; "alone": with no other; "parts": virtual
-# LUNs, with others; "system": claimed is as mkfs has a block device while it works.
-USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alone", "virtual": "parts",
+# What a device is used for, by its owner. "whole": with others of the kind; "alone": with no other;
+# "parts": virtual LUNs, with others; "system": claimed is as mkfs has a block device while it
+# works.
+USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alone",
+       "virtual": "parts",
        "named": "parts", "run": "parts", "mounted": "system", "swap": "system", "claimed": "system"}
-# Which uses may share it: all but these are refused. `info` only looks; a named LUN is its owner's alone.
+# Which uses may share it: all but these are refused. `info` only looks; a named LUN is its owner's
+# alone.
 SHARES = {"whole": {"physical", "group", "readonly", "info"}, "alone": {"info"},
           "parts": {"virtual", "run", "create", "info"}, "system": {"info", "readonly"}}
-SECONDS = ["physical", "readonly", "reserve", "group", "virtual", "named", "run", "bench", "create", "info", "mkfs",
+SECONDS = ["physical", "readonly", "reserve", "group", "virtual", "named", "run", "bench", "create",
+           "info", "mkfs",
            "swapon"]
-FIXES = ("give ", "end ", "wait", "--format", "virtual LUN", "force it", "umount", "swapoff", "install")
+FIXES = ("give ", "end ", "wait", "--format", "virtual LUN", "force it", "umount", "swapoff",
+         "install")
 
 
 def check(held, what):
@@ -61,7 +69,8 @@ def tool(name):
 
 
 def system(*command):
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          check=False)
 
 
 def head_of(path, first=None):
@@ -69,7 +78,8 @@ def head_of(path, first=None):
     path = NAMES[0] if path in NAMES else path
     with open(path, "rb") as file:
         if path in NAMES:
-            fcntl.ioctl(file, BLKFLSBUF)   # what passthrough commands wrote is not in the page cache
+            # what passthrough commands wrote is not in the page cache
+            fcntl.ioctl(file, BLKFLSBUF)
         head = file.read(HEAD_BYTES)
     if first == "swap":
         head = head[:PAGE] + head[SWAP_PAGES * PAGE:]
@@ -82,9 +92,11 @@ class Holder:
     def __init__(self, use, path, wait=True):
         words = [PROBE, use, path]
         if use == "run":
-            words = [LUNAR, "run", "--dram", "32m", "--lun", path, "--", sys.executable, "-S", "-c", GROWS]
+            words = [LUNAR, "run", "--dram", "32m", "--lun", path, "--", sys.executable, "-S", "-c",
+                     GROWS]
         self.use = use
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE,
                                         text=True)
         if wait:
             self.listen()
@@ -109,7 +121,8 @@ class Holder:
 def come(use, path):
     """Comes second: (whether it got in, its lines, what else it said)."""
     if use == "create":
-        ended = system(LUNAR, "lun", "create", f"{path}#n{time.monotonic_ns()}", "--size", "2m", "--format")
+        ended = system(LUNAR, "lun", "create", f"{path}#n{time.monotonic_ns()}", "--size", "2m",
+                       "--format")
         return ended.returncode == 0, ended.stderr.splitlines(), ended.stdout
     if use == "info":
         ended = system(LUNAR, "lun", "info", path)
@@ -130,14 +143,17 @@ def come(use, path):
 def prepared(first, path):
     """The device as `first` needs to find it; False where this host cannot."""
     if first == "named":
-        return system(LUNAR, "lun", "create", f"{path}#owned", "--size", "8m", "--format").returncode == 0
+        return system(LUNAR, "lun", "create", f"{path}#owned", "--size", "8m",
+                      "--format").returncode == 0
     if first == "mounted":
         return bool(tool("mkfs.ext4")) and system(tool("mkfs.ext4"), "-q", path).returncode == 0
     if first == "swap":
         if os.path.isfile(path):
             with open(path, "r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, DISK_BYTES)   # the kernel takes no file with holes
-        return bool(tool("mkswap")) and system(tool("mkswap"), path, str(SWAP_PAGES * PAGE // 1024)).returncode == 0
+                # the kernel takes no file with holes
+                os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
+        return bool(tool("mkswap")) and system(tool("mkswap"), path,
+                                               str(SWAP_PAGES * PAGE // 1024)).returncode == 0
     return True
 
 
@@ -173,7 +189,8 @@ class System:
         if self.claim is not None:
             os.close(self.claim)
             return "", []
-        ended = system(tool("umount"), self.place) if self.place else system(tool("swapoff"), self.path)
+        ended = system(tool("umount"), self.place) if self.place else system(tool("swapoff"),
+            self.path)
         check(ended.returncode == 0, f"{self.path}: {ended.stderr}")
         return "", []
 
@@ -200,8 +217,8 @@ def expectations(first, block):
 
 
 def pair(folder, first, one, other, block, crossed=False):
-    """`first` has it as `one`; all others come to it as `other`. crossed: a file, and the loop device on it: nothing is
-    shared."""
+    """`first` has it as `one`; all others come to it as `other`. crossed: a file, and the loop
+    device on it: nothing is shared."""
     what = f"{first} has {os.path.basename(one)}, then {{}} of {os.path.basename(other)}"
     if not check(prepared(first, one), f"{first}: {one} cannot be prepared"):
         return
@@ -211,7 +228,8 @@ def pair(folder, first, one, other, block, crossed=False):
     for second, shares in expectations(first, block):
         if crossed:
             shares = second == "readonly"   # takes nothing, and asks no owner
-        if second in ("mkfs", "swapon") and USE[first] == "system" or (crossed and second == "info"):
+        if second in ("mkfs", "swapon") and USE[first] == "system" or (crossed
+            and second == "info"):
             continue   # the kernel's own rule; `info` opens for writing what carries the format
         before = head_of(one, first)
         began = time.monotonic()
@@ -227,7 +245,8 @@ def pair(folder, first, one, other, block, crossed=False):
         if second in ("mkfs", "swapon"):
             continue   # not our words
         named = len(lines) == 1 and os.path.basename(other) in lines[0]
-        check(named and any(fix in lines[0] for fix in FIXES), f"{name}: not one line that fixes it: {lines} {said}")
+        check(named and any(fix in lines[0] for fix in FIXES),
+              f"{name}: not one line that fixes it: {lines} {said}")
         if USE[first] != "parts":   # owners of parts change their metadata
             check(head_of(one, first) == before, f"{name}: refused, but changed bytes")
     last, _ = holder.end()
@@ -305,7 +324,8 @@ def jobs_of_loops(folder, loops):
 
 
 def jobs_of_files_and_loops(folder, loops):
-    for job in (no_devices, killed_owners_leave_nothing, killed_owner_that_ends_slowly, forced_is_seen,
+    for job in (no_devices, killed_owners_leave_nothing, killed_owner_that_ends_slowly,
+                forced_is_seen,
                 forced_has_a_lock, blank_stripes, twelve_at_once, capi):
         yield job, (folder,)
     yield from jobs_of_files(folder)
@@ -320,8 +340,8 @@ def is_block(name):
 
 
 def jobs_of_names(folder):
-    """One after the other on one device: each way to have it, by its block device and by another name, and each way to
-    come by each name."""
+    """One after the other on one device: each way to have it, by its block device and by another
+    name, and each way to come by each name."""
     block, *others = NAMES
     for first, use in () if SHORT else USE.items():
         yield blank_pair, (folder, first, block, block, True)
@@ -360,7 +380,8 @@ def refused(second, path, what):
 
 
 def loops_of_loops(folder, loops):
-    """One file by several loop devices, each on it, on one another, and when it has no name any more."""
+    """One file by several loop devices, each on it, on one another, and when it has no name any
+    more."""
     for first in ("physical", "virtual"):
         path = new_file(folder, f"two-{first}.img")
         one, two = loops.on(path), loops.on(path)
@@ -396,7 +417,8 @@ def loops_of_loops(folder, loops):
         os.unlink(path)   # the device's file has another name than it knows
         refused(first, linked, "a loop device is on it")
     halves = new_file(folder, "halves.img")
-    parts = [loops.on(halves, "-o", str(at), "--sizelimit", str(DISK_BYTES // 2)) for at in (0, DISK_BYTES // 2)]
+    parts = [loops.on(halves, "-o", str(at), "--sizelimit", str(DISK_BYTES // 2))
+             for at in (0, DISK_BYTES // 2)]
     holders = [Holder("physical", device) for device in parts]
     said = [holder.said for holder in holders]
     check(all(holder.open for holder in holders), f"two loop devices on halves of a file: {said}")
@@ -437,7 +459,8 @@ def blank_stripes(folder):
             for holder in holders:
                 holder.listen()
             said = [holder.said for holder in holders]
-            check(all(holder.open for holder in holders), f"{use}, 8 at once on a blank stripe: {said}")
+            check(all(holder.open for holder in holders),
+                  f"{use}, 8 at once on a blank stripe: {said}")
             for holder in holders:
                 holder.end()
             got, lines, said = come(use, uri)
@@ -466,13 +489,14 @@ def killed_owners_leave_nothing(folder):
 
 
 class LockWithoutProcess:
-    """A lock on bytes of `path` that no process has a descriptor of, as the rings of a killed owner have it until their
-    last write has ended: its descriptor is on its way through a socket."""
+    """A lock on bytes of `path` that no process has a descriptor of, as the rings of a killed owner
+    have it until their last write has ended: its descriptor is on its way through a socket."""
 
     def __init__(self, path, kind, first, length):
         self.ends = socket.socketpair()
         with open(path, "r+b") as file:
-            fcntl.fcntl(file.fileno(), F_OFD_SETLK, struct.pack("hhqqi4x", kind, 0, first, length, 0))
+            fcntl.fcntl(file.fileno(), F_OFD_SETLK,
+                        struct.pack("hhqqi4x", kind, 0, first, length, 0))
             socket.send_fds(self.ends[0], [b"."], [file.fileno()])
 
     def end(self):
@@ -484,7 +508,8 @@ def killed_owner_that_ends_slowly(folder):
     """Its successor waits; one that a live owner is in the way of is refused."""
     path = new_file(folder, "slow-end.img")
     check(prepared("named", path), f"{path}#owned")
-    for use, kind, first, length in (("bench", fcntl.F_WRLCK, 0, 0), ("named", fcntl.F_RDLCK, FIRST_OWNER, 2)):
+    for use, kind, first, length in (("bench", fcntl.F_WRLCK, 0, 0),
+                                     ("named", fcntl.F_RDLCK, FIRST_OWNER, 2)):
         on = new_file(folder, "slow-end-scratch.img") if use == "bench" else path
         lock = LockWithoutProcess(on, kind, first, length)
         holder = Holder(use, on, wait=False)
@@ -492,11 +517,13 @@ def killed_owner_that_ends_slowly(folder):
         came = holder.process.poll() is not None
         lock.end()
         holder.listen()
-        check(holder.open and not came, f"{use} of {on} after a killed owner that took 3 s to end: {holder.said}")
+        check(holder.open and not came,
+              f"{use} of {on} after a killed owner that took 3 s to end: {holder.said}")
         began = time.monotonic()
         refused(use, on, "a live owner has it")
         took = time.monotonic() - began
-        check(took < 15 * SLOWNESS, f"{use} of {on}, which a live owner has: refused after {took:.1f} s")
+        check(took < 15 * SLOWNESS,
+              f"{use} of {on}, which a live owner has: refused after {took:.1f} s")
         holder.end()
 
 
@@ -514,8 +541,8 @@ def forced_is_seen(folder):
 
 
 def in_turn(folder, path):
-    """As a whole after virtual LUNs: what they leave gives way; a named one is refused, and the line that says so fixes
-    it."""
+    """As a whole after virtual LUNs: what they leave gives way; a named one is refused, and the
+    line that says so fixes it."""
     for use in ("virtual", "run"):
         holder = Holder(use, path)
         check(holder.open, f"{use} of {path}: {holder.said}")
@@ -529,7 +556,8 @@ def in_turn(folder, path):
     for one in holders:
         one.listen()
     said = [one.said for one in holders]
-    check(all(one.open for one in holders), f"{AT_ONCE} physical at once of {path} after virtual: {said}")
+    check(all(one.open for one in holders),
+          f"{AT_ONCE} physical at once of {path} after virtual: {said}")
     for one in holders:
         last, _ = one.end()
         check(last == "kept", f"physical at once of {path} after virtual: {last}")
@@ -569,15 +597,19 @@ def capi(folder):
     """The same rule behind IBM's library; no virtual LUNs there."""
     path = new_file(folder, "capi.img")
     uri = f"capi:{path},lib={FAKE}"
-    for first, others in (("physical", {"physical": True, "readonly": True, "reserve": False, "bench": False,
+    for first, others in (("physical",
+                           {"physical": True, "readonly": True, "reserve": False, "bench": False,
                                         "virtual": False, "run": False}),
-                          ("reserve", {"physical": False, "readonly": False, "reserve": False, "bench": False}),
+                          ("reserve",
+                           {"physical": False, "readonly": False, "reserve": False,
+                            "bench": False}),
                           ("bench", {"physical": False, "bench": False, "run": False})):
         holder = Holder(first, uri)
         check(holder.open, f"{first} of {uri}: {holder.said}")
         for second, shares in others.items():
             got, lines, said = come(second, uri)
-            check(got == shares and (got or len(lines) == 1), f"{first} has {uri}, then {second}: {lines} {said}")
+            check(got == shares and (got or len(lines) == 1),
+                  f"{first} has {uri}, then {second}: {lines} {said}")
         last, _ = holder.end()
         check("lost" not in last, f"{first} of {uri}: lost what it had written")
     got, lines, said = come("virtual", uri)
@@ -601,7 +633,8 @@ def no_devices(folder):
 
 def main():
     loops = Loops()
-    with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
+    with tempfile.TemporaryDirectory(prefix="lunar-test-",
+                                     dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
         try:
             jobs = [*jobs_of_names(folder)] if NAMES else [*jobs_of_files_and_loops(folder, loops)]
             with concurrent.futures.ThreadPoolExecutor(1 if NAMES else AT_ONCE) as pool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ships knows none of the switches that take protections away (base/test_switches.def). A program that links the
-runtime of the tests must know them all, or the names looked for would be the wrong ones."""
+"""What ships knows none of the switches that take protections away (base/test_switches.def). A
+program that links the runtime of the tests must know them all, or the names looked for would be the
+wrong ones."""
 import os
 import re
 
@@ -11,7 +12,8 @@ from build_tree import BUILD, ROOT
 
 def found(path):
     with open(os.path.join(ROOT, "runtime/base/test_switches.def"), encoding="ascii") as switches:
-        names = ["test_" + name for name in re.findall(r"^LUNAR_SWITCH_\w+\((\w+)", switches.read(), re.M)]
+        names = ["test_" + name
+                 for name in re.findall(r"^LUNAR_SWITCH_\w+\((\w+)", switches.read(), re.M)]
     with open(os.path.join(BUILD, path), "rb") as file:
         content = file.read()
     assert len(names) >= 5
@@ -24,7 +26,8 @@ def test_test_program():
 
 
 @pytest.mark.parametrize("path", [
-    "tools/lunar", "runtime/liblunar.so", "adapters/preload/liblunar-preload.so", "adapters/redis/liblunar-redis.so",
+    "tools/lunar", "runtime/liblunar.so", "adapters/preload/liblunar-preload.so",
+    "adapters/redis/liblunar-redis.so",
     "runtime/cblk/libcflsh_block-0.so", "runtime/kv/ark/libarkdb-0.so"])
 def test_shipped(path):
     assert found(path)[1] == []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which configuration a program trusts (runtime/config/trust.h).
 
-A setuid program takes no LUNAR_*, CFLSH_* or ~/.config of its caller's; a config file counts only where no other user
-may write it."""
+A setuid program takes no LUNAR_*, CFLSH_* or ~/.config of its caller's; a config file counts only
+where no other user may write it."""
 import os
 import shutil
 import subprocess
@@ -17,7 +17,8 @@ OTHER = 65534   # the user `nobody`
 def run(program, home, **variables):
     env = {"PATH": "/usr/bin:/bin", "HOME": home, **variables}
     ended = subprocess.run([program], env=env, capture_output=True, text=True, check=True)
-    return dict(line.split(" ", 1) if " " in line else (line, "") for line in ended.stdout.splitlines()), ended.stderr
+    return dict(line.split(" ", 1) if " " in line else (line, "")
+                for line in ended.stdout.splitlines()), ended.stderr
 
 
 @pytest.fixture
@@ -31,8 +32,10 @@ def probe(directory, as_root):
     os.chmod(config, 0o644)
     shutil.copy(os.path.join(BUILD, "tests/process/trust_probe"), program)
     os.chmod(program, 0o755)
-    return program, home, config, {"LUNAR_STATS_FILE": directory + "/stats", "LUNAR_LOG_FILE": directory + "/log",
-                                   "CFLSH_BLK_CACHE_SIZE": "64", "CFLSH_BLK_TRACE": directory + "/trace"}
+    return program, home, config, {"LUNAR_STATS_FILE": directory + "/stats",
+                                   "LUNAR_LOG_FILE": directory + "/log",
+                                   "CFLSH_BLK_CACHE_SIZE": "64",
+                                   "CFLSH_BLK_TRACE": directory + "/trace"}
 
 
 def test_own(probe, directory):

@@ -15,8 +15,10 @@ def length_of(text):
 
 
 def request(path, script):
-    """What `script` prints, behind its headers, from the server that listens on the socket `path`."""
-    variables = {"SCRIPT_FILENAME": script, "REQUEST_METHOD": "GET", "SCRIPT_NAME": "/", "SERVER_PROTOCOL": "HTTP/1.1"}
+    """What `script` prints, behind its headers, from the server that listens on the socket
+    `path`."""
+    variables = {"SCRIPT_FILENAME": script, "REQUEST_METHOD": "GET", "SCRIPT_NAME": "/",
+                 "SERVER_PROTOCOL": "HTTP/1.1"}
     params = b"".join(length_of(name) + length_of(value) + name.encode() + value.encode()
                       for name, value in variables.items())
     with socket.socket(socket.AF_UNIX) as link:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grows after giving up what the first argument says (setuid, chroot, nothing), checks every byte, and prints a digest.
-`wait`: prints where its first block lies, and waits for a signal."""
+"""Grows after giving up what the first argument says (setuid, chroot, nothing), checks every byte,
+and prints a digest. `wait`: prints where its first block lies, and waits for a signal."""
 import hashlib
 import os
 import signal

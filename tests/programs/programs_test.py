@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real program twice, plain and under `lunar run` with less DRAM than it needs. What it reports and its exit code
-must be equal, and the tiered run must have evicted.
+"""A real program twice, plain and under `lunar run` with less DRAM than it needs. What it reports
+and its exit code must be equal, and the tiered run must have evicted.
 
-A program is a function that takes a `run` (plain or tiered) and returns what is compared: text or a dict of test
-outcomes."""
+A program is a function that takes a `run` (plain or tiered) and returns what is compared: text or a
+dict of test outcomes."""
 import concurrent.futures
 import glob
 import hashlib
@@ -26,7 +26,8 @@ MIB = 1 << 20
 
 
 class Run:
-    """One side. `start` gives a process whose output goes to files; what `lunar run --stats` said is read from them."""
+    """One side. `start` gives a process whose output goes to files; what `lunar run --stats` said
+    is read from them."""
 
     def __init__(self, tiered, scratch, dram, size):
         self.tiered, self.scratch, self.dram, self.size = tiered, scratch, dram, size
@@ -43,8 +44,10 @@ class Run:
         options.setdefault("stdin", subprocess.DEVNULL)
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", open(self.errors, "a", encoding="utf-8"))
-        # The system's programs, not those of a virtual environment; everything of a run in its own directory.
-        environment = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": self.scratch,
+        # The system's programs, not those of a virtual environment; everything of a run in its own
+        # directory.
+        environment = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+                       "TMPDIR": self.scratch,
                        "LC_ALL": "C.UTF-8", **options.pop("env", {})}
         return subprocess.Popen(self.words(command), text=True, errors="replace", env=environment,
                                 start_new_session=True, **options)
@@ -72,9 +75,10 @@ def need(path, word):
         pytest.skip(f"{word}: {path} is not installed")
 
 
-# ---- CPython's own tests -------------------------------------------------------------------------------------------
+# ---- CPython's own tests -------------------------------------------------------------------------
 
-# A test, its description on a line of its own, lines of other output, and the outcome at the end of a line.
+# A test, its description on a line of its own, lines of other output, and the outcome at the end of
+# a line.
 OUTCOME = re.compile(r"^(\w+) \(([\w.]+)\)(?:\n[^\n]*)? \.\.\. "
                      r"(?:[^\n]*\n(?:(?!\w+ \([\w.]+\))[^\n]*\n)*?)??"
                      r"[^\n]*?(ok|skipped|FAIL|ERROR|expected failure)\b", re.MULTILINE)
@@ -86,7 +90,8 @@ def python_tests(name):
         where = f"/usr/lib/python3.{sys_minor()}/test/{name}"
         need(where if os.path.isdir(where) else where + ".py", "python3-testsuite")
         os.chmod(run.scratch, 0o1777)
-        code, out = run.output([PYTHON, "-X", "faulthandler", f"{HERE}/python_tests.py", name], cwd=run.scratch)
+        code, out = run.output([PYTHON, "-X", "faulthandler", f"{HERE}/python_tests.py", name],
+                               cwd=run.scratch)
         verdicts = {}
         for test, where, verdict in OUTCOME.findall(out):
             verdicts[f"{where}:{test}"] = verdict
@@ -96,7 +101,8 @@ def python_tests(name):
         verdicts["exit code"] = str(code)
         if code != 0:
             print(f"{'tiered' if run.tiered else 'plain'}: exit code {code}")
-            wrong = [line for line in out.splitlines() if re.match(r"(FAIL|ERROR|Traceback|\w*Error)", line)]
+            wrong = [line for line in out.splitlines()
+                     if re.match(r"(FAIL|ERROR|Traceback|\w*Error)", line)]
             print("\n".join(wrong)[-3000:])
         return verdicts
     return program
@@ -107,23 +113,26 @@ def sys_minor():
     return subprocess.run(print_minor, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-# ---- stress-ng -------------------------------------------------------------------------------------------------------
+# ---- stress-ng -----------------------------------------------------------------------------------
 
 def stress(name, *words):
     """stress-ng checks its own memory: nothing it says may be a failure."""
     def program(run):
         need("stress-ng", "stress-ng")
         flags = ["--verify", "--timeout", "5", "--temp-path", run.scratch, "--oomable"]
-        code, out = run.output(["stress-ng", f"--{name}", "2", *words, *flags], stderr=subprocess.STDOUT)
-        with open(run.errors, "a", encoding="utf-8") as errors:   # --stats came on the same descriptor
+        code, out = run.output(["stress-ng", f"--{name}", "2", *words, *flags],
+                               stderr=subprocess.STDOUT)
+        # --stats came on the same descriptor
+        with open(run.errors, "a", encoding="utf-8") as errors:
             errors.write(out)
         wrong = re.compile(r"\bfail(ed)?\b|corrupt|mismatch|error:")
-        failures = [line for line in out.splitlines() if wrong.search(line) and "failed: 0" not in line]
+        failures = [line for line in out.splitlines() if wrong.search(line)
+                    and "failed: 0" not in line]
         return f"exit code {code}\n" + "\n".join(failures)
     return program
 
 
-# ---- servers ---------------------------------------------------------------------------------------------------------
+# ---- servers -------------------------------------------------------------------------------------
 
 def free_port():
     with socket.socket() as listener:
@@ -132,8 +141,8 @@ def free_port():
 
 
 def postgres(run):
-    """A cluster made and served by a root that became `postgres` (runuser): an index over 1.5 million rows sorted in
-    memory."""
+    """A cluster made and served by a root that became `postgres` (runuser): an index over 1.5
+    million rows sorted in memory."""
     need("/usr/lib/postgresql", "postgresql")
     if os.geteuid() != 0:
         pytest.skip("root: becomes the user postgres")
@@ -143,17 +152,21 @@ def postgres(run):
     shutil.chown(place, "postgres", "postgres")
     os.chmod(run.scratch, 0o1777)
     as_user = ["runuser", "-u", "postgres", "--"]
-    code, out = run.output([*as_user, f"{binaries}/initdb", "-D", f"{place}/data", "--auth=trust", "--no-sync"])
+    code, out = run.output([*as_user, f"{binaries}/initdb", "-D", f"{place}/data", "--auth=trust",
+                            "--no-sync"])
     if code != 0:
         return f"initdb: exit code {code}: {out} {run.said()}"
     port = free_port()
     settings = ["-c", "fsync=off", "-c", "max_parallel_maintenance_workers=0"]
-    server = run.start([*as_user, f"{binaries}/postgres", "-D", f"{place}/data", "-p", str(port), "-h", "127.0.0.1",
+    server = run.start([*as_user, f"{binaries}/postgres", "-D", f"{place}/data", "-p", str(port),
+                        "-h", "127.0.0.1",
                         "-k", place, *settings])
-    psql = ["psql", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-AtqX", "-v", "ON_ERROR_STOP=1"]
+    psql = ["psql", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-AtqX", "-v",
+            "ON_ERROR_STOP=1"]
 
     def ask(text):
-        return subprocess.run([*psql, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        return subprocess.run([*psql, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True,
                               check=False)
     try:
         deadline = time.monotonic() + 60
@@ -162,7 +175,8 @@ def postgres(run):
                 pytest.fail(f"postgres does not answer: {run.said()[-6000:]}")
             time.sleep(0.2)
         answers = []
-        for text in ("create table t as select i, md5(i::text) as m from generate_series(1, 700000) i",
+        for text in ("create table t as select i, md5(i::text) as m from generate_series(1, "
+                     "700000) i",
                      "set maintenance_work_mem = '512MB'; create index on t (m, i)",
                      "set work_mem = '256MB'; "
                      "select count(*), md5(string_agg(m, '' order by m)) from t where i % 3 = 0",
@@ -190,13 +204,14 @@ def session_member(session, name):
 
 
 def memcached(run):
-    """Items of a size each, set and read back by one connection; the server has left root for `nobody` before it
-    grows."""
+    """Items of a size each, set and read back by one connection; the server has left root for
+    `nobody` before it grows."""
     need("memcached", "memcached")
     if os.geteuid() != 0:
         pytest.skip("root: memcached -u nobody")
     port = free_port()
-    server = run.start(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-m", "512",
+    server = run.start(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0",
+                        "-m", "512",
                         "-t", "2"])
     digest, found = hashlib.sha256(), 0
     try:
@@ -236,7 +251,8 @@ def memcached(run):
                 pytest.fail(f"memcached: item {i} is another one")
             found += 1
             digest.update(data)
-        with open(f"/proc/{session_member(server.pid, 'memcached')}/status", encoding="utf-8") as status:
+        with open(f"/proc/{session_member(server.pid, 'memcached')}/status",
+                  encoding="utf-8") as status:
             user = re.search(r"Uid:\s+(\d+)", status.read())[1]
     finally:
         server.send_signal(signal.SIGINT)
@@ -244,7 +260,7 @@ def memcached(run):
     return f"{found} items {digest.hexdigest()} user {user} exit code {server.returncode}"
 
 
-# ---- runtimes with heaps of their own -----------------------------------------------------------------------------
+# ---- runtimes with heaps of their own ------------------------------------------------------------
 
 def java(run):
     need("javac", "java")
@@ -272,16 +288,18 @@ def php(run):
 
 
 def php_fpm(run):
-    """Two workers that have left root. Each ends after two requests: one that is told to end kills itself by SIGTERM,
-    which prints no `--stats`."""
+    """Two workers that have left root. Each ends after two requests: one that is told to end kills
+    itself by SIGTERM, which prints no `--stats`."""
     servers = glob.glob("/usr/sbin/php-fpm?*")
     need(servers[0] if servers else "php-fpm", "php")
     os.chmod(run.scratch, 0o1777)
     script, listens = shutil.copy(f"{HERE}/heap.php", run.scratch), f"{run.scratch}/socket"
     user = "user = nobody\ngroup = nogroup\n" if os.geteuid() == 0 else ""
     with open(f"{run.scratch}/fpm.conf", "w", encoding="utf-8") as file:
-        file.write(f"[global]\ndaemonize = no\nerror_log = {run.scratch}/log\n[www]\n{user}listen = {listens}\n"
-                   "pm = static\npm.max_children = 2\npm.max_requests = 2\nphp_admin_value[memory_limit] = -1\n")
+        file.write(f"[global]\ndaemonize = no\nerror_log = {run.scratch}/log\n[www]\n{user}listen "
+                   f"= {listens}\n"
+                   "pm = static\npm.max_children = 2\npm.max_requests = "
+                   "2\nphp_admin_value[memory_limit] = -1\n")
     server = run.start([servers[0], "-F", "-y", f"{run.scratch}/fpm.conf"])
     try:
         deadline = time.monotonic() + 30
@@ -299,13 +317,14 @@ def php_fpm(run):
     return f"exit code {server.returncode}\n{''.join(answers)}"
 
 
-# ---- rights given up, roots changed, few descriptors -----------------------------------------------------------------
+# ---- rights given up, roots changed, few descriptors ---------------------------------------------
 
 GROW = f"{HERE}/grow.py"
 
 
 def growing(*before, root=True):
-    """A program that grows after it has given something up; words in front of it, or a word for it."""
+    """A program that grows after it has given something up; words in front of it, or a word for
+    it."""
     def program(run):
         if root and os.geteuid() != 0:
             pytest.skip("root: gives rights up")
@@ -331,8 +350,10 @@ def debugger(run):
             commands.append(f"call (int)lunar_touch((void*){address}, (unsigned long){size})")
         commands.append(f"x/2s {address}")
         arguments = [word for command in commands for word in ("-ex", command)]
-        seen = subprocess.run(["gdb", "-nx", "-batch", "-p", str(child.pid), *arguments], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False).stdout
+        seen = subprocess.run(["gdb", "-nx", "-batch", "-p", str(child.pid), *arguments],
+                              stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              check=False).stdout
     finally:
         child.send_signal(signal.SIGTERM)
         child.wait(30)
@@ -343,8 +364,9 @@ MODULES = "subprocess", "mmap", "signal", "faulthandler", "threading", "socket"
 # name: (program, DRAM, LUN)
 PROGRAMS = {
     **{f"python-{name}": (python_tests(f"test_{name}"), "48m", "2g") for name in MODULES},
-    # Trees of processes, each with the 96 MiB: 48m are 42 GiB of page faults, the result the same after 12 minutes and
-    # more. Forked ones are a hundred at a time, which each needs 5 MiB for itself.
+    # Trees of processes, each with the 96 MiB: 48m are 42 GiB of page faults, the result the same
+    # after 12 minutes and more. Forked ones are a hundred at a time, which each needs 5 MiB for
+    # itself.
     "python-multiprocessing_spawn": (python_tests("test_multiprocessing_spawn"), "128m", "4g"),
     "python-multiprocessing_fork": (python_tests("test_multiprocessing_fork"), "768m", "24g"),
     "stress-vm": (stress("vm", "--vm-bytes", "96m"), "32m", "2g"),
@@ -365,23 +387,28 @@ PROGRAMS = {
     "node": (node, "48m", "2g"),
     "php": (php, "48m", "2g"),
     "php-fpm": (php_fpm, "64m", "2g"),
-    "setpriv": (growing("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"), "24m", "1g"),
+    "setpriv": (growing("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"),
+                "24m", "1g"),
     "setuid": (growing("--grow=setuid"), "24m", "1g"),
     "chroot": (growing("--grow=chroot"), "24m", "1g"),
     "few-descriptors": (growing("prlimit", "--nofile=64", root=False), "24m", "1g"),
     "gdb": (debugger, "24m", "1g"),
 }
-# Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the result is compared,
-# evictions are not asked for.
-NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk", "stress-aio",
+# Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the
+# result is compared, evictions are not asked for.
+NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk",
+                "stress-aio",
                 "stress-mlock", "stress-madvise", "stress-mremap", "stress-vm-rw"}
-# What does not work, as runtime/LIMITS.md says in "Real programs": what the tiered run must report then. When it works
-# one day, this and that line go.
+# What does not work, as runtime/LIMITS.md says in "Real programs": what the tiered run must report
+# then. When it works one day, this and that line go.
 NOT_SERVED = {
-    "stress-vm-rw": r"vm-rw: mmap failed, errno=12",       # a clone(CLONE_VM) child makes the heap grow past the budget
-    "stress-mremap": r"mremap: mremap failed, errno=12",   # MREMAP_FIXED to a place outside the tier
+    # a clone(CLONE_VM) child makes the heap grow past the budget
+    "stress-vm-rw": r"vm-rw: mmap failed, errno=12",
+    # MREMAP_FIXED to a place outside the tier
+    "stress-mremap": r"mremap: mremap failed, errno=12",
 }
-# It works if another process of the tree, which may start service threads, brings the tree over the limit first.
+# It works if another process of the tree, which may start service threads, brings the tree over the
+# limit first.
 SOMETIMES_SERVED = {"stress-vm-rw"}
 # The same of single tests, by their last name; the exit code tells of them too.
 NOT_SERVED_TESTS = {
@@ -399,7 +426,8 @@ def compare(name, plain, tiered):
         return [] if known or served else [f"not the known failure: {tiered[-2000:]}"]
     if isinstance(plain, dict):
         known = NOT_SERVED_TESTS.get(name, set())
-        differing = [test for test in sorted(plain.keys() | tiered.keys()) if plain.get(test) != tiered.get(test)]
+        differing = [test for test in sorted(plain.keys() | tiered.keys())
+                     if plain.get(test) != tiered.get(test)]
         unknown = [test for test in differing
                    if test.rpartition(":")[2] not in known and not (known and test == "exit code")]
         return [f"{test}: plain {plain.get(test)}, tiered {tiered.get(test)}" for test in unknown]

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// cap_member: what dram_cap_tree_test.py runs under a small budget. Every page written is read back: a word of the page
-// tells which process wrote it and when.
+// cap_member: what dram_cap_tree_test.py runs under a small budget. Every page written is read
+// back: a word of the page tells which process wrote it and when.
 //
-//   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent rewrites everything at
-//                                   once, while the children are idle; then all of them do, ROUNDS times
-//   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as much ends: by
-//                                   SIGKILL, exec or exit
-//   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; a program that gets none ends
-//   cap_member late MIB             forks, and takes and fills MIB in a fork handler of its own; parent and child
-//                                   rewrite it at the same time
-//   cap_member closing WORD...      closes all descriptors but three by a system call of its own, then is
-//                                   `cap_member WORD...`
-//   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can
+//   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent
+//                                   rewrites everything at once, while the children are idle; then
+//                                   all of them do, ROUNDS times
+//   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as
+//                                   much ends: by SIGKILL, exec or exit
+//   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; a program
+//                                   that gets none ends
+//   cap_member late MIB             forks, and takes and fills MIB in a fork handler of its own;
+//                                   parent and child rewrite it at the same time
+//   cap_member closing WORD...      closes all descriptors but three by a system call of its own,
+//                                   then is `cap_member WORD...`
+//   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as
+//                                   fast as it can
 //
 // Exit code 0: every page held what its process wrote.
 #include <errno.h>
@@ -35,7 +38,8 @@ namespace {
 constexpr uint64_t kPage = 4096;
 
 uint64_t stamp(uint64_t writer, uint64_t page, uint64_t round) {
-  uint64_t x = (writer + 1) * 0x9E3779B97F4A7C15ull + page * 0xBF58476D1CE4E5B9ull + round * 0x94D049BB133111EBull;
+  uint64_t x = (writer + 1) * 0x9E3779B97F4A7C15ull + page * 0xBF58476D1CE4E5B9ull +
+               round * 0x94D049BB133111EBull;
   return (x ^ (x >> 29)) | 1;
 }
 
@@ -59,7 +63,8 @@ void fill(char* base, uint64_t pages, uint64_t writer, uint64_t round) {
 void check(const char* base, uint64_t pages, uint64_t writer, uint64_t round) {
   for (uint64_t p = 0; p < pages; ++p) {
     if (holds(base + p * kPage, stamp(writer, p, round))) continue;
-    fprintf(stderr, "cap_member: process %llu, round %llu: page %llu does not hold what was written\n",
+    fprintf(stderr,
+            "cap_member: process %llu, round %llu: page %llu does not hold what was written\n",
             static_cast<unsigned long long>(writer), static_cast<unsigned long long>(round),
             static_cast<unsigned long long>(p));
     _exit(1);
@@ -90,14 +95,15 @@ int forks(uint64_t children, uint64_t pages, uint64_t rounds) {
   for (uint64_t i = 1; i <= children; ++i) {
     pid_t pid = fork();
     if (pid < 0) {
-      fprintf(stderr, "cap_member: fork %llu: %s\n", static_cast<unsigned long long>(i), strerror(errno));
+      fprintf(stderr, "cap_member: fork %llu: %s\n", static_cast<unsigned long long>(i),
+              strerror(errno));
       return 3;
     }
     if (pid == 0) {
       close(ready[1]);
       char byte;
       while (read(ready[0], &byte, 1) < 0 && errno == EINTR) {}  // until all are there
-      check(base, pages, 0, 0);                                  // what the parent has overwritten meanwhile
+      check(base, pages, 0, 0);  // what the parent has overwritten meanwhile
       rewrite(base, pages, i, rounds);
       _exit(0);
     }
@@ -148,7 +154,8 @@ int ends(uint64_t mib, uint64_t rounds) {
     if (pipe(told) != 0 || pipe(said) != 0) return 2;
     char words[4][24];
     const unsigned long long values[] = {mib, static_cast<unsigned long long>(told[0]),
-                                         static_cast<unsigned long long>(said[1]), 1 + round * 13 % 50};
+                                         static_cast<unsigned long long>(said[1]),
+                                         1 + round * 13 % 50};
     for (int i = 0; i < 4; ++i) snprintf(words[i], sizeof words[i], "%llu", values[i]);
     char name[] = "cap_member", mode[] = "hold", how[8];
     snprintf(how, sizeof how, "%s", ways[round % 3]);
@@ -212,15 +219,16 @@ int sit(uint64_t pages) {
 
 int main(int argc, char** argv) {
   auto number = [&](int i) { return i < argc ? strtoull(argv[i], nullptr, 10) : 0; };
-  if (argc >= 5 && strcmp(argv[1], "forks") == 0) return forks(number(2), number(3) * (1 << 20) / kPage, number(4));
+  if (argc >= 5 && strcmp(argv[1], "forks") == 0)
+    return forks(number(2), number(3) * (1 << 20) / kPage, number(4));
   if (argc >= 3 && strcmp(argv[1], "burst") == 0) return burst(number(2) * (1 << 20) / kPage);
   if (argc >= 3 && strcmp(argv[1], "late") == 0) return late(number(2) * (1 << 20) / kPage);
   if (argc >= 4 && strcmp(argv[1], "spawns") == 0) return spawns(number(2), argv[3]);
   if (argc >= 3 && strcmp(argv[1], "sit") == 0) return sit(number(2) * 1024 / kPage);
   if (argc >= 4 && strcmp(argv[1], "ends") == 0) return ends(number(2), number(3));
   if (argc >= 7 && strcmp(argv[1], "hold") == 0)
-    return hold(number(2) * (1 << 20) / kPage, static_cast<int>(number(3)), static_cast<int>(number(4)), argv[5],
-                static_cast<unsigned>(number(6)));
+    return hold(number(2) * (1 << 20) / kPage, static_cast<int>(number(3)),
+                static_cast<int>(number(4)), argv[5], static_cast<unsigned>(number(6)));
   if (argc >= 2 && strcmp(argv[1], "nap") == 0) return usleep(100000);
   if (argc >= 3 && strcmp(argv[1], "closing") == 0) {
     (void)lunar::sys::kernel_call(SYS_close_range, {3, ~0u, 0, 0, 0, 0});

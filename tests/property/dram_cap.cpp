@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// dram_cap: the DRAM budget holds at every moment of a burst, by the pager's own account and by the kernel's count.
+// dram_cap: the DRAM budget holds at every moment of a burst, by the pager's own account and by the
+// kernel's count.
 //
-// Idea. Sixteen threads write, read, prefetch, touch and pin eight times the budget, while a sampler looks without a
-// pause: what is charged never passes the cap, and the process' resident set grows by no more than the cap and a
-// little. Then the budget changes under load: when lunar_set_dram returns, the new cap holds. LUNAR_SEED=N replays the
-// choices. `--seconds N`: of the burst.
+// Idea. Sixteen threads write, read, prefetch, touch and pin eight times the budget, while a
+// sampler looks without a pause: what is charged never passes the cap, and the process' resident
+// set grows by no more than the cap and a little. Then the budget changes under load: when
+// lunar_set_dram returns, the new cap holds. LUNAR_SEED=N replays the choices. `--seconds N`: of
+// the burst.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -56,7 +58,8 @@ void work(char* base, uint64_t pages, uint64_t seed) {
         break;
       }
       case 3:
-        for (uint64_t k = 0; k < 64; ++k) *reinterpret_cast<volatile uint64_t*>(base + (i + k) * page) = k + 1;
+        for (uint64_t k = 0; k < 64; ++k)
+          *reinterpret_cast<volatile uint64_t*>(base + (i + k) * page) = k + 1;
         break;
       default:
         *reinterpret_cast<volatile uint64_t*>(base + i * page) = i + 1;
@@ -77,7 +80,8 @@ TEST_CASE("dram-cap") {
   size_t page = lunar_page_bytes();
   char* base = tier::new_region(kMemory);
   tier::Watchdog watchdog(g_done, 60);
-  for (unsigned t = 0; t < kThreads; ++t) threads.emplace_back(work, base, kMemory / page, seed * 32 + t);
+  for (unsigned t = 0; t < kThreads; ++t)
+    threads.emplace_back(work, base, kMemory / page, seed * 32 + t);
   uint64_t used_peak = 0, resident_peak = 0, samples = 0, cap = kDram;
   auto sample = [&] {
     uint64_t used = tier::stats().dram_used_bytes, resident = resident_set();
@@ -86,12 +90,14 @@ TEST_CASE("dram-cap") {
     ++samples;
     usleep(50);
     REQUIRE(used <= cap, "charged %lu of %lu bytes", used, cap);
-    REQUIRE(resident <= before + cap + kSlack, "resident set %lu KiB, before the tier %lu, cap %lu", resident >> 10,
-            before >> 10, cap >> 10);
+    REQUIRE(resident <= before + cap + kSlack, "resident set %lu KiB, before the tier %lu, cap %lu",
+            resident >> 10, before >> 10, cap >> 10);
   };
   for (double end = tier::seconds() + burst_s; tier::seconds() < end;) sample();
-  printf("burst: charged at most %lu KiB of %lu, resident set grew by %lu KiB at most, %lu samples, %lu operations\n",
-         used_peak >> 10, kDram >> 10, resident_peak >> 10, samples, g_done.load());
+  printf(
+      "burst: charged at most %lu KiB of %lu, resident set grew by %lu KiB at most, %lu samples, "
+      "%lu operations\n",
+      used_peak >> 10, kDram >> 10, resident_peak >> 10, samples, g_done.load());
   REQUIRE(used_peak > kDram / 2, "the budget was hardly used: nothing was proven");
   for (uint64_t megabytes : {32, 64, 40, 24, 48}) {
     uint64_t next = megabytes * tier::kMega;

@@ -2,19 +2,21 @@
 """The DRAM budget holds for a whole process tree, by the kernel's
 count.
 
-Each tree runs in a memory cgroup of its own, whose anonymous memory is read every few 100 us. What is allowed beyond
-the budget is a slack (tools/README.md, "What --dram covers"): SLACK_TREE, and for each process that was there at once
-SLACK_SERVICE (stacks, data of the libraries; twice that for one that exec began, which shares none of it) and what the
-program has outside of the tier by itself (brk, maps below 256 KiB: SLACK_PROGRAM for a Python or a compiler). Trees: a
-process that forks 1, 4, 8 and 64 times with all members writing, processes that end while others press, make -j, a
-Python pool and a heap that doubles at once. A tree that never came near its budget proves nothing, and fails. Skipped
-where no memory cgroup can be made.
+Each tree runs in a memory cgroup of its own, whose anonymous memory is read every few 100 us. What
+is allowed beyond the budget is a slack (tools/README.md, "What --dram covers"): SLACK_TREE, and for
+each process that was there at once SLACK_SERVICE (stacks, data of the libraries; twice that for one
+that exec began, which shares none of it) and what the program has outside of the tier by itself
+(brk, maps below 256 KiB: SLACK_PROGRAM for a Python or a compiler). Trees: a process that forks 1,
+4, 8 and 64 times with all members writing, processes that end while others press, make -j, a Python
+pool and a heap that doubles at once. A tree that never came near its budget proves nothing, and
+fails. Skipped where no memory cgroup can be made.
 
-The kernel keeps its count of anonymous memory by processor, and a reader adds the processors up one after the other:
-where it has to wait in between, what was freed on the first one meanwhile is missing, and what was taken on the others
-is there. On a busy machine some reading in ten thousand shows ten MiB and more that never were, and the next one may
-show them again. The group's total is one counter, right at any moment, and a few MiB above what is anonymous: a reading
-that is above it is cut to it."""
+The kernel keeps its count of anonymous memory by processor, and a reader adds the processors up one
+after the other: where it has to wait in between, what was freed on the first one meanwhile is
+missing, and what was taken on the others is there. On a busy machine some reading in ten thousand
+shows ten MiB and more that never were, and the next one may show them again. The group's total is
+one counter, right at any moment, and a few MiB above what is anonymous: a reading that is above it
+is cut to it."""
 import os
 import shutil
 import signal
@@ -41,11 +43,13 @@ class Cgroup:
     def __init__(self):
         for root, version in (("/sys/fs/cgroup/memory", 1), ("/sys/fs/cgroup", 2)):
             known = os.path.join(root, "memory.stat" if version == 1 else "cgroup.controllers")
-            if not os.path.exists(known) or (version == 2 and "memory" not in open(known).read().split()):
+            if not os.path.exists(known) or (version == 2
+                                             and "memory" not in open(known).read().split()):
                 continue
             try:
                 self.sweep(root)
-                if version == 2:   # as systemd has it; elsewhere the root's children do not count their memory
+                # as systemd has it; elsewhere the root's children do not count their memory
+                if version == 2:
                     with open(os.path.join(root, "cgroup.subtree_control"), "w") as control:
                         control.write("+memory")
                 self.path = os.path.join(root, PREFIX + str(os.getpid()))
@@ -59,7 +63,8 @@ class Cgroup:
             total = "memory.usage_in_bytes" if version == 1 else "memory.current"
             self.total = os.open(os.path.join(self.path, total), os.O_RDONLY)
             return
-        pytest.skip("memory-cgroup: " + str(getattr(self, "refusal", "no memory controller is mounted")))
+        pytest.skip("memory-cgroup: " + str(getattr(self, "refusal",
+                                                    "no memory controller is mounted")))
 
     @staticmethod
     def sweep(root):
@@ -127,7 +132,8 @@ def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
                 above = anonymous - cap
             time.sleep(0.0002)   # the machine may have two processors
             worst = max(worst, anonymous - cap - SLACK_TREE - most * (SLACK_SERVICE + outside))
-        text = (f"{name}: budget {dram_mib} MiB, anonymous peak {peak / MIB:.1f} MiB, {most} processes, "
+        text = (f"{name}: budget {dram_mib} MiB, anonymous peak {peak / MIB:.1f} MiB, {most} "
+                f"processes, "
                 f"{samples} samples, {time.time() - began:.1f} s")
         print(text)
         if child.returncode != 0:
@@ -161,8 +167,8 @@ if __name__ == "__main__":
 MAKEFILE = "all: $(addsuffix .o,$(basename $(wildcard *.c)))\n%.o: %.c\n\t$(CC) -O2 -c -o $@ $<\n"
 
 
-# Children that descriptors are taken from before they start, as programs do it: each must still find the tree's
-# account.
+# Children that descriptors are taken from before they start, as programs do it: each must still
+# find the tree's account.
 CLOSERS = """
 import ctypes, os, subprocess, sys
 member, how = sys.argv[1:3]
@@ -174,7 +180,8 @@ def set_cloexec():
         if int(name) > 2: libc.fcntl(int(name), 2, 1)
 def dup_over():
     for fd in (600, 700, 701): libc.dup2(1, fd)
-before = {"subprocess": None, "raw": None, "closefrom": lambda: libc.closefrom(3), "each": close_each,
+before = {"subprocess": None, "raw": None, "closefrom": lambda: libc.closefrom(3),
+          "each": close_each,
           "cloexec": set_cloexec, "dup2": dup_over}[how]
 options = dict(close_fds=how == "subprocess", preexec_fn=before)
 words = ["closing"] * (how == "raw") + ["burst", "20"]   # past every library
@@ -182,8 +189,8 @@ children = [subprocess.Popen([member, *words], **options) for _ in range(3)]
 sys.exit(max(child.wait() for child in children))
 """
 
-# A daemon whose ancestors are gone and that has closed everything by raw system calls: no process has the account any
-# more.
+# A daemon whose ancestors are gone and that has closed everything by raw system calls: no process
+# has the account any more.
 ORPHAN = """
 import os, sys, time
 root = os.getpid()
@@ -212,10 +219,12 @@ def test_orphan(directory):
 
 
 def test_overhead():
-    """What of the budget cannot hold pages of the program, with four times as much data: below 5%."""
+    """What of the budget cannot hold pages of the program, with four times as much data: below
+    5%."""
     dram = 256 * MIB
     with tempfile.TemporaryFile() as output:
-        subprocess.run([LUNAR, "run", "--dram", "256m", "--size", "2g", "--stats", "--", MEMBER, "burst", "512"],
+        subprocess.run([LUNAR, "run", "--dram", "256m", "--size", "2g", "--stats", "--", MEMBER,
+                        "burst", "512"],
                        stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
         output.seek(0)
         lines = output.read().decode().splitlines()
@@ -248,10 +257,12 @@ def script_of(directory, text):
 # Children that write, the budget, what each writes, in MiB, and how often.
 @pytest.mark.parametrize("children, dram, mib, rounds", [
     (1, 128, 100, 1), (4, 128, 60, 1), (64, 256, 10, 1),
-    *(pytest.param(*row, 6, marks=pytest.mark.slow) for row in ((1, 128, 100), (4, 128, 100), (8, 128, 60),
+    *(pytest.param(*row, 6, marks=pytest.mark.slow)
+      for row in ((1, 128, 100), (4, 128, 100), (8, 128, 60),
                                                                 (64, 256, 24)))])
 def test_forks(children, dram, mib, rounds):
-    watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), str(rounds)], size="12g")
+    watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), str(rounds)],
+          size="12g")
 
 
 @pytest.mark.parametrize("words, dram, outside", [
@@ -270,7 +281,8 @@ def test_python_pool(directory, jobs):
 
 @pytest.mark.parametrize("how", ["subprocess", "raw", "closefrom", "each", "cloexec", "dup2"])
 def test_descriptors(directory, how):
-    watch(how, 48, [sys.executable, script_of(directory, CLOSERS), MEMBER, how], outside=SLACK_PROGRAM)
+    watch(how, 48, [sys.executable, script_of(directory, CLOSERS), MEMBER, how],
+          outside=SLACK_PROGRAM)
 
 
 @pytest.mark.parametrize("files", [2, pytest.param(32, marks=pytest.mark.slow)])

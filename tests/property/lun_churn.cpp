@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many processes on one physical LUN, killed at random. 16 of them create, grow, shrink and remove named LUNs and grow
-// scratch ones, and write and verify stamped blocks; the parent kills one after the other with SIGKILL and starts it
-// again. Some leave a daemon behind (forked twice) that goes on with its scratch LUN while its parent is killed.
+// Many processes on one physical LUN, killed at random. 16 of them create, grow, shrink and remove
+// named LUNs and grow scratch ones, and write and verify stamped blocks; the parent kills one after
+// the other with SIGKILL and starts it again. Some leave a daemon behind (forked twice) that goes
+// on with its scratch LUN while its parent is killed.
 //
-// A block says of which LUN it is, and where in it: a foreign stamp is an extent owned twice, zeros where a stamp was
-// are one lost. What a named LUN grows by must be zeros. At the end the metadata must check clean, the scratch LUNs of
-// the dead be gone, and those of living daemons be there and right.
-//   lun_churn [--seconds N] [--processes N] [--stripe MEMBERS | --path DEVICE]; what DEVICE holds is overwritten;
-//   LUNAR_SEED= replays the choices (not the timing).
+// A block says of which LUN it is, and where in it: a foreign stamp is an extent owned twice, zeros
+// where a stamp was are one lost. What a named LUN grows by must be zeros. At the end the metadata
+// must check clean, the scratch LUNs of the dead be gone, and those of living daemons be there and
+// right.
+//   lun_churn [--seconds N] [--processes N] [--stripe MEMBERS | --path DEVICE]; what DEVICE holds
+//   is overwritten; LUNAR_SEED= replays the choices (not the timing).
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -39,11 +41,13 @@ namespace {
 using lunar_test::option;
 using lunar_test::text_option;
 
-constexpr uint64_t kBytes = 32 * kMiB, kBlock = 4096, kStep = 64 * kKiB;  // one stamped block an extent
+// one stamped block an extent
+constexpr uint64_t kBytes = 32 * kMiB, kBlock = 4096, kStep = 64 * kKiB;
 constexpr unsigned kNames = 10, kDaemonsMax = 6;
 
 struct Shared {
-  std::atomic<unsigned> failures, created, resized, removed, scratch, daemons_started, blocks_checked, kills;
+  std::atomic<unsigned> failures, created, resized, removed, scratch, daemons_started,
+      blocks_checked, kills;
   std::atomic<unsigned> daemons;  // alive
   std::atomic<bool> stop_daemons, daemons_verify;
   std::atomic<unsigned> daemons_verified;
@@ -64,7 +68,8 @@ int open_virtual(const VirtualOptions& options, VirtualLun** out, ErrorText* why
 }
 
 void failure(const char* what, const char* detail) {
-  if (shared->failures.fetch_add(1) == 0) snprintf(shared->text, sizeof shared->text, "%s: %s", what, detail);
+  if (shared->failures.fetch_add(1) == 0)
+    snprintf(shared->text, sizeof shared->text, "%s: %s", what, detail);
 }
 
 int64_t io(Device* lun, Op op, uint64_t offset) {
@@ -124,7 +129,8 @@ void named_work() {
   VirtualLun* lun = nullptr;
   int status = open_virtual(options, &lun, &why);
   if (status < 0) {
-    if (status != -EEXIST && status != -ENOENT && status != -EBUSY && status != -ENOSPC) failure("open", why.text);
+    if (status != -EEXIST && status != -ENOENT && status != -EBUSY && status != -ENOSPC)
+      failure("open", why.text);
     return;
   }
   if (options.create) shared->created.fetch_add(1);
@@ -161,7 +167,8 @@ void use_scratch(VirtualLun* lun, uint64_t* have, uint64_t want) {
 }
 
 [[noreturn]] void daemon_life(VirtualLun* lun, uint64_t have) {
-  shared->daemons.fetch_add(1);  // not before: the process that would do it may be killed on the way
+  // not before: the process that would do it may be killed on the way
+  shared->daemons.fetch_add(1);
   shared->daemons_started.fetch_add(1);
   const uint64_t end = sys::now_ns() + (200 + below(3000)) * 1'000'000;
   bool verified = false;
@@ -236,7 +243,8 @@ PhysicalLun* look(const char* when) {
 }
 
 void check_result() {
-  // The living: each daemon has its scratch LUN, and reads what it wrote. From now on none ends by itself.
+  // The living: each daemon has its scratch LUN, and reads what it wrote. From now on none ends by
+  // itself.
   shared->daemons_verify.store(true);
   sys::sleep_ns(400'000'000);
   PhysicalLun* lun = look("after the last kill");
@@ -245,7 +253,8 @@ void check_result() {
   printf("daemons alive: %u, scratch LUNs left: %u\n", alive, scratch);
   if (scratch != alive || !in_use) failure("scratch LUNs", "not as many as living owners");
   lun->close();
-  for (int i = 0; i < 500 && shared->daemons_verified.load() < shared->daemons.load(); ++i) sys::sleep_ns(10'000'000);
+  for (int i = 0; i < 500 && shared->daemons_verified.load() < shared->daemons.load(); ++i)
+    sys::sleep_ns(10'000'000);
   if (shared->daemons_verified.load() < alive) failure("daemons", "did not verify in 5 s");
   shared->stop_daemons.store(true);
   for (int i = 0; i < 500 && shared->daemons.load(); ++i) sys::sleep_ns(10'000'000);
@@ -281,10 +290,13 @@ void check_result() {
     named->close();
   }
   printf(
-      "created %u, resized %u, removed %u, scratch %u, daemons %u, kills %u, blocks checked %u, named at the end %d\n",
-      shared->created.load(), shared->resized.load(), shared->removed.load(), shared->scratch.load(),
-      shared->daemons_started.load(), shared->kills.load(), shared->blocks_checked.load(), n);
-  REQUIRE(shared->failures.load() == 0, "%u times, first: %s", shared->failures.load(), shared->text);
+      "created %u, resized %u, removed %u, scratch %u, daemons %u, kills %u, blocks checked %u, "
+      "named at the end %d\n",
+      shared->created.load(), shared->resized.load(), shared->removed.load(),
+      shared->scratch.load(), shared->daemons_started.load(), shared->kills.load(),
+      shared->blocks_checked.load(), n);
+  REQUIRE(shared->failures.load() == 0, "%u times, first: %s", shared->failures.load(),
+          shared->text);
 }
 
 }  // namespace
@@ -295,14 +307,20 @@ TEST_CASE("lun-churn") {
   path = text_option("--path", "");
   random_state = tier::run_seed();
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  shared = new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared;
+  shared =
+      new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+          Shared;
   block = static_cast<char*>(aligned_alloc(4096, kBlock));
   const bool given_path = !path.empty();
-  for (unsigned i = 0; i < members && !given_path; ++i) files.push_back(std::make_unique<LunFile>(kBytes / members));
-  for (const auto& file : files) path += (path.empty() ? members > 1 ? "stripe:" : "" : ";") + file->path;
+  for (unsigned i = 0; i < members && !given_path; ++i)
+    files.push_back(std::make_unique<LunFile>(kBytes / members));
+  for (const auto& file : files)
+    path += (path.empty() ? members > 1 ? "stripe:" : "" : ";") + file->path;
   PhysicalLun* lun = nullptr;
   ErrorText why;
-  REQUIRE(physical_open(path.c_str(), given_path ? Format::kForce : Format::kIfBlank, &lun, &why) == 0, "%s", why.text);
+  REQUIRE(
+      physical_open(path.c_str(), given_path ? Format::kForce : Format::kIfBlank, &lun, &why) == 0,
+      "%s", why.text);
   lun->close();
   std::vector<pid_t> pids(processes);
   const auto start = [&](pid_t* pid) {
@@ -322,7 +340,8 @@ TEST_CASE("lun-churn") {
     waitpid(victim, nullptr, 0);
     shared->kills.fetch_add(1);
     int how = 0;
-    for (pid_t ended; (ended = waitpid(-1, &how, WNOHANG)) > 0;) {  // daemons that ended; nothing else may
+    for (pid_t ended;
+         (ended = waitpid(-1, &how, WNOHANG)) > 0;) {  // daemons that ended; nothing else may
       if (!WIFEXITED(how)) failure("a process died by itself", std::to_string(ended).c_str());
     }
     start(&victim);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every crash leaves the metadata whole. Random histories of changes to a physical LUN are recorded write by write;
-// then the device is put together as a crash could have left it, and opened:
+// Every crash leaves the metadata whole. Random histories of changes to a physical LUN are recorded
+// write by write; then the device is put together as a crash could have left it, and opened:
 //
-//   torn     all writes up to one, that one only in part: some of its 512-byte sectors, a prefix or any
-//   lost     of what was written since the last flush, and not with fua, only some, each perhaps torn (a device's cache
-//            keeps no order)
+//   torn     all writes up to one, that one only in part: some of its 512-byte sectors, a prefix or
+//            any
+//   lost     of what was written since the last flush, and not with fua, only some, each perhaps
+//            torn (a device's cache keeps no order)
 //   twice    a crash in the recovery from a crash
 //
-// It must open, check clean, and be the state that was acknowledged last, or the one that was being made: whole, with
-// the content that was flushed, and zeros where a LUN grew.
+// It must open, check clean, and be the state that was acknowledged last, or the one that was being
+// made: whole, with the content that was flushed, and zeros where a LUN grew.
 //   lun_crash [--histories N] [--variants N]; LUNAR_SEED= replays.
 #include <cstdio>
 #include <cstdlib>
@@ -157,7 +158,8 @@ void History::write_data(const std::string& name) {
   acknowledge(step);
 }
 
-// A LUN without a name that writes over what others had, and sometimes is left behind as by kill -9.
+// A LUN without a name that writes over what others had, and sometimes is left behind as by kill
+// -9.
 void History::scratch() {
   Step step = steps_.back();
   step.data_lun.clear();
@@ -243,7 +245,8 @@ bool History::matches(const State& state, const std::vector<VirtualLunInfo>& lis
   return true;
 }
 
-// What each LUN reads as. before: the state that was acknowledged, where a write of data may have come through or not.
+// What each LUN reads as. before: the state that was acknowledged, where a write of data may have
+// come through or not.
 void History::check_data(const Step& step, const State& before) {
   for (const auto& [name, blocks] : step.after) {
     if (blocks.empty()) continue;
@@ -252,8 +255,8 @@ void History::check_data(const Step& step, const State& before) {
     options.name = name.c_str();
     VirtualLun* lun = nullptr;
     ErrorText why;
-    REQUIRE(physical && VirtualLun::open(physical, options, &lun, &why) >= 0, "open after a crash: %s",
-            (where_ + why.text).c_str());
+    REQUIRE(physical && VirtualLun::open(physical, options, &lun, &why) >= 0,
+            "open after a crash: %s", (where_ + why.text).c_str());
     for (uint64_t block = 0; block < blocks.size(); ++block) {
       const iovec part = {block_, kBlock};
       Command command;
@@ -267,9 +270,12 @@ void History::check_data(const Step& step, const State& before) {
       for (unsigned i = 0; i < kBlock / kSector; ++i) {
         const char* sector = block_ + i * kSector;
         if (holds(sector, blocks[block], block, i)) continue;
-        if (open_question && old != before.end() && holds(sector, old->second[block], block, i)) continue;
+        if (open_question && old != before.end() && holds(sector, old->second[block], block, i))
+          continue;
         REQUIRE(false, "content: %s",
-                (where_ + "LUN " + name + " block " + std::to_string(block) + " sector " + std::to_string(i)).c_str());
+                (where_ + "LUN " + name + " block " + std::to_string(block) + " sector " +
+                 std::to_string(i))
+                    .c_str());
       }
     }
     lun->close();
@@ -282,7 +288,8 @@ void History::check_result(size_t acknowledged, bool data_too) {
   const bool more = acknowledged + 1 < steps_.size();
   PhysicalLun* lun = open(copy_.data(), Format::kNever, recovery_, undo_);
   if (!lun) {
-    // Before the primary superblock stands there is nothing: blank, or half-written images behind a blank head.
+    // Before the primary superblock stands there is nothing: blank, or half-written images behind a
+    // blank head.
     if (!done.formatted && (last_ == -ENODEV || last_ == -EEXIST || last_ == -EBADMSG)) return;
     REQUIRE(false, "does not open: %s", (where_ + said_).c_str());
   }
@@ -296,17 +303,20 @@ void History::check_result(size_t acknowledged, bool data_too) {
     REQUIRE(false, "check: %s", where_.c_str());
   lun->close();
   const Step* is = nullptr;
-  // The newer first: where both look the same, content tells (a write under way may be there or not).
+  // The newer first: where both look the same, content tells (a write under way may be there or
+  // not).
   if (more && matches(steps_[acknowledged + 1].after, list)) is = &steps_[acknowledged + 1];
   const bool old_too = matches(done.after, list);
-  REQUIRE(is || old_too, "neither what was acknowledged nor what was being made: %s", where_.c_str());
+  REQUIRE(is || old_too, "neither what was acknowledged nor what was being made: %s",
+          where_.c_str());
   if (is && old_too && is->data_lun.empty()) is = nullptr;
   Step as_acknowledged = done;
   as_acknowledged.data_lun.clear();
   if (data_too) check_data(is ? *is : as_acknowledged, done.after);
   lun = open(copy_.data(), Format::kNever, nullptr, undo_);
   CheckReport again;
-  REQUIRE(lun && lun->check(false, &again) >= 0 && again.problems == 0, "not clean after recovery: %s", where_.c_str());
+  REQUIRE(lun && lun->check(false, &again) >= 0 && again.problems == 0,
+          "not clean after recovery: %s", where_.c_str());
   lun->close();
 }
 
@@ -318,8 +328,9 @@ void History::crash_at(size_t event, unsigned variant) {
   for (size_t i = 0; i < event; ++i) {
     if (events_[i].kind == Kind::kMark) acknowledged = events_[i].mark;
   }
-  where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) + ", variant " +
-           std::to_string(variant) + ", after step " + std::to_string(acknowledged) + ": ";
+  where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) +
+           ", variant " + std::to_string(variant) + ", after step " + std::to_string(acknowledged) +
+           ": ";
   const bool lost = variant % 2 == 1;
   for (size_t i = flushed_; i <= event; ++i) {
     if (events_[i].fua && i < event) {
@@ -327,7 +338,11 @@ void History::crash_at(size_t event, unsigned variant) {
     } else if (lost) {
       if (below(2)) apply(events_[i], static_cast<Left>(below(3)), &undo);
     } else {
-      apply(events_[i], i < event ? Left::kAll : variant == 0 ? Left::kPrefix : Left::kAnySectors, &undo);
+      apply(events_[i],
+            i < event      ? Left::kAll
+            : variant == 0 ? Left::kPrefix
+                           : Left::kAnySectors,
+            &undo);
     }
   }
   const bool twice = below(6) == 0;

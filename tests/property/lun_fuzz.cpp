@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metadata that rotted, was mixed up or forged is never believed. Sound images of a physical LUN, some as a crash left
-// them, are changed at random and opened:
+// Metadata that rotted, was mixed up or forged is never believed. Sound images of a physical LUN,
+// some as a crash left them, are changed at random and opened:
 //
-//   bits, runs of bytes, sectors and blocks swapped or copied, also from other moments of the same LUN's life
-//   fields of superblocks, headers, entries and the extent table, with every checksum made right again
-//   devices that shrank or grew
+// - bits, runs of bytes, sectors and blocks swapped or copied, also from other moments of the same
+//   LUN's life
+// - fields of superblocks, headers, entries and the extent table, with every checksum made right
+// - devices that shrank or grew
 //
-// Each is refused, with a line, or opens as exactly what was acknowledged (repaired: byte for byte). Where whole slots
-// of other moments were put in, another acknowledged moment may result (image N + 1 in one slot is what a crash
-// leaves): not detectable. Not tried for the same reason: forging an image whose second copy is not sound, or both
-// copies alike.
+// Each is refused, with a line, or opens as exactly what was acknowledged (repaired: byte for
+// byte). Where whole slots of other moments were put in, another acknowledged moment may result
+// (image N + 1 in one slot is what a crash leaves): not detectable. Not tried for the same reason:
+// forging an image whose second copy is not sound, or both copies alike.
 //   lun_fuzz [--count N] [--first N]; LUNAR_SEED= replays; a failing image is number N of its seed.
 #include <signal.h>
 #include <sys/time.h>
@@ -41,8 +42,9 @@ namespace {
 constexpr uint64_t kBytes = 4 * kMiB, kSector = 512;
 
 struct Base {
-  std::vector<char> front, back;                                          // what is in use of both ends
-  std::vector<std::pair<std::vector<char>, std::vector<char>>> accepted;  // ends that an opened one may have
+  std::vector<char> front, back;  // what is in use of both ends
+  // ends that an opened one may have
+  std::vector<std::pair<std::vector<char>, std::vector<char>>> accepted;
 };
 
 uint64_t random_state;
@@ -58,8 +60,9 @@ bool forged;
 
 void hung(int) {
   char text[96];
-  const size_t length = format_to(text, sizeof text, "FAILED: image %lu or one of the 255 before it hangs\n",
-                                  static_cast<unsigned long>(image_number));
+  const size_t length =
+      format_to(text, sizeof text, "FAILED: image %lu or one of the 255 before it hangs\n",
+                static_cast<unsigned long>(image_number));
   (void)!write(1, text, length);
   abort();
 }
@@ -112,7 +115,8 @@ void change(unsigned step) {
 // States of one life, at rest and in the middle of a change.
 void make_bases() {
   must_open()->close();
-  if (superblock_geometry(*reinterpret_cast<const media::Superblock*>(device.data()), kBytes, &geometry) < 0)
+  if (superblock_geometry(*reinterpret_cast<const media::Superblock*>(device.data()), kBytes,
+                          &geometry) < 0)
     FAIL("geometry");
   front_bytes = geometry.front_offset + 2 * geometry.image_bytes;
   back_bytes = kBytes - geometry.back_offset;
@@ -121,7 +125,9 @@ void make_bases() {
     change(i);
     const auto after = ends();
     bases.push_back({after.first, after.second, {after}});
-    if (i % 3 == 0) bases.push_back({after.first, before.second, {before, after}});  // the back is still to be written
+    if (i % 3 == 0)
+      // the back is still to be written
+      bases.push_back({after.first, before.second, {before, after}});
   }
 }
 
@@ -163,9 +169,11 @@ void put_odd(T* field) {
 }
 
 void forge_super() {
-  auto* super = reinterpret_cast<media::Superblock*>(device.data() + (below(2) ? 0 : geometry.backup_offset()));
-  uint64_t* const fields[] = {&super->device_bytes, &super->extent_bytes, &super->extent_count, &super->image_bytes,
-                              &super->front_offset, &super->data_offset,  &super->back_offset,  &super->created_s};
+  auto* super = reinterpret_cast<media::Superblock*>(device.data() +
+                                                     (below(2) ? 0 : geometry.backup_offset()));
+  uint64_t* const fields[] = {&super->device_bytes, &super->extent_bytes, &super->extent_count,
+                              &super->image_bytes,  &super->front_offset, &super->data_offset,
+                              &super->back_offset,  &super->created_s};
   switch (below(6)) {
     case 0:
       put_odd(&super->version);
@@ -258,13 +266,16 @@ void mutate(bool may_forge) {
     case 2: {
       uint64_t length = 1 + below(700);
       if (length > room_at(at)) length = room_at(at);
-      for (uint64_t i = 0; i < length; ++i) device[at + i] = static_cast<char>(next_random(&random_state));
+      for (uint64_t i = 0; i < length; ++i)
+        device[at + i] = static_cast<char>(next_random(&random_state));
       break;
     }
     case 3:
     case 4: {  // sectors or blocks change places, or one is copied
-      const uint64_t unit = below(2) ? kSector : 4096, from = at / unit * unit, to = other / unit * unit;
-      std::vector<char> keep(device.begin() + static_cast<long>(to), device.begin() + static_cast<long>(to + unit));
+      const uint64_t unit = below(2) ? kSector : 4096, from = at / unit * unit,
+                     to = other / unit * unit;
+      std::vector<char> keep(device.begin() + static_cast<long>(to),
+                             device.begin() + static_cast<long>(to + unit));
       memmove(device.data() + to, device.data() + from, unit);
       if (below(2)) memcpy(device.data() + from, keep.data(), unit);
       break;
@@ -273,7 +284,8 @@ void mutate(bool may_forge) {
       const Base& source = bases[below(bases.size())];
       const uint64_t from = at / kSector * kSector;
       memcpy(device.data() + from,
-             from < front_bytes ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)),
+             from < front_bytes ? source.front.data() + from
+                                : source.back.data() + (from - (kBytes - back_bytes)),
              kSector);
       break;
     }
@@ -281,8 +293,10 @@ void mutate(bool may_forge) {
       const Base& source = bases[below(bases.size())];
       const auto i = static_cast<unsigned>(below(4));
       const uint64_t from = geometry.slot_offset(i);
-      memcpy(slot(i), i < 2 ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)),
-             geometry.image_bytes);
+      memcpy(
+          slot(i),
+          i < 2 ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)),
+          geometry.image_bytes);
       break;
     }
     case 7:
@@ -305,7 +319,9 @@ TEST_CASE("lun-fuzz") {
   random_state = seed;
   make_bases();
   signal(SIGPROF, hung);
-  lunar_test::g_at_failure = [] { fprintf(stderr, "image %lu\n", static_cast<unsigned long>(image_number)); };
+  lunar_test::g_at_failure = [] {
+    fprintf(stderr, "image %lu\n", static_cast<unsigned long>(image_number));
+  };
   uint64_t opened = 0, repaired = 0;
   std::map<int, uint64_t> refused;
   for (uint64_t n = first; n < first + count; ++n) {
@@ -325,8 +341,11 @@ TEST_CASE("lun-fuzz") {
       if (forged) break;
     }
     uint64_t bytes = kBytes;
-    if (below(50) == 0) bytes = below(2) ? kBytes - kSector * below(100) : kBytes - 4096 * below(900);
-    const Format format = below(8) == 0 ? Format::kRepair : below(3) == 0 ? Format::kIfBlank : Format::kNever;
+    if (below(50) == 0)
+      bytes = below(2) ? kBytes - kSector * below(100) : kBytes - 4096 * below(900);
+    const Format format = below(8) == 0   ? Format::kRepair
+                          : below(3) == 0 ? Format::kIfBlank
+                                          : Format::kNever;
     PhysicalLun* lun = nullptr;
     ErrorText why;
     const int status = open_device(bytes, format, &lun, &why);

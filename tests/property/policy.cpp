@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// policy: on a zipf(0.99) trace the pager reads less from the LUN than a FIFO of the whole budget would.
+// policy: on a zipf(0.99) trace the pager reads less from the LUN than a FIFO of the whole budget
+// would.
 //
-// Idea. One thread plays the trace on a region of four times the budget; the same trace runs through a simulated FIFO
-// of budget/page pages (more than the pager can hold resident: frames and tables come out of its budget). Misses are
-// pages read from the LUN, read-ahead included. LUNAR_SEED=N replays.
+// Idea. One thread plays the trace on a region of four times the budget; the same trace runs
+// through a simulated FIFO of budget/page pages (more than the pager can hold resident: frames and
+// tables come out of its budget). Misses are pages read from the LUN, read-ahead included.
+// LUNAR_SEED=N replays.
 #include <math.h>
 
 #include <algorithm>
@@ -22,7 +24,8 @@ class Zipf {
  public:
   Zipf(uint64_t count, double theta, tier::Random& random) : cumulated_(count), page_of_(count) {
     double sum = 0;
-    for (uint64_t i = 0; i < count; ++i) cumulated_[i] = sum += 1 / pow(static_cast<double>(i + 1), theta);
+    for (uint64_t i = 0; i < count; ++i)
+      cumulated_[i] = sum += 1 / pow(static_cast<double>(i + 1), theta);
     for (double& c : cumulated_) c /= sum;
     for (uint64_t i = 0; i < count; ++i) page_of_[i] = i;
     for (uint64_t i = count - 1; i > 0; --i) std::swap(page_of_[i], page_of_[random.below(i + 1)]);
@@ -84,12 +87,14 @@ TEST_CASE("policy") {
     if (i % 10 < 3)
       tier::stamp_write(base + at * page, page, at, ++versions[at]);
     else
-      REQUIRE(tier::stamp_holds(base + at * page, 64, at, versions[at]), "page %lu is wrong (%lx)", at, *word);
+      REQUIRE(tier::stamp_holds(base + at * page, 64, at, versions[at]), "page %lu is wrong (%lx)",
+              at, *word);
   }
   lunar_stats after = tier::stats();
   uint64_t misses = after.major_faults + after.prefetched - before.major_faults - before.prefetched;
   printf(
-      "zipf(0.99), %lu accesses, %lu pages: pager read %lu pages (hit ratio %.2f %%; second chances %lu), FIFO of "
+      "zipf(0.99), %lu accesses, %lu pages: pager read %lu pages (hit ratio %.2f %%; second "
+      "chances %lu), FIFO of "
       "the whole budget "
       "%lu (%.2f %%)\n",
       kAccesses, pages, misses, 100.0 - 100.0 * static_cast<double>(misses) / kAccesses,

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// stress: threads do random things to memory that is several times its DRAM, against a shadow model kept in plain DRAM.
+// stress: threads do random things to memory that is several times its DRAM, against a shadow model
+// kept in plain DRAM.
 //
 // Idea. Memory has three parts:
-//   pages    every quarter of a page has a version in the model; its words tell (quarter, version). A thread that works
-//            on pages holds their locks (try-locks: a taken page means another choice), so neighbours and read-ahead
-//            windows are shared between threads all the time, single pages are not
-//   shared   never changes after start and is read by all threads without locks: two threads fault on one page
+//   pages    every quarter of a page has a version in the model; its words tell (quarter, version).
+//            A thread that works on pages holds their locks (try-locks: a taken page means another
+//            choice), so neighbours and read-ahead windows are shared between threads all the time,
+//            single pages are not
+//   shared   never changes after start and is read by all threads without locks: two threads fault
+//            on one page
 //   blocks   lunar_malloc memory, a table a thread: grown, shrunk, moved, freed
-// Every read checks all the words it sees. LUNAR_SEED=N replays the threads' choices (not how they interleave).
+// Every read checks all the words it sees. LUNAR_SEED=N replays the threads' choices (not how they
+// interleave).
 //
-// Options: --operations N, --faults N (at least that many, or the test fails), --memory MIB, --divisor N (budget =
-// memory / N), --threads N, --lun URI, --options LIST.
+// Options: --operations N, --faults N (at least that many, or the test fails), --memory MIB,
+// --divisor N (budget = memory / N), --threads N, --lun URI, --options LIST.
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -28,7 +32,8 @@ using tier::Random;
 
 struct Settings {
   uint64_t operations = option("--operations", 500'000), faults = option("--faults", 250'000),
-           memory = option("--memory", 1024), divisor = option("--divisor", 8), threads = option("--threads", 8);
+           memory = option("--memory", 1024), divisor = option("--divisor", 8),
+           threads = option("--threads", 8);
   const char *lun = text_option("--lun"), *options = text_option("--options");
 };
 
@@ -51,7 +56,8 @@ class PageLocks {
   PageLocks(uint64_t first, uint64_t count) : first_(first) {
     for (; held_ < count; ++held_) {
       uint32_t free = 0;
-      if (!g.locks[first + held_].compare_exchange_strong(free, 1, std::memory_order_acquire)) break;
+      if (!g.locks[first + held_].compare_exchange_strong(free, 1, std::memory_order_acquire))
+        break;
     }
     all_ = held_ == count;
   }
@@ -72,7 +78,8 @@ void check_content(uint64_t page, const char* content, const char* what) {
     uint64_t key = page * 4 + q;
     if (tier::stamp_holds(content + q * g.part, g.part, key, g.versions[key])) continue;
     auto* word = reinterpret_cast<const uint64_t*>(content + q * g.part);
-    fprintf(stderr, "page %lu (%p) quarter %u: expected version %u, first words %lx %lx, state %d\n", page,
+    fprintf(stderr,
+            "page %lu (%p) quarter %u: expected version %u, first words %lx %lx, state %d\n", page,
             static_cast<void*>(address_of(page)), q, g.versions[key], word[0], word[1],
             lunar::pager_page_state(address_of(page)));
     for (uint32_t v = 0; v <= g.versions[key]; ++v)
@@ -88,7 +95,8 @@ void write_part(uint64_t page, unsigned q, char* at) {
 
 // One worker's belongings.
 struct Worker {
-  Worker(uint64_t seed, unsigned index, uint64_t block_bytes) : random(seed * 64 + index), block_limit(block_bytes) {
+  Worker(uint64_t seed, unsigned index, uint64_t block_bytes)
+      : random(seed * 64 + index), block_limit(block_bytes) {
     REQUIRE(pipe2(pipe_fds, O_CLOEXEC) == 0);
     fcntl(pipe_fds[1], F_SETPIPE_SZ, 1 << 20);
     plain.resize(64 * g.page);
@@ -185,8 +193,8 @@ void system_call(Worker& w) {
   char* plain = w.plain.data();
   switch (w.random.below(3)) {
     case 0:
-      REQUIRE(read(g.zero_fd, address_of(first), bytes) == static_cast<ssize_t>(bytes), "read of zeros: %s",
-              strerror(errno));
+      REQUIRE(read(g.zero_fd, address_of(first), bytes) == static_cast<ssize_t>(bytes),
+              "read of zeros: %s", strerror(errno));
       for (uint64_t key = first * 4; key < (first + n) * 4; ++key) g.versions[key] = 0;
       break;
     case 1:  // out of tiered memory
@@ -205,7 +213,8 @@ void system_call(Worker& w) {
 void read_shared(Worker& w) {
   // Half of the reads go to a small hot part: threads meet there.
   uint64_t page = w.random.below(w.random.one_in(2) ? 64 : g.shared_pages);
-  REQUIRE(tier::stamp_holds(g.shared + page * g.page, g.page, page, 7), "shared page %lu is wrong, state %d", page,
+  REQUIRE(tier::stamp_holds(g.shared + page * g.page, g.page, page, 7),
+          "shared page %lu is wrong, state %d", page,
           lunar::pager_page_state(g.shared + page * g.page));
 }
 
@@ -228,10 +237,12 @@ void free_block(Worker& w, size_t index) {
 }
 
 void work_blocks(Worker& w) {
-  while (!w.blocks.empty() && w.block_bytes > w.block_limit) free_block(w, w.random.below(w.blocks.size()));
+  while (!w.blocks.empty() && w.block_bytes > w.block_limit)
+    free_block(w, w.random.below(w.blocks.size()));
   if (w.blocks.empty() || w.random.one_in(3)) {  // new
     Worker::Block block{nullptr, some_size(w), (w.next_id++ << 16) + w.random.below(1 << 16)};
-    block.at = static_cast<char*>(w.random.one_in(4) ? lunar_calloc(1, block.bytes) : lunar_malloc(block.bytes));
+    block.at = static_cast<char*>(w.random.one_in(4) ? lunar_calloc(1, block.bytes)
+                                                     : lunar_malloc(block.bytes));
     REQUIRE(block.at != nullptr, "lunar_malloc(%zu): %s", block.bytes, strerror(errno));
     tier::stamp_write(block.at, block.bytes, block.id, 1);
     w.block_bytes += block.bytes;
@@ -261,8 +272,8 @@ void work_region(Worker& w) {
   for (uint64_t i = 0; i < written; ++i) tier::stamp_write(at + i * g.page, g.page, i, 3);
   if (w.random.one_in(2)) REQUIRE(lunar_evict(at, pages * g.page) >= 0);
   for (uint64_t i = 0; i < pages; ++i)
-    REQUIRE(tier::stamp_holds(at + i * g.page, g.page, i, i < written ? 3 : 0), "region page %lu of %lu (%lu written)",
-            i, pages, written);
+    REQUIRE(tier::stamp_holds(at + i * g.page, g.page, i, i < written ? 3 : 0),
+            "region page %lu of %lu (%lu written)", i, pages, written);
   int rc = lunar_region_destroy(at, pages * g.page);
   REQUIRE(rc == 0, "region_destroy: %d", rc);
 }
@@ -304,7 +315,8 @@ void set_up(const Settings& s) {
   g.locks = std::vector<std::atomic<uint32_t>>(g.pages);
   g.versions.assign(g.pages * 4, 0);
   g.zero_fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
-  for (uint64_t i = 0; i < g.shared_pages; ++i) tier::stamp_write(g.shared + i * g.page, g.page, i, 7);
+  for (uint64_t i = 0; i < g.shared_pages; ++i)
+    tier::stamp_write(g.shared + i * g.page, g.page, i, 7);
   for (uint64_t i = 0; i < g.pages; ++i)  // an eighth stays untouched
     for (unsigned q = 0; q < 4 && i % 8 != 0; ++q) write_part(i, q, address_of(i) + q * g.part);
 }
@@ -326,16 +338,19 @@ TEST_CASE("stress") {
         while (!worker.blocks.empty()) free_block(worker, worker.blocks.size() - 1);
       });
     for (std::thread& thread : threads) thread.join();
-    for (uint64_t page = 0; page < g.pages; ++page, ++g.done) check_content(page, address_of(page), "the last look");
+    for (uint64_t page = 0; page < g.pages; ++page, ++g.done)
+      check_content(page, address_of(page), "the last look");
   }
   double took = tier::seconds() - start;
   lunar_stats st = tier::stats();
   printf(
-      "%lu operations in %.1f s: faults %lu (major %lu, second chances %lu, zero %lu), prefetched %lu, evictions "
+      "%lu operations in %.1f s: faults %lu (major %lu, second chances %lu, zero %lu), prefetched "
+      "%lu, evictions "
       "%lu "
       "(clean %lu, zero %lu), waits %lu; resident peak %lu of %lu MiB\n",
-      s.operations, took, st.faults, st.major_faults, st.second_chances, st.zero_fills, st.prefetched, st.evictions,
-      st.evicted_clean, st.evicted_zero, st.budget_waits, st.resident_peak_bytes >> 20, st.dram_budget_bytes >> 20);
+      s.operations, took, st.faults, st.major_faults, st.second_chances, st.zero_fills,
+      st.prefetched, st.evictions, st.evicted_clean, st.evicted_zero, st.budget_waits,
+      st.resident_peak_bytes >> 20, st.dram_budget_bytes >> 20);
   REQUIRE(st.read_errors == 0 && st.write_errors == 0 && st.poisoned == 0);
   REQUIRE(st.resident_peak_bytes <= st.dram_budget_bytes, "the cap was passed");
   REQUIRE(st.faults >= s.faults, "too few faults: %lu of %lu", st.faults, s.faults);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate redirects calls of a program that is linked to a fixed address and also takes their address: pointers to the
-// function hold the program's own jump then, which goes where the slot says, so to the replacement. What the
-// replacement calls has to be the function itself.
+// The gate redirects calls of a program that is linked to a fixed address and also takes their
+// address: pointers to the function hold the program's own jump then, which goes where the slot
+// says, so to the replacement. What the replacement calls has to be the function itself.
 // Threading: main.
 #include <dlfcn.h>
 #include <strings.h>
@@ -34,15 +34,18 @@ const char* object_with(Compare function) {
 TEST_CASE("calls and pointers of a program at a fixed address go to the replacement", "[gate]") {
   g_pointer = strcasecmp;
   const char* own = object_with(replacement);
-  REQUIRE(object_with(g_pointer) == own);  // else the linker gives no such jumps, and this shows nothing
+  REQUIRE(object_with(g_pointer) ==
+          own);  // else the linker gives no such jumps, and this shows nothing
   g_before = reinterpret_cast<Compare>(lunar::program_calls("strcasecmp"));
   REQUIRE((g_before != nullptr && object_with(g_before) != own));
   void* before = nullptr;
   lunar::ErrorText why;
-  REQUIRE(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(replacement), &before, &why) == 0);
+  REQUIRE(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(replacement), &before,
+                                  &why) == 0);
   REQUIRE(before == reinterpret_cast<void*>(g_before));
   REQUIRE((strcasecmp("a word", "A Word") == 0 && g_calls == 1));
   REQUIRE((g_pointer("a word", "another") != 0 && g_calls == 2));
-  REQUIRE(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(g_before), &before, &why) == 0);
+  REQUIRE(lunar::program_redirect("strcasecmp", reinterpret_cast<void*>(g_before), &before, &why) ==
+          0);
   REQUIRE((strcasecmp("a word", "A Word") == 0 && g_calls == 2));
 }

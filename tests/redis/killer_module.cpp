@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Redis module for tests of the gate: KILLER.LATER id ends that client from a thread of its own, as modules with
-// threads may; KILLER.READ name lets a thread of that name read as the server's threads do; KILLER.SCAN ms lets a
-// thread scan database 1 for so long, and KILLER.SCANNING says whether it still does. The slice of the module ABI is
-// declared here; the first word of a context is where its calls are found by name.
+// A Redis module for tests of the gate: KILLER.LATER id ends that client from a thread of its own,
+// as modules with threads may; KILLER.READ name lets a thread of that name read as the server's
+// threads do; KILLER.SCAN ms lets a thread scan database 1 for so long, and KILLER.SCANNING says
+// whether it still does. The slice of the module ABI is declared here; the first word of a context
+// is where its calls are found by name.
 // Threading: the thread has the server's lock while it calls. May not be used by code that ships.
 #include <dlfcn.h>
 #include <pthread.h>
@@ -44,7 +45,8 @@ std::atomic<int> g_reads{0}, g_scanning{0};
 void kill_client(const std::string& id) {
   Context* context = g_context(nullptr);
   g_lock(context);
-  if (Reply* reply = g_call(context, "CLIENT", "ccc", "KILL", "ID", id.c_str()); reply != nullptr) g_free_reply(reply);
+  if (Reply* reply = g_call(context, "CLIENT", "ccc", "KILL", "ID", id.c_str()); reply != nullptr)
+    g_free_reply(reply);
   g_unlock(context);
   g_free_context(context);
 }
@@ -52,8 +54,8 @@ void kill_client(const std::string& id) {
 // The server's own syncRead() calls read() as its threads do that read for it.
 void read_as(const std::string& name) {
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-  const auto server_reads =
-      reinterpret_cast<ssize_t (*)(int, char*, ssize_t, long long)>(dlsym(RTLD_DEFAULT, "syncRead"));
+  const auto server_reads = reinterpret_cast<ssize_t (*)(int, char*, ssize_t, long long)>(
+      dlsym(RTLD_DEFAULT, "syncRead"));
   int ends[2];
   char byte = 'x';
   if (server_reads == nullptr || pipe(ends) != 0) return;
@@ -79,7 +81,8 @@ int later(Context* context, String** words, int count) {
   return g_answer(context, "OK");
 }
 
-// Takes the lock for a few buckets at a time: the counter that pauses a rehash goes up and down without a pause.
+// Takes the lock for a few buckets at a time: the counter that pauses a rehash goes up and down
+// without a pause.
 void scan_for(std::chrono::milliseconds time) {
   Context* context = g_context(nullptr);
   const auto end = std::chrono::steady_clock::now() + time;
@@ -87,7 +90,10 @@ void scan_for(std::chrono::milliseconds time) {
     g_lock(context);
     g_select(context, 1);
     Cursor* cursor = g_make_cursor();
-    for (int i = 0; i < 200 && g_scan(context, cursor, [](Context*, String*, Key*, void*) {}, nullptr) != 0; ++i);
+    for (int i = 0;
+         i < 200 && g_scan(
+                        context, cursor, [](Context*, String*, Key*, void*) {}, nullptr) != 0;
+         ++i);
     g_end_cursor(cursor);
     more = std::chrono::steady_clock::now() < end;
     g_unlock(context);
@@ -100,26 +106,35 @@ void scan_for(std::chrono::milliseconds time) {
 int scan(Context* context, String** words, int count) {
   if (count != 2) return g_answer(context, "how long?");
   ++g_scanning;
-  std::thread(scan_for, std::chrono::milliseconds(strtol(g_text(words[1], nullptr), nullptr, 10))).detach();
+  std::thread(scan_for, std::chrono::milliseconds(strtol(g_text(words[1], nullptr), nullptr, 10)))
+      .detach();
   return g_answer(context, "OK");
 }
 
-int scanning(Context* context, String**, int) { return g_answer(context, g_scanning == 0 ? "NO" : "YES"); }
+int scanning(Context* context, String**, int) {
+  return g_answer(context, g_scanning == 0 ? "NO" : "YES");
+}
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(Context* context, String**, int) {
+extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(Context* context, String**,
+                                                                         int) {
   auto get = reinterpret_cast<int (*)(const char*, void*)>(*reinterpret_cast<void**>(context));
-  const auto found = [get](const char* name, auto* out) { return get(name, reinterpret_cast<void*>(out)) == 0; };
+  const auto found = [get](const char* name, auto* out) {
+    return get(name, reinterpret_cast<void*>(out)) == 0;
+  };
   if (!found("RedisModule_GetThreadSafeContext", &g_context) ||
       !found("RedisModule_FreeThreadSafeContext", &g_free_context) ||
       !found("RedisModule_ThreadSafeContextLock", &g_lock) ||
-      !found("RedisModule_ThreadSafeContextUnlock", &g_unlock) || !found("RedisModule_Call", &g_call) ||
-      !found("RedisModule_FreeCallReply", &g_free_reply) || !found("RedisModule_StringPtrLen", &g_text) ||
-      !found("RedisModule_ReplyWithSimpleString", &g_answer) || !found("RedisModule_CreateCommand", &g_create) ||
-      !found("RedisModule_SetModuleAttribs", &g_attributes) || !found("RedisModule_ScanCursorCreate", &g_make_cursor) ||
-      !found("RedisModule_ScanCursorDestroy", &g_end_cursor) || !found("RedisModule_Scan", &g_scan) ||
-      !found("RedisModule_SelectDb", &g_select))
+      !found("RedisModule_ThreadSafeContextUnlock", &g_unlock) ||
+      !found("RedisModule_Call", &g_call) || !found("RedisModule_FreeCallReply", &g_free_reply) ||
+      !found("RedisModule_StringPtrLen", &g_text) ||
+      !found("RedisModule_ReplyWithSimpleString", &g_answer) ||
+      !found("RedisModule_CreateCommand", &g_create) ||
+      !found("RedisModule_SetModuleAttribs", &g_attributes) ||
+      !found("RedisModule_ScanCursorCreate", &g_make_cursor) ||
+      !found("RedisModule_ScanCursorDestroy", &g_end_cursor) ||
+      !found("RedisModule_Scan", &g_scan) || !found("RedisModule_SelectDb", &g_select))
     return 1;
   g_attributes(context, "killer", 1, 1);
   if (g_create(context, "killer.read", read, "fast", 0, 0, 0) != 0 ||

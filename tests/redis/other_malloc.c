@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A malloc that is not jemalloc, put first by LD_PRELOAD: glibc's own blocks with a head that tells size and start. For
- * the test of what the Redis module refuses. */
+/* A malloc that is not jemalloc, put first by LD_PRELOAD: glibc's own blocks with a head that tells
+ * size and start. For the test of what the Redis module refuses. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,14 +18,17 @@ void* memalign(size_t alignment, size_t size) {
   if (alignment < 16) alignment = 16;
   char* start = __libc_malloc(size + alignment + sizeof(struct head));
   if (start == NULL) return NULL;
-  char* block = (char*)(((uintptr_t)start + sizeof(struct head) + alignment - 1) / alignment * alignment);
+  char* block =
+      (char*)(((uintptr_t)start + sizeof(struct head) + alignment - 1) / alignment * alignment);
   ((struct head*)block)[-1] = (struct head){start, size};
   return block;
 }
 
 void* malloc(size_t size) { return memalign(16, size); }
 void* aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
-size_t malloc_usable_size(void* block) { return block == NULL ? 0 : ((struct head*)block)[-1].size; }
+size_t malloc_usable_size(void* block) {
+  return block == NULL ? 0 : ((struct head*)block)[-1].size;
+}
 void free(void* block) {
   if (block != NULL) __libc_free(((struct head*)block)[-1].start);
 }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An append-only file loads at about the pace of a plain server.
 
-A plain server writes the file (a dump, or commands, first; then SETRANGE, SET, hashes, several databases over all of
-it); a tiered one, a quarter of whose data fits in DRAM, loads it. Its main thread seldom faults, the gate's fetchers
-read ahead of its commands, and the data is the same.
+A plain server writes the file (a dump, or commands, first; then SETRANGE, SET, hashes, several
+databases over all of it); a tiered one, a quarter of whose data fits in DRAM, loads it. Its main
+thread seldom faults, the gate's fetchers read ahead of its commands, and the data is the same.
 """
 import random
 
@@ -14,7 +14,8 @@ from redis_server import NOISE, PATIENCE_S, SEED, wait_until
 KEYS, SIZE, WRITES = 56_000, 1000, 50_000
 FAULTS_MAX = 0.4       # of the main thread, a write over a key that is there
 COLD_MAX = 0.02        # of these, those that wait for the LUN
-AHEAD_MIN = 0.5        # reads that the fetchers were asked for, a write: of four keys three are cold
+# reads that the fetchers were asked for, a write: of four keys three are cold
+AHEAD_MIN = 0.5
 APPENDING = ("--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0",
              "--aof-timestamp-enabled", "yes")
 
@@ -34,7 +35,8 @@ def writes(pick):
 
     yield "SELECT", "2"
     for i in range(500):
-        yield ("HSET", f"hash:{i}", *(part for j in range(20) for part in (f"field:{j}", noise(100))))
+        yield ("HSET", f"hash:{i}",
+               *(part for j in range(20) for part in (f"field:{j}", noise(100))))
     yield "SELECT", "0"
     for i in range(WRITES):
         key = f"key:{pick.randrange(KEYS)}"
@@ -64,12 +66,14 @@ def test_load(servers, how, first):
     plain_s = server.took
     server.end()
 
-    server = getattr(servers, how)(*APPENDING, name=how, size="500mb" if how == "tiered" else "500m")
+    server = getattr(servers, how)(*APPENDING, name=how, size="500mb" if how == "tiered"
+                                   else "500m")
     faults = server.faults() / WRITES   # before those of the digest
     print(f"plain {plain_s:.2f} s, tiered {server.took:.2f} s; a later write: {faults:.3f} faults")
     cold, ahead = 0, AHEAD_MIN
     if how == "tiered":
-        cold, ahead = (server.figure(name) / WRITES for name in ("main_cold_faults", "overlapped_reads"))
+        cold, ahead = (server.figure(name) / WRITES
+                       for name in ("main_cold_faults", "overlapped_reads"))
         print(f"{cold:.4f} of them cold, {ahead:.2f} reads ahead")
     assert server.digest() == digest
     assert faults <= FAULTS_MAX

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server saves in the background while its clients read cold keys.
 
-Parent and child share one budget. What counts is how much the child reads, a key: it goes through the keys in the order
-of their hashes, so it has to keep what describes them in DRAM (entries, keys and objects, a tenth of the data here), or
-reads several pages for each key. Bytes are counted, not time, as machines that run tests are busy.
+Parent and child share one budget. What counts is how much the child reads, a key: it goes through
+the keys in the order of their hashes, so it has to keep what describes them in DRAM (entries, keys
+and objects, a tenth of the data here), or reads several pages for each key. Bytes are counted, not
+time, as machines that run tests are busy.
 """
 import time
 
@@ -39,6 +40,7 @@ def test_child_reads_each_page_about_once(servers):
         while child_of(server) == child:
             read = max(read, read_bytes(child))
             time.sleep(0.01)
-        wait_until("the end of the save", lambda: server.info("persistence")["rdb_bgsave_in_progress"] == "0")
+        wait_until("the end of the save",
+                   lambda: server.info("persistence")["rdb_bgsave_in_progress"] == "0")
         assert server.info("persistence")["rdb_last_bgsave_status"] == "ok"
     assert read / KEYS / 4096 <= PAGES_MAX, "pages that the child read, a key"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate's table of commands (adapters/gate/command_keys.cpp) against COMMAND of every server that is installed, the
-// module's own commands included: a command with keys that the table does not have is a failure, as are keys that the
-// server sees elsewhere (COMMAND GETKEYS on a sample of each). A new command is noticed by the first run with its
-// server.
+// The gate's table of commands (adapters/gate/command_keys.cpp) against COMMAND of every server
+// that is installed, the module's own commands included: a command with keys that the table does
+// not have is a failure, as are keys that the server sees elsewhere (COMMAND GETKEYS on a sample of
+// each). A new command is noticed by the first run with its server.
 //
 //   redis_commands MODULE
 //
@@ -45,7 +45,8 @@ bool has_flag(const redisReply& flags, const char* name) {
 // A map comes as names and values in turn.
 const redisReply* entry_of(const redisReply& map, const char* name) {
   for (size_t i = 0; i + 1 < map.elements; i += 2)
-    if (map.element[i]->type != REDIS_REPLY_ARRAY && strcmp(map.element[i]->str, name) == 0) return map.element[i + 1];
+    if (map.element[i]->type != REDIS_REPLY_ARRAY && strcmp(map.element[i]->str, name) == 0)
+      return map.element[i + 1];
   return nullptr;
 }
 
@@ -57,7 +58,8 @@ bool has_keys(const redisReply& command) {
     if (flags == nullptr || !has_flag(*flags, "not_key")) return true;
     channels = true;
   }
-  return !channels && (field(command, 3).integer != 0 || has_flag(field(command, 2), "movablekeys"));
+  return !channels &&
+         (field(command, 3).integer != 0 || has_flag(field(command, 2), "movablekeys"));
 }
 
 // Commands that have the shape of the table's entry; the keys in them are k1, k2...
@@ -77,10 +79,12 @@ std::vector<Words> samples(const CommandKeys& keys, const Words& name, int64_t a
   switch (keys.form) {
     case KeyForm::kRange:
       list.push_back(filled(
-          name, std::max(least, keys.last < 0 && arity < 0
-                                    ? first + 4u * static_cast<size_t>(keys.step) + static_cast<size_t>(-keys.last - 1)
-                                : keys.last > 0 ? static_cast<size_t>(keys.last) + 1  // some modules' arity is -1
-                                                : 0)));
+          name,
+          std::max(least, keys.last < 0 && arity < 0 ? first + 4u * static_cast<size_t>(keys.step) +
+                                                           static_cast<size_t>(-keys.last - 1)
+                          : keys.last > 0
+                              ? static_cast<size_t>(keys.last) + 1  // some modules' arity is -1
+                              : 0)));
       break;
     case KeyForm::kCounted:
       head.push_back("2");
@@ -114,7 +118,8 @@ Words ours(const CommandKeys& keys, const Words& words) {
   static Command command;
   command = {};
   command.count = command.kept = static_cast<unsigned>(words.size());
-  for (size_t i = 0; i < words.size(); ++i) command.argument[i] = {words[i].data(), words[i].size()};
+  for (size_t i = 0; i < words.size(); ++i)
+    command.argument[i] = {words[i].data(), words[i].size()};
   Words found;
   for_each_key(keys, command, [&](unsigned i) { found.push_back(words[i]); });
   std::sort(found.begin(), found.end());
@@ -147,7 +152,8 @@ void check_command(RedisServer& server, const redisReply& command, Checked* done
     Words question = {"COMMAND", "GETKEYS"}, theirs;
     question.insert(question.end(), sample.begin(), sample.end());
     const auto reply = server.command(question);
-    for (size_t i = 0; i < reply->elements; ++i) theirs.emplace_back(reply->element[i]->str, reply->element[i]->len);
+    for (size_t i = 0; i < reply->elements; ++i)
+      theirs.emplace_back(reply->element[i]->str, reply->element[i]->len);
     std::sort(theirs.begin(), theirs.end());
     const Words our = ours(*keys, sample);
     ++done->samples;
@@ -158,24 +164,28 @@ void check_command(RedisServer& server, const redisReply& command, Checked* done
   }
 }
 
-Checked check_server(const Scratch& scratch, const std::string& binary, const std::string& module, unsigned nth) {
+Checked check_server(const Scratch& scratch, const std::string& binary, const std::string& module,
+                     unsigned nth) {
   ServerSetup setup;
   setup.redis_server = binary;
   setup.name = fmt::format("server{}", nth);
   setup.directory = scratch.file(setup.name);
   setup.saves = false;
   std::filesystem::create_directories(setup.directory);
-  if (!module.empty()) setup.further = {"--loadmodule", module, "dram", "16mb", "lun", setup.directory, "size", "64mb"};
+  if (!module.empty())
+    setup.further = {"--loadmodule", module,          "dram", "16mb",
+                     "lun",          setup.directory, "size", "64mb"};
   RedisServer server(setup);
   const auto all = server.command({"COMMAND"});
   Checked done;
   for (size_t i = 0; i < all->elements; ++i) check_command(server, *all->element[i], &done);
-  fmt::print("{}: {} commands, {} with keys, {} samples, {} wrong\n", binary, done.commands, done.with_keys,
-             done.samples, done.wrong);
+  fmt::print("{}: {} commands, {} with keys, {} samples, {} wrong\n", binary, done.commands,
+             done.with_keys, done.samples, done.wrong);
   return done;
 }
 
-// The server under test with the module; whatever else is installed without it: some builds take no modules.
+// The server under test with the module; whatever else is installed without it: some builds take no
+// modules.
 int test(const std::string& module) {
   const Scratch scratch;
   std::set<std::string> seen;
@@ -187,13 +197,15 @@ int test(const std::string& module) {
     const std::string real = std::filesystem::canonical(binary, missing).string();
     if (missing || !seen.insert(real).second) continue;
     const Checked done = check_server(scratch, binary, nth == 0 ? module : "", nth);
-    require(done.with_keys > 140 && done.samples >= done.with_keys - done.wrong, "{}: only {} commands with keys",
-            binary, done.with_keys);
+    require(done.with_keys > 140 && done.samples >= done.with_keys - done.wrong,
+            "{}: only {} commands with keys", binary, done.with_keys);
     wrong += done.wrong;
     ++nth;
   }
   require(wrong == 0, "{} commands differ from the table", wrong);
-  return verdict("add them to adapters/gate/command_keys.cpp, or to the exceptions here with a reason", "what to do");
+  return verdict(
+      "add them to adapters/gate/command_keys.cpp, or to the exceptions here with a reason",
+      "what to do");
 }
 
 }  // namespace

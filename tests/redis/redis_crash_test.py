@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A redis-server that crashes reports and dies, above its DRAM too.
 
-Its crash report tests memory: it saves, overwrites and restores every writable map that /proc/self/maps shows without
-a file. On tiered memory the pager's service threads run on meanwhile, and their tables must not be among these maps.
-(What the test does to libc's own memory may end it early on plain memory as well; so what counts is that it begins,
-and that the process dies by the signal, in at most RATIO_MAX times the time that plain memory takes, a byte tested: the
-best of up to ROUNDS runs of each, in turn, as others use the machine. Plain memory needs no disk, tiered memory reads
-three quarters from it and writes as much: 1.1 to 1.5 times as a rule, 1.7 where others use the disk.)
+Its crash report tests memory: it saves, overwrites and restores every writable map that
+/proc/self/maps shows without a file. On tiered memory the pager's service threads run on meanwhile,
+and their tables must not be among these maps. (What the test does to libc's own memory may end it
+early on plain memory as well; so what counts is that it begins, and that the process dies by the
+signal, in at most RATIO_MAX times the time that plain memory takes, a byte tested: the best of up
+to ROUNDS runs of each, in turn, as others use the machine. Plain memory needs no disk, tiered
+memory reads three quarters from it and writes as much: 1.1 to 1.5 times as a rule, 1.7 where others
+use the disk.)
 """
 import os
 import re

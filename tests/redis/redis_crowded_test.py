@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other programs keep all CPUs busy but the one that the server runs on.
 
-The gate's fetchers keep off the server's CPU. Where all others are taken, a fetcher that is woken waits there for a
-time slice, and the clients with it: on two CPUs next to one busy loop, GETs of cold keys fell from 46,000 to 6,500 per
-second. So they have to come back to the server's CPU. Their affinity is looked at, not the time. They have the lowest
-priority here: a server that is itself short of CPU gives them so little to do that the kernel lets them run at once.
-"""
+The gate's fetchers keep off the server's CPU. Where all others are taken, a fetcher that is woken
+waits there for a time slice, and the clients with it: on two CPUs next to one busy loop, GETs of
+cold keys fell from 46,000 to 6,500 per second. So they have to come back to the server's CPU. Their
+affinity is looked at, not the time. They have the lowest priority here: a server that is itself
+short of CPU gives them so little to do that the kernel lets them run at once. """
 import os
 import subprocess
 

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// An unmodified redis-server above its DRAM forks while it is written to: BGSAVE and the rewriting of the append-only
-// file. What the child wrote must load back, under Lunar again, as the very data set of the moment of the fork.
+// An unmodified redis-server above its DRAM forks while it is written to: BGSAVE and the rewriting
+// of the append-only file. What the child wrote must load back, under Lunar again, as the very data
+// set of the moment of the fork.
 //
 //   redis_fork LUNAR CAP_MIB VALUES_MIB
 //
-//   fill -> digest 0 -> BGSAVE, writes meanwhile -> append-only file on (a fork), writes, BGREWRITEAOF, writes
-//        -> digest 1 -> SHUTDOWN;   a server from the dump = digest 0;   one from the append-only file = digest 1
+//   fill -> digest 0 -> BGSAVE, writes meanwhile -> append-only file on (a fork), writes,
+//   BGREWRITEAOF, writes
+//        -> digest 1 -> SHUTDOWN
+//   a server from the dump = digest 0; one from the append-only file = digest 1
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include <unistd.h>
@@ -23,8 +26,9 @@ using namespace e2e;
 using lunar::tools::RedisServer;
 using lunar::tools::ServerSetup;
 
-constexpr int kPatienceSeconds = 900;                              // DEBUG DIGEST of 1 GiB on a loaded machine
-constexpr double kForkSecondsMax = 150, kForkSecondsPerMiB = 0.7;  // a save with its writer, on a loaded machine
+constexpr int kPatienceSeconds = 900;  // DEBUG DIGEST of 1 GiB on a loaded machine
+// a save with its writer, on a loaded machine
+constexpr double kForkSecondsMax = 150, kForkSecondsPerMiB = 0.7;
 
 struct Run {
   std::string lunar;
@@ -35,12 +39,17 @@ struct Run {
     ServerSetup result;
     result.redis_server = redis_server();
     // The LUN has room for the data set and what a child of it is promised at fork.
-    result.wrapper = {
-        lunar,     "run", fmt::format("--dram={}", cap), fmt::format("--size={}", 24 * cap), "--lun=" + scratch->path,
-        "--stats", "--"};
+    result.wrapper = {lunar,
+                      "run",
+                      fmt::format("--dram={}", cap),
+                      fmt::format("--size={}", 24 * cap),
+                      "--lun=" + scratch->path,
+                      "--stats",
+                      "--"};
     // What the server is told in addition to what the demo tells it, by a shell that execs it.
     if (append_only)
-      result.wrapper.insert(result.wrapper.end(), {"/bin/sh", "-c", "exec \"$@\" --appendonly yes", "sh"});
+      result.wrapper.insert(result.wrapper.end(),
+                            {"/bin/sh", "-c", "exec \"$@\" --appendonly yes", "sh"});
     result.directory = scratch->path;
     result.name = name;
     result.dump = dump;
@@ -49,10 +58,13 @@ struct Run {
   }
 };
 
-// Writes all over the data set until the child that redis forked is done: new versions, deletions and new keys.
-uint64_t write_until_done(RedisServer& server, const Run& run, const std::string& field, uint64_t version) {
+// Writes all over the data set until the child that redis forked is done: new versions, deletions
+// and new keys.
+uint64_t write_until_done(RedisServer& server, const Run& run, const std::string& field,
+                          uint64_t version) {
   const double start = now_s(),
-               seconds_max = kForkSecondsMax + kForkSecondsPerMiB * 4 * static_cast<double>(run.cap >> 20);
+               seconds_max =
+                   kForkSecondsMax + kForkSecondsPerMiB * 4 * static_cast<double>(run.cap >> 20);
   uint64_t written = 0;
   while (server.info("persistence", field) != "0") {
     if (now_s() - start > seconds_max) throw std::runtime_error(field + " does not end");
@@ -81,7 +93,8 @@ Table table_of(const Run& run, const std::string& name, pid_t pid) {
   return tables[std::to_string(pid)];
 }
 
-void close_server(RedisServer& server, const Run& run, const std::string& name, uint64_t evicted_factor) {
+void close_server(RedisServer& server, const Run& run, const std::string& name,
+                  uint64_t evicted_factor) {
   server.shut_down();
   const Table table = table_of(run, name, server.pid());
   check_table(table, run.cap, evicted_factor);
@@ -113,7 +126,8 @@ void first_server(const Run& run, std::string* digest_0, std::string* digest_1) 
   close_server(server, run, "first", 2);
 }
 
-void compare_server(const Run& run, const std::string& name, bool append_only, const std::string& expected) {
+void compare_server(const Run& run, const std::string& name, bool append_only,
+                    const std::string& expected) {
   RedisServer server(run.setup(name, append_only ? "none.rdb" : "dump.rdb", append_only));
   server.set_patience(kPatienceSeconds);
   const std::string now = digest(server);
@@ -139,7 +153,7 @@ int main(int argc, char** argv) {
   }
   return guarded([&] {
     const Scratch scratch;
-    return test(
-        {argv[1], strtoull(argv[2], nullptr, 10) * kMiB, strtoull(argv[3], nullptr, 10) * kMiB / kKeyBytes, &scratch});
+    return test({argv[1], strtoull(argv[2], nullptr, 10) * kMiB,
+                 strtoull(argv[3], nullptr, 10) * kMiB / kKeyBytes, &scratch});
   });
 }

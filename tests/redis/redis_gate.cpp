@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input gate against a plain server: the same bytes, cut at the same places, sent to both on many connections; the
-// replies must be the same bytes. The data set is several times the budget, so that commands are held all the time.
+// The input gate against a plain server: the same bytes, cut at the same places, sent to both on
+// many connections; the replies must be the same bytes. The data set is several times the budget,
+// so that commands are held all the time.
 //
 //   redis_gate module|run|both MODULE LUNAR KILLER_MODULE CAP_MIB ROUNDS
 //
@@ -8,16 +9,17 @@
 //   run         that of the preload library: `lunar run -- redis-server`
 //   both        the same with the module on top, which shows its figures
 //
-//   pipelines   random commands of all types on 8 connections at once, with MULTI, SELECT, inline commands, large
-//               values, bytes cut anywhere
+//   pipelines   random commands of all types on 8 connections at once, with MULTI, SELECT, inline
+//               commands, large values, bytes cut anywhere
 //   blocking    commands behind a BLPOP; SUBSCRIBE
 //   endings     half-closed, closed and reset in mid-hold, CLIENT KILL, descriptors used again
-//   successors       clients that a module's thread ends in mid-hold; the next client with their descriptor gets
-//                    nothing of theirs
+//   successors       clients that a module's thread ends in mid-hold; the next client with their
+//                    descriptor gets nothing of theirs
 //   pressure    a client that sends thousands of large reads and does not listen for a while
 //
-// At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a thousand times:
-// otherwise nothing was tested. LUNAR_SEED= replays. Threading: one thread. May not: leave files or processes behind.
+// At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a
+// thousand times: otherwise nothing was tested. LUNAR_SEED= replays. Threading: one thread. May
+// not: leave files or processes behind.
 #include "redis_gate.h"
 #include "tests/support/seed.h"
 
@@ -41,8 +43,9 @@ struct Twins {
     std::string out(bytes, 0);
     uint64_t x = random() | 1;
     for (char& c : out)
-      c = static_cast<char>(
-          "0123456789abcdefghijklmnopqrstuv"[(x = x * 6364136223846793005ull + 1442695040888963407ull) >> 59]);
+      c = static_cast<char>("0123456789abcdefghijklmnopqrstuv"[(x = x * 6364136223846793005ull +
+                                                                    1442695040888963407ull) >>
+                                                               59]);
     return out;
   }
 };
@@ -55,7 +58,9 @@ struct Choices {
   std::string member = fmt::format("m{}", t.pick(60)), number = std::to_string(t.pick(1000));
 
   std::string key(const char* type) const { return fmt::format("c{}:{}:{}", client, type, k); }
-  std::string other_key(const char* type) const { return fmt::format("c{}:{}:{}", client, type, t.pick(kKeysEach)); }
+  std::string other_key(const char* type) const {
+    return fmt::format("c{}:{}:{}", client, type, t.pick(kKeysEach));
+  }
 };
 
 Words on_string(const Choices& c, uint64_t which) {
@@ -179,7 +184,8 @@ std::string bytes_of(Twins& t, Words words) {
   for (auto& w : words)
     if (w == "*") w = fmt::format("{}-1", ++id);
   bool plain_words = words.size() > 1;
-  for (auto& w : words) plain_words &= !w.empty() && w.size() < 100 && w.find_first_of(" '\"\r\n") == std::string::npos;
+  for (auto& w : words)
+    plain_words &= !w.empty() && w.size() < 100 && w.find_first_of(" '\"\r\n") == std::string::npos;
   if (!plain_words || t.pick(8) != 0) return resp(words);
   std::string line;
   for (auto& w : words) line += (line.empty() ? "" : " ") + w;
@@ -191,7 +197,8 @@ std::string random_batch(Twins& t, unsigned client) {
   const bool multi = t.pick(5) == 0;
   if (t.pick(3) == 0) out += resp({"SELECT", std::to_string(t.pick(2))});
   if (multi) out += resp({"MULTI"});
-  for (uint64_t n = 1 + t.pick(t.pick(10) == 0 ? 200 : 12); n > 0; --n) out += bytes_of(t, random_command(t, client));
+  for (uint64_t n = 1 + t.pick(t.pick(10) == 0 ? 200 : 12); n > 0; --n)
+    out += bytes_of(t, random_command(t, client));
   if (multi) out += resp({t.pick(6) == 0 ? "DISCARD" : "EXEC"});
   return out + resp({"PING", "<end>"});
 }
@@ -200,13 +207,14 @@ std::string excerpt(const std::string& a, const std::string& b) {
   size_t at = 0;
   while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
   const size_t from = at < 60 ? 0 : at - 60;
-  return fmt::format("at byte {} of {} and {}: '{}' and '{}'", at, a.size(), b.size(), a.substr(from, 120),
-                     b.substr(from, 120));
+  return fmt::format("at byte {} of {} and {}: '{}' and '{}'", at, a.size(), b.size(),
+                     a.substr(from, 120), b.substr(from, 120));
 }
 
-// Sends each client's batch to both servers, in pieces cut at the same places and mixed over the clients; then
-// compares.
-void exchange(Twins& t, std::vector<Wire>& tiered, std::vector<Wire>& plain, const std::vector<std::string>& batches) {
+// Sends each client's batch to both servers, in pieces cut at the same places and mixed over the
+// clients; then compares.
+void exchange(Twins& t, std::vector<Wire>& tiered, std::vector<Wire>& plain,
+              const std::vector<std::string>& batches) {
   std::vector<size_t> at(batches.size(), 0);
   for (bool more = true; more;) {
     more = false;
@@ -245,15 +253,18 @@ void pipelines(Twins& t, unsigned rounds) {
 
 std::string cold_reads(Twins& t, unsigned n) {
   std::string out;
-  for (unsigned i = 0; i < n; ++i) out += resp({"GET", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach))});
+  for (unsigned i = 0; i < n; ++i)
+    out += resp({"GET", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach))});
   return out;
 }
 
 void blocking(Twins& t, unsigned rounds) {
   for (unsigned r = 0; r < rounds && g_failures == 0; ++r) {
     const std::string list = fmt::format("block:{}", r), channel = fmt::format("channel:{}", r);
-    const std::string behind = resp({"BLPOP", list, "0"}) + cold_reads(t, 5) + resp({"SUBSCRIBE", channel});
-    const std::string after = resp({"UNSUBSCRIBE"}) + cold_reads(t, 3) + resp({"PING", "<end>"}), value = t.text(50);
+    const std::string behind =
+        resp({"BLPOP", list, "0"}) + cold_reads(t, 5) + resp({"SUBSCRIBE", channel});
+    const std::string after = resp({"UNSUBSCRIBE"}) + cold_reads(t, 3) + resp({"PING", "<end>"}),
+                      value = t.text(50);
     std::string replies[2];
     const Server* servers[] = {&t.tiered, &t.plain};
     for (int i = 0; i < 2; ++i) {
@@ -266,17 +277,20 @@ void blocking(Twins& t, unsigned rounds) {
       wire.send_all(after);
       replies[i] += wire.receive_until(kEnd);
     }
-    require(replies[0] == replies[1], "blocking: replies differ {}", excerpt(replies[0], replies[1]));
+    require(replies[0] == replies[1], "blocking: replies differ {}",
+            excerpt(replies[0], replies[1]));
   }
 }
 
 void endings(Twins& t, unsigned rounds) {
   for (unsigned r = 0; r < rounds && g_failures == 0; ++r) {
     const std::string reads = cold_reads(t, 30), half = cold_reads(t, 1).substr(0, 20);
-    {  // half-closed: every reply still comes, then the end (short ones: a server drops what is left of long ones)
+    {  // half-closed: every reply still comes, then the end (short ones: a server drops what is
+       // left of long ones)
       std::string reads;
       for (int i = 0; i < 20; ++i)
-        reads += resp({"GETRANGE", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach)), "0", "300"});
+        reads += resp(
+            {"GETRANGE", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach)), "0", "300"});
       Wire a(t.tiered.port()), b(t.plain.port());
       a.send_all(reads), b.send_all(reads);
       if (r % 2 == 0) a.send_all(half), b.send_all(half);
@@ -302,7 +316,8 @@ void endings(Twins& t, unsigned rounds) {
       (void)victim.receive_to_the_end();
       require(victim.ended(), "a killed client was not ended");
       Wire next(t.tiered.port()), other(t.plain.port());
-      next.send_all(reads + resp({"PING", "<end>"})), other.send_all(reads + resp({"PING", "<end>"}));
+      next.send_all(reads + resp({"PING", "<end>"})),
+          other.send_all(reads + resp({"PING", "<end>"}));
       const std::string x = next.receive_until(kEnd), y = other.receive_until(kEnd);
       require(x == y, "after a kill: replies differ {}", excerpt(x, y));
     }
@@ -312,7 +327,8 @@ void endings(Twins& t, unsigned rounds) {
 void pressure(Twins& t) {
   const std::string value = t.text(60000);
   for (const Server* s : {&t.tiered, &t.plain})
-    for (int i = 0; i < 20; ++i) (void)s->ask({"SET", fmt::format("large:{}", i), value + std::to_string(i)});
+    for (int i = 0; i < 20; ++i)
+      (void)s->ask({"SET", fmt::format("large:{}", i), value + std::to_string(i)});
   std::string reads;
   for (int i = 0; i < 1500; ++i)
     reads += resp({"GET", fmt::format("large:{}", i % 20)}) + (i % 10 == 0 ? cold_reads(t, 1) : "");
@@ -324,7 +340,8 @@ void pressure(Twins& t) {
     // Nothing is listened to until the server cannot send any more.
     size_t at = 0;
     for (int idle = 0; at < reads.size() && idle < 20;) {
-      ssize_t n = send(wire.fd(), reads.data() + at, reads.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+      ssize_t n =
+          send(wire.fd(), reads.data() + at, reads.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (n > 0)
         at += static_cast<size_t>(n);
       else
@@ -334,7 +351,8 @@ void pressure(Twins& t) {
     wire.send_all(reads.substr(at));
     replies[i] = wire.receive_until(kEnd);
   }
-  require(replies[0] == replies[1], "under pressure: replies differ {}", excerpt(replies[0], replies[1]));
+  require(replies[0] == replies[1], "under pressure: replies differ {}",
+          excerpt(replies[0], replies[1]));
 }
 
 // Every key once, so that the data set is several times the budget.
@@ -345,14 +363,17 @@ void fill(Twins& t) {
     for (unsigned k = 0; k < kKeysEach; ++k) {
       batch += resp({"SET", fmt::format("c{}:s:{}", c, k), t.text(2000)});
       batch += resp({"HSET", fmt::format("c{}:h:{}", c, k), "m1", t.text(200), "m2", t.text(400)});
-      if (k % 2 == 0) batch += resp({"RPUSH", fmt::format("c{}:l:{}", c, k), t.text(700), t.text(700)});
-      if (k % 4 == 0) batch += resp({"SADD", fmt::format("c{}:t:{}", c, k), t.text(100), t.text(100)});
+      if (k % 2 == 0)
+        batch += resp({"RPUSH", fmt::format("c{}:l:{}", c, k), t.text(700), t.text(700)});
+      if (k % 4 == 0)
+        batch += resp({"SADD", fmt::format("c{}:t:{}", c, k), t.text(100), t.text(100)});
     }
     exchange(t, a, b, {batch + resp({"PING", "<end>"})});
   }
 }
 
-// A client with commands that are held is ended by another thread of the server; the next one has its descriptor.
+// A client with commands that are held is ended by another thread of the server; the next one has
+// its descriptor.
 void successors(Twins& t, unsigned rounds) {
   Wire control(t.tiered.port());
   for (unsigned i = 0; i < rounds && g_failures == 0; ++i) {
@@ -365,7 +386,8 @@ void successors(Twins& t, unsigned rounds) {
       reads += resp({"GET", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach))});
     victim.send_all(reads);
     control.send_all(resp({"KILLER.LATER", id}));
-    if (const std::string reply = control.receive_until("\r\n"); reply != "+OK\r\n") give_up("KILLER.LATER: " + reply);
+    if (const std::string reply = control.receive_until("\r\n"); reply != "+OK\r\n")
+      give_up("KILLER.LATER: " + reply);
     (void)victim.receive_to_the_end();
     Wire successor(t.tiered.port());
     const std::string word = fmt::format("successor {}", i);
@@ -386,8 +408,8 @@ struct Setup {
     if (how == "run") return words;
     words.insert(words.end(), {"--loadmodule", module});
     if (how == "module")
-      words.insert(words.end(),
-                   {"dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 40), "lun", directory});
+      words.insert(words.end(), {"dram", fmt::format("{}mb", cap_mib), "size",
+                                 fmt::format("{}mb", cap_mib * 40), "lun", directory});
     return words;
   }
   Words wrapper(const std::string& directory) const {
@@ -418,7 +440,8 @@ void check_work(Server& tiered, const Setup& setup) {
     held = number(table, "gate_held");
     evicted = number(table, "evictions");
   }
-  require(held >= setup.rounds * 5 / 2, "clients were held {} times: the gate was hardly tested", held);
+  require(held >= setup.rounds * 5 / 2, "clients were held {} times: the gate was hardly tested",
+          held);
   require(evicted * 4096 > 4 * setup.cap_mib * kMiB, "only {} pages were evicted", evicted);
   fmt::print("held {}, evicted {} pages\n", held, evicted);
 }
@@ -427,15 +450,17 @@ int run(const Setup& setup) {
   Scratch scratch;
   const unsigned rounds = setup.rounds;
   const uint64_t seed = tier::run_seed();
-  Server tiered(scratch.path, "tiered", free_port(), setup.arguments(scratch.path), setup.wrapper(scratch.path));
+  Server tiered(scratch.path, "tiered", free_port(), setup.arguments(scratch.path),
+                setup.wrapper(scratch.path));
   Server plain(scratch.path, "plain", free_port(), {});
   Twins t{tiered, plain, std::mt19937_64(seed)};
   auto phase = [&, last = now_s()](const char* name) mutable {
     fmt::print("{:10} {:5.1f} s", name, now_s() - last);
     if (setup.has_module())
-      fmt::print(", held {}, rounds {}, fetched {}, timeouts {}, overflows {}", tiered.info("lunar_gate_held"),
-                 tiered.info("lunar_gate_rounds"), tiered.info("lunar_overlapped_reads"),
-                 tiered.info("lunar_gate_timeouts"), tiered.info("lunar_gate_overflows"));
+      fmt::print(", held {}, rounds {}, fetched {}, timeouts {}, overflows {}",
+                 tiered.info("lunar_gate_held"), tiered.info("lunar_gate_rounds"),
+                 tiered.info("lunar_overlapped_reads"), tiered.info("lunar_gate_timeouts"),
+                 tiered.info("lunar_gate_overflows"));
     fmt::print("\n");
     last = now_s();
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests that compare two servers share: a server started by hand, and a socket that sends bytes as it is told
-// to.
+// What the tests that compare two servers share: a server started by hand, and a socket that sends
+// bytes as it is told to.
 // Threading: one thread an object.
 #pragma once
 #include <arpa/inet.h>
@@ -67,8 +67,8 @@ class Wire {
     while (in_.size() < end.size() || in_.compare(in_.size() - end.size(), end.size(), end) != 0) {
       pollfd p{fd_, POLLIN, 0};
       if (poll(&p, 1, g_socket_patience_s * 1000) <= 0)
-        give_up(
-            fmt::format("no answer for {} s, waiting for '{}' after {} bytes", g_socket_patience_s, end, in_.size()));
+        give_up(fmt::format("no answer for {} s, waiting for '{}' after {} bytes",
+                            g_socket_patience_s, end, in_.size()));
       if (!take()) {
         ended_ = true;
         break;
@@ -99,14 +99,16 @@ inline std::string resp(const Words& words) {
 
 class Server {
  public:
-  // `wrapper`: what starts it ("lunar run ... --"), or nothing. `environment`: variables added to ours, "NAME=value".
+  // `wrapper`: what starts it ("lunar run ... --"), or nothing. `environment`: variables added to
+  // ours, "NAME=value".
   Server(const std::string& directory, const std::string& name, int port, const Words& further,
          const Words& wrapper = {}, Words environment = {})
       : port_(port) {
     Words words = wrapper;
     words.insert(words.end(),
-                 {redis_server(), "--port", std::to_string(port), "--save", "", "--appendonly", "no", "--dir",
-                  directory, "--databases", "4", "--enable-debug-command", "yes", "--hash-max-listpack-entries", "32"});
+                 {redis_server(), "--port", std::to_string(port), "--save", "", "--appendonly",
+                  "no", "--dir", directory, "--databases", "4", "--enable-debug-command", "yes",
+                  "--hash-max-listpack-entries", "32"});
     words.insert(words.end(), further.begin(), further.end());
     log_ = directory + "/" + name + ".log";
     pid_ = fork();
@@ -150,7 +152,8 @@ class Server {
   int port() const { return port_; }
   pid_t pid() const { return pid_; }
   std::string log() const { return text_of(log_); }
-  // One command on a connection of its own; the whole reply's bytes. QUIT ends it: a server that loads takes no PING.
+  // One command on a connection of its own; the whole reply's bytes. QUIT ends it: a server that
+  // loads takes no PING.
   std::string ask(const Words& words) const {
     Wire wire(port_);
     wire.send_all(resp(words) + resp({"QUIT"}));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Honest clients with 5,000 hostile ones: what the gate does for them (counts), and how long they wait, against
-// the same clients alone in the same run.
+// Honest clients with 5,000 hostile ones: what the gate does for them (counts), and how long they
+// wait, against the same clients alone in the same run.
 //
 //   redis_gate_hostile MODULE DRAM_MIB SECONDS TURNS
 //
@@ -11,10 +11,11 @@
 //   unauthenticated   pipelines of GET on cold keys without AUTH: NOAUTH
 //   readers     the same of a user without rights on them: NOPERM
 //
-// Counts: for hostile clients alone nothing is held or asked for (what is read is their own memory: less than half a
-// page a refusal); honest reads are held as before, none is passed cold for want of room. Time: the median over the
-// turns of p99 with / p99 without is at most 1.5; a run that lay in a bad time of the machine is repeated twice.
-// Threading: one thread, and one hostile child. May not: leave files or processes behind.
+// Counts: for hostile clients alone nothing is held or asked for (what is read is their own memory:
+// less than half a page a refusal); honest reads are held as before, none is passed cold for want
+// of room. Time: the median over the turns of p99 with / p99 without is at most 1.5; a run that lay
+// in a bad time of the machine is repeated twice. Threading: one thread, and one hostile child. May
+// not: leave files or processes behind.
 #include "redis_gate.h"
 
 #include <sys/epoll.h>
@@ -26,7 +27,8 @@ namespace {
 using namespace e2e;
 
 constexpr unsigned kHonest = 8, kValueBytes = 1024;
-constexpr unsigned kIdle = 3000, kSlow = 1200, kGiants = 40, kFlooders = 380;  // of each kind of flooders
+// of each kind of flooders
+constexpr unsigned kIdle = 3000, kSlow = 1200, kGiants = 40, kFlooders = 380;
 constexpr size_t kGiantBytes = 1 << 20;
 const std::string kEnd = "$5\r\n<end>\r\n";
 
@@ -38,7 +40,7 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// ---- the hostile process --------------------------------------------------------------------------------------------
+// ---- the hostile process ------------------------------------------------------------------------
 
 struct Foe {
   int fd;
@@ -58,7 +60,8 @@ struct Foes {
     (void)send(wire.fd(), first.data(), first.size(), MSG_NOSIGNAL);
     return {fcntl(wire.fd(), F_DUPFD_CLOEXEC, 3), text};
   }
-  // What a client may send now, up to `bytes`; what it gets is thrown away. One that the server has closed comes again.
+  // What a client may send now, up to `bytes`; what it gets is thrown away. One that the server has
+  // closed comes again.
   void push(Foe& foe, size_t bytes, const std::string& first) {
     char away[16384];
     while (recv(foe.fd, away, sizeof away, MSG_DONTWAIT) > 0) {}
@@ -84,11 +87,13 @@ struct Foes {
   const std::string half = "*2\r\n$3\r\nGET\r\n$8\r\nkey:";
   std::vector<Foe> idle;
   for (unsigned i = 0; i < kIdle; ++i)
-    idle.push_back(
-        all.open((i % 3 == 0 ? "" : user) + (i % 2 == 0 ? "PING\r\n" : "") + (i % 5 == 0 ? "*" : half), "x"));
-  for (unsigned i = 0; i < kSlow; ++i) all.slow.push_back(all.open(user, all.reads(2) + "PING\r\n"));
-  const std::string giant =
-      fmt::format("*3\r\n$3\r\nSET\r\n$5\r\ngiant\r\n${}\r\n{}\r\n", kGiantBytes, std::string(kGiantBytes, 'x'));
+    idle.push_back(all.open(
+        (i % 3 == 0 ? "" : user) + (i % 2 == 0 ? "PING\r\n" : "") + (i % 5 == 0 ? "*" : half),
+        "x"));
+  for (unsigned i = 0; i < kSlow; ++i)
+    all.slow.push_back(all.open(user, all.reads(2) + "PING\r\n"));
+  const std::string giant = fmt::format("*3\r\n$3\r\nSET\r\n$5\r\ngiant\r\n${}\r\n{}\r\n",
+                                        kGiantBytes, std::string(kGiantBytes, 'x'));
   for (unsigned i = 0; i < kGiants; ++i) all.giants.push_back(all.open(user, giant));
   for (unsigned i = 0; i < kFlooders; ++i) {
     all.unauthenticated.push_back(all.open("", all.reads(20)));
@@ -135,10 +140,11 @@ class Hostile {
   pid_t pid_;
 };
 
-// ---- the honest ones ------------------------------------------------------------------------------------------------
+// ---- the honest ones ----------------------------------------------------------------------------
 
 struct Figures {
-  uint64_t held = 0, asked_for = 0, read_bytes = 0, overflows = 0, timeouts = 0, refusals = 0, clients = 0, faults = 0;
+  uint64_t held = 0, asked_for = 0, read_bytes = 0, overflows = 0, timeouts = 0, refusals = 0,
+           clients = 0, faults = 0;
 };
 
 struct Scene {
@@ -154,8 +160,9 @@ struct Scene {
       if (at == std::string::npos) give_up("INFO has no " + name);
       return strtoull(text.c_str() + at + name.size() + 2, nullptr, 10);
     };
-    return {figure("lunar_gate_held"),      figure("lunar_overlapped_reads"), figure("lunar_lun_read_bytes"),
-            figure("lunar_gate_overflows"), figure("lunar_gate_timeouts"),    figure("total_error_replies"),
+    return {figure("lunar_gate_held"),      figure("lunar_overlapped_reads"),
+            figure("lunar_lun_read_bytes"), figure("lunar_gate_overflows"),
+            figure("lunar_gate_timeouts"),  figure("total_error_replies"),
             figure("connected_clients"),    figure("lunar_cold_faults")};
   }
   void set(const Words& words) {
@@ -180,7 +187,8 @@ void fill(Scene& scene) {
   for (uint64_t k = 0; k < scene.keys; k += 500) {
     std::string batch;
     for (uint64_t i = k; i < k + 500; ++i)
-      batch += resp({"SET", key_name(i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
+      batch +=
+          resp({"SET", key_name(i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
     scene.admin.send_all(batch + resp({"ECHO", "<end>"}));
     (void)scene.admin.receive_until(kEnd);
   }
@@ -206,7 +214,9 @@ Run honest(const Scene& scene, double seconds) {
     const std::string text = resp({"GET", key_name(c.key)});
     c.in.clear();
     c.sent = now_ns();
-    if (send(c.wire.fd(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size())) give_up("send");
+    if (send(c.wire.fd(), text.data(), text.size(), MSG_NOSIGNAL) !=
+        static_cast<ssize_t>(text.size()))
+      give_up("send");
   };
   for (unsigned i = 0; i < kHonest; ++i) {
     clients.push_back({Wire(scene.server.port()), {}});
@@ -232,7 +242,8 @@ Run honest(const Scene& scene, double seconds) {
       if (got <= 0) give_up("the server is gone");
       c.in.append(buffer, static_cast<size_t>(got));
       if (c.in.size() < 7 + kValueBytes + 2) continue;
-      if (c.in != "$1024\r\n" + std::string(kValueBytes, static_cast<char>('a' + c.key % 26)) + "\r\n")
+      if (c.in !=
+          "$1024\r\n" + std::string(kValueBytes, static_cast<char>('a' + c.key % 26)) + "\r\n")
         give_up("a wrong value: " + c.in.substr(0, 80));
       took.push_back(now_ns() - c.sent);
       ask(c);
@@ -258,13 +269,15 @@ void alone(Scene& scene) {
   const Figures before = scene.figures();
   for (int i = 0; i < 600 && (scene.figures() - before).refusals < 5000; ++i) usleep(100000);
   const Figures did = scene.figures() - before;
-  fmt::print("hostile alone: {} clients, {} refusals; held {}, asked for {}, read {} bytes, passed cold {}\n",
-             did.clients, did.refusals, did.held, did.asked_for, did.read_bytes, did.overflows);
+  fmt::print(
+      "hostile alone: {} clients, {} refusals; held {}, asked for {}, read {} bytes, passed cold "
+      "{}\n",
+      did.clients, did.refusals, did.held, did.asked_for, did.read_bytes, did.overflows);
   require(did.clients > 4900, "only {} clients", did.clients);
   require(did.refusals >= 3000, "they got {} refusals", did.refusals);
   require(did.held == 0 && did.asked_for == 0 && did.read_bytes < did.refusals * 2048,
-          "for the hostile clients: held {}, {} pieces asked for, {} bytes read", did.held, did.asked_for,
-          did.read_bytes);
+          "for the hostile clients: held {}, {} pieces asked for, {} bytes read", did.held,
+          did.asked_for, did.read_bytes);
 }
 
 double ratio_of_turns(Scene& scene, double seconds, unsigned turns) {
@@ -280,15 +293,17 @@ double ratio_of_turns(Scene& scene, double seconds, unsigned turns) {
     require(hostile.alive(), "the hostile process ended");
     ratios.push_back(with.p99_us / without.p99_us);
     const double held_quiet = static_cast<double>(quiet.held) / static_cast<double>(without.reads),
-                 held_attacked = static_cast<double>(attacked.held) / static_cast<double>(with.reads);
+                 held_attacked =
+                     static_cast<double>(attacked.held) / static_cast<double>(with.reads);
     fmt::print(
-        "alone {} reads, p99 {:.0f} us, held {:.2f} each; attacked {} reads, p99 {:.0f} us, held {:.2f} each, passed "
+        "alone {} reads, p99 {:.0f} us, held {:.2f} each; attacked {} reads, p99 {:.0f} us, held "
+        "{:.2f} each, passed "
         "cold {}, late {}, faults {} and {}: {:.2f}x\n",
-        without.reads, without.p99_us, held_quiet, with.reads, with.p99_us, held_attacked, attacked.overflows,
-        attacked.timeouts, quiet.faults, attacked.faults, ratios.back());
+        without.reads, without.p99_us, held_quiet, with.reads, with.p99_us, held_attacked,
+        attacked.overflows, attacked.timeouts, quiet.faults, attacked.faults, ratios.back());
     require(held_attacked > 0.8 * held_quiet && attacked.overflows == 0,
-            "with hostile clients {:.2f} of the reads were held (alone {:.2f}), {} passed cold", held_attacked,
-            held_quiet, attacked.overflows);
+            "with hostile clients {:.2f} of the reads were held (alone {:.2f}), {} passed cold",
+            held_attacked, held_quiet, attacked.overflows);
   }
   wait_for_quiet(scene);
   std::sort(ratios.begin(), ratios.end());
@@ -302,9 +317,10 @@ int run(const std::string& module, uint64_t dram_mib, double seconds, unsigned t
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
   if (files.rlim_cur < 6000) skip("descriptors", "no more than " + std::to_string(files.rlim_cur));
-  Server server(scratch.path, "server", free_port(),
-                {"--maxclients", "8000", "--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun",
-                 "sim:8g,latency_us=200", "size", "8gb", "forks", "no"});
+  Server server(
+      scratch.path, "server", free_port(),
+      {"--maxclients", "8000", "--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun",
+       "sim:8g,latency_us=200", "size", "8gb", "forks", "no"});
   Scene scene{server, Wire(server.port()), dram_mib * 4 * 1024 * 3 / 4 / 500 * 500};
   scene.set({"ACL", "SETUSER", "honest", "on", ">pw", "~*", "+@all"});
   scene.set({"ACL", "SETUSER", "reader", "on", ">pw", "~public:*", "+get", "+ping"});
@@ -327,7 +343,7 @@ int run(const std::string& module, uint64_t dram_mib, double seconds, unsigned t
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
   return guarded([&] {
-    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10), strtod(argv[3], nullptr),
-               static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
+    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10),
+               strtod(argv[3], nullptr), static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
   });
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the input gate is for, in figures: data at four times the DRAM, 16 clients that read 1 KiB values at random, and
-// one that reads the same key all the time; with the gate and without, taking turns; medians of the turns.
+// What the input gate is for, in figures: data at four times the DRAM, 16 clients that read 1 KiB
+// values at random, and one that reads the same key all the time; with the gate and without, taking
+// turns; medians of the turns.
 //
 //   redis_gate_load MODULE CAP_MIB SECONDS TURNS
 //
-// Every value is incompressible and checked. Fails unless the gate gives 1.3x the operations and the hot client 0.5x
-// the p99. The load comes from one thread (its CPU is shown): on two CPUs it takes half of the machine. Threading: one
-// thread. May not: leave files or processes behind.
+// Every value is incompressible and checked. Fails unless the gate gives 1.3x the operations and
+// the hot client 0.5x the p99. The load comes from one thread (its CPU is shown): on two CPUs it
+// takes half of the machine. Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
 
 #include <sys/epoll.h>
@@ -36,8 +37,8 @@ void fill_value(uint64_t key, char* out) {
 }
 
 struct Figures {
-  double ops = 0, p50 = 0, p99 = 0, p999 = 0, hot_ops = 0, hot_p50 = 0, hot_p99 = 0, hot_p999 = 0, server_cpu = 0,
-         load_cpu = 0;
+  double ops = 0, p50 = 0, p99 = 0, p999 = 0, hot_ops = 0, hot_p50 = 0, hot_p99 = 0, hot_p999 = 0,
+         server_cpu = 0, load_cpu = 0;
 };
 
 double part(std::vector<uint64_t>& all, double fraction) {
@@ -50,7 +51,8 @@ double part(std::vector<uint64_t>& all, double fraction) {
 double cpu_of(pid_t pid) {
   std::string text = text_of(fmt::format("/proc/{}/stat", pid));
   unsigned long user = 0, system = 0;
-  sscanf(text.c_str() + text.rfind(')') + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system);
+  sscanf(text.c_str() + text.rfind(')') + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu",
+         &user, &system);
   return static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 double own_cpu() {
@@ -72,7 +74,9 @@ void ask(Client& c, std::mt19937_64& random, uint64_t keys) {
   const std::string text = resp({"GET", fmt::format("key:{}", c.key)});
   c.in.clear();
   c.sent = now_ns();
-  if (send(c.wire.fd(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size())) give_up("send");
+  if (send(c.wire.fd(), text.data(), text.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(text.size()))
+    give_up("send");
 }
 
 Figures load(const Server& server, uint64_t keys, double seconds) {
@@ -138,10 +142,11 @@ void fill(const Server& server, uint64_t keys) {
 
 Figures median(std::vector<Figures> all) {
   Figures m;
-  for (double Figures::* field :
-       {&Figures::ops, &Figures::p50, &Figures::p99, &Figures::p999, &Figures::hot_ops, &Figures::hot_p50,
-        &Figures::hot_p99, &Figures::hot_p999, &Figures::server_cpu, &Figures::load_cpu}) {
-    std::sort(all.begin(), all.end(), [&](const Figures& a, const Figures& b) { return a.*field < b.*field; });
+  for (double Figures::* field : {&Figures::ops, &Figures::p50, &Figures::p99, &Figures::p999,
+                                  &Figures::hot_ops, &Figures::hot_p50, &Figures::hot_p99,
+                                  &Figures::hot_p999, &Figures::server_cpu, &Figures::load_cpu}) {
+    std::sort(all.begin(), all.end(),
+              [&](const Figures& a, const Figures& b) { return a.*field < b.*field; });
     m.*field = all[all.size() / 2].*field;
   }
   return m;
@@ -149,9 +154,11 @@ Figures median(std::vector<Figures> all) {
 
 void show(const char* name, const Figures& f) {
   fmt::print(
-      "{:10} {:8.0f} op/s  p50 {:6.0f}  p99 {:6.0f}  p99.9 {:6.0f} us | hot {:7.0f} op/s  p50 {:5.0f}  p99 {:5.0f}  "
+      "{:10} {:8.0f} op/s  p50 {:6.0f}  p99 {:6.0f}  p99.9 {:6.0f} us | hot {:7.0f} op/s  p50 "
+      "{:5.0f}  p99 {:5.0f}  "
       "p99.9 {:5.0f} us | CPUs: server {:.2f}, load {:.2f}\n",
-      name, f.ops, f.p50, f.p99, f.p999, f.hot_ops, f.hot_p50, f.hot_p99, f.hot_p999, f.server_cpu, f.load_cpu);
+      name, f.ops, f.p50, f.p99, f.p999, f.hot_ops, f.hot_p50, f.hot_p99, f.hot_p999, f.server_cpu,
+      f.load_cpu);
 }
 
 int run(const std::string& module, uint64_t cap_mib, double seconds, unsigned turns) {
@@ -160,16 +167,19 @@ int run(const std::string& module, uint64_t cap_mib, double seconds, unsigned tu
   const uint64_t keys = cap_mib * kMiB * 4 / (kValueBytes + 320);
   std::vector<Figures> with, without;
   auto start = [&](const char* gate, int port) {
-    return std::make_unique<Server>(scratch.path, std::string("gate-") + gate, port,
-                                    Words{"--loadmodule", module, "dram", fmt::format("{}mb", cap_mib), "size",
-                                          fmt::format("{}mb", cap_mib * 16), "lun", scratch.path, "gate", gate});
+    return std::make_unique<Server>(
+        scratch.path, std::string("gate-") + gate, port,
+        Words{"--loadmodule", module, "dram", fmt::format("{}mb", cap_mib), "size",
+              fmt::format("{}mb", cap_mib * 16), "lun", scratch.path, "gate", gate});
   };
   auto open = start("no", free_port());
   auto gated = start("yes", free_port());
   fill(*open, keys);
   fill(*gated, keys);
-  fmt::print("{} values of {} bytes, {} MiB of DRAM; {} clients read at random, one the same key; {} turns of {} s\n",
-             keys, kValueBytes, cap_mib, kClients, turns, seconds);
+  fmt::print(
+      "{} values of {} bytes, {} MiB of DRAM; {} clients read at random, one the same key; {} "
+      "turns of {} s\n",
+      keys, kValueBytes, cap_mib, kClients, turns, seconds);
   (void)load(*open, keys, 1), (void)load(*gated, keys, 1);
   for (unsigned turn = 0; turn < turns; ++turn) {
     without.push_back(load(*open, keys, seconds));
@@ -180,11 +190,12 @@ int run(const std::string& module, uint64_t cap_mib, double seconds, unsigned tu
   const Figures a = median(with), b = median(without);
   show("open", b);
   show("gate", a);
-  fmt::print("gate / open: {:.2f}x op/s, p99 {:.2f}x, hot client's p99 {:.2f}x\n", a.ops / b.ops, a.p99 / b.p99,
-             a.hot_p99 / b.hot_p99);
-  fmt::print("held {}, rounds {}, fetched {}, timeouts {}, cold faults {}\n", gated->info("lunar_gate_held"),
-             gated->info("lunar_gate_rounds"), gated->info("lunar_overlapped_reads"),
-             gated->info("lunar_gate_timeouts"), gated->info("lunar_cold_faults"));
+  fmt::print("gate / open: {:.2f}x op/s, p99 {:.2f}x, hot client's p99 {:.2f}x\n", a.ops / b.ops,
+             a.p99 / b.p99, a.hot_p99 / b.hot_p99);
+  fmt::print("held {}, rounds {}, fetched {}, timeouts {}, cold faults {}\n",
+             gated->info("lunar_gate_held"), gated->info("lunar_gate_rounds"),
+             gated->info("lunar_overlapped_reads"), gated->info("lunar_gate_timeouts"),
+             gated->info("lunar_cold_faults"));
   require(a.ops > 1.3 * b.ops, "the gate gives {:.2f}x operations", a.ops / b.ops);
   require(a.hot_p99 < 0.5 * b.hot_p99, "the hot client's p99 is {:.2f}x", a.hot_p99 / b.hot_p99);
   return g_failures == 0 ? 0 : 1;
@@ -195,7 +206,7 @@ int run(const std::string& module, uint64_t cap_mib, double seconds, unsigned tu
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
   return guarded([&] {
-    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10), strtod(argv[3], nullptr),
-               static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
+    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10),
+               strtod(argv[3], nullptr), static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
   });
 }

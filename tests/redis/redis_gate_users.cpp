@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which clients the input gate reads from the LUN for, and what hostile clients can make it do. Counts only, no times.
+// Which clients the input gate reads from the LUN for, and what hostile clients can make it do.
+// Counts only, no times.
 //
 //   redis_gate_users MODULE
 //
-//   allowed     a user that may do all, and one that may read some keys: their cold reads are held (the control: the
-//               gate works)
-//   noperm      a user without the command, and one without the keys: NOPERM, and nothing is held, asked for or read
+//   allowed     a user that may do all, and one that may read some keys: their cold reads are held
+//               (the control: the gate works)
+//   noperm      a user without the command, and one without the keys: NOPERM, and nothing is held,
+//               asked for or read
 //   noauth      a client that has not said who it is: NOAUTH, likewise
 //   elsewhere   keys that a command names where the server does not look for keys
-//   split       commands of which the server has the first half before the rest comes: held like whole ones
-//   crowd       1,500 clients of one user that want a cold key each, all at once: none is passed cold
-//   one byte    2,100 connections that each sent the start of a command: the others' cold reads are held as before
-//   turns       clients of one user that want thirty times what one may have under way: they wait for their turn, none
-//               is passed cold, another user is held as before, and INFO tells
-//   unfinished  half a command behind a whole one: the server's protocol error comes, and a slow sender is not idle
+//   split       commands of which the server has the first half before the rest comes: held like
+//               whole ones
+//   crowd       1,500 clients of one user that want a cold key each, all at once: none is passed
+//               cold
+//   one byte    2,100 connections that each sent the start of a command: the others' cold reads are
+//               held as before
+//   turns       clients of one user that want thirty times what one may have under way: they wait
+//               for their turn, none is passed cold, another user is held as before, and INFO tells
+//   unfinished  half a command behind a whole one: the server's protocol error comes, and a slow
+//               sender is not idle
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
@@ -28,7 +34,9 @@ constexpr unsigned kKeys = 16000, kValueBytes = 3000, kReads = 2000, kBatch = 50
 constexpr unsigned kOneByteClients = 2100, kCrowd = 1500;
 const std::string kEnd = "$5\r\n<end>\r\n";
 
-std::string key_name(unsigned k) { return fmt::format("{}:{}", k % 2 == 0 ? "public" : "secret", k); }
+std::string key_name(unsigned k) {
+  return fmt::format("{}:{}", k % 2 == 0 ? "public" : "secret", k);
+}
 
 struct Figures {
   uint64_t held = 0, asked_for = 0, read_bytes = 0, overflows = 0, turns = 0;
@@ -44,7 +52,8 @@ struct Scene {
     return admin.receive_until(end);
   }
   void set(const Words& words) {
-    if (const std::string reply = say(words); reply != "+OK\r\n") give_up(fmt::format("{}: {}", words[0], reply));
+    if (const std::string reply = say(words); reply != "+OK\r\n")
+      give_up(fmt::format("{}: {}", words[0], reply));
   }
   uint64_t figure(const std::string& text, const std::string& name) {
     const size_t at = text.find("\nlunar_" + name + ":");
@@ -54,29 +63,30 @@ struct Scene {
   Figures figures() {
     admin.send_all(resp({"INFO", "everything"}) + resp({"ECHO", "<end>"}));
     const std::string text = admin.receive_until(kEnd);
-    return {figure(text, "gate_held"), figure(text, "overlapped_reads"), figure(text, "lun_read_bytes"),
-            figure(text, "gate_overflows"),
+    return {figure(text, "gate_held"), figure(text, "overlapped_reads"),
+            figure(text, "lun_read_bytes"), figure(text, "gate_overflows"),
             text.find("\nlunar_gate_turns:") == std::string::npos ? 0 : figure(text, "gate_turns")};
   }
 };
 
 Figures operator-(const Figures& a, const Figures& b) {
-  return {a.held - b.held, a.asked_for - b.asked_for, a.read_bytes - b.read_bytes, a.overflows - b.overflows,
-          a.turns - b.turns};
+  return {a.held - b.held, a.asked_for - b.asked_for, a.read_bytes - b.read_bytes,
+          a.overflows - b.overflows, a.turns - b.turns};
 }
 
 void fill(Scene& scene) {
   for (unsigned k = 0; k < kKeys; k += 500) {
     std::string batch;
     for (unsigned i = k; i < k + 500; ++i)
-      batch += resp({"SET", key_name(i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
+      batch +=
+          resp({"SET", key_name(i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
     scene.admin.send_all(batch + resp({"ECHO", "<end>"}));
     (void)scene.admin.receive_until(kEnd);
   }
 }
 
-// Reads of keys that have not been read for long. `rest`: which keys, 0 public, 1 secret. How many replies begin with
-// `wanted`.
+// Reads of keys that have not been read for long. `rest`: which keys, 0 public, 1 secret. How many
+// replies begin with `wanted`.
 unsigned read(Scene& scene, Wire& wire, unsigned rest, const std::string& wanted) {
   unsigned right = 0;
   for (unsigned n = 0; n < kReads; n += kBatch) {
@@ -105,9 +115,10 @@ Wire enter(Scene& scene, const std::string& user) {
 
 void must_be_nothing(const char* what, const Figures& did) {
   require(did.held == 0 && did.asked_for == 0 && did.read_bytes < kMiB,
-          "{}: held {}, {} pieces asked for, {} bytes read from the LUN", what, did.held, did.asked_for,
-          did.read_bytes);
-  fmt::print("{}: held {}, asked for {}, read {} bytes\n", what, did.held, did.asked_for, did.read_bytes);
+          "{}: held {}, {} pieces asked for, {} bytes read from the LUN", what, did.held,
+          did.asked_for, did.read_bytes);
+  fmt::print("{}: held {}, asked for {}, read {} bytes\n", what, did.held, did.asked_for,
+             did.read_bytes);
 }
 
 void allowed(Scene& scene) {
@@ -117,8 +128,10 @@ void allowed(Scene& scene) {
     const unsigned right = read(scene, wire, 0, "$3000\r\n");
     const Figures did = scene.figures() - before;
     require(right == kReads, "{}: {} values of {}", user, right, kReads);
-    require(did.held >= kReads / kBatch / 2, "{}: held {} times: the gate does not serve it", user, did.held);
-    fmt::print("{}: held {}, asked for {}, read {} bytes\n", user, did.held, did.asked_for, did.read_bytes);
+    require(did.held >= kReads / kBatch / 2, "{}: held {} times: the gate does not serve it", user,
+            did.held);
+    fmt::print("{}: held {}, asked for {}, read {} bytes\n", user, did.held, did.asked_for,
+               did.read_bytes);
   }
 }
 
@@ -173,8 +186,8 @@ void elsewhere(Scene& scene) {
   for (unsigned i = 0; i < 300; ++i) {
     if (i == 1) before = scene.figures();  // public:0 itself may be cold once
     scene.next = (scene.next + 2 * 97) % kKeys;
-    wire.send_all(
-        resp({"XREADGROUP", "GROUP", "STREAMS", key_name(scene.next / 2 * 2 + 1), "STREAMS", "public:0", ">"}));
+    wire.send_all(resp({"XREADGROUP", "GROUP", "STREAMS", key_name(scene.next / 2 * 2 + 1),
+                        "STREAMS", "public:0", ">"}));
     const std::string reply = wire.receive_until("\r\n");
     if (reply[0] != '-') give_up("XREADGROUP: " + reply);
   }
@@ -186,7 +199,8 @@ void take_descriptors() {
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
-  if (files.rlim_cur < kOneByteClients + 100) skip("descriptors", "no more than " + std::to_string(files.rlim_cur));
+  if (files.rlim_cur < kOneByteClients + 100)
+    skip("descriptors", "no more than " + std::to_string(files.rlim_cur));
 }
 
 // The server reads what all of them have sent in one turn of its loop.
@@ -198,7 +212,8 @@ void crowd(Scene& scene) {
   for (unsigned i = 0; i < kCrowd; ++i) {
     scene.next = (scene.next + 97) % kKeys;
     // every third is too long for the smallest buffer
-    many[i].send_all(resp({"GET", key_name(scene.next)}) + (i % 3 == 0 ? resp({"ECHO", std::string(600, 'e')}) : ""));
+    many[i].send_all(resp({"GET", key_name(scene.next)}) +
+                     (i % 3 == 0 ? resp({"ECHO", std::string(600, 'e')}) : ""));
   }
   kill(scene.server.pid(), SIGCONT);
   for (unsigned i = 0; i < kCrowd; ++i) {
@@ -208,8 +223,8 @@ void crowd(Scene& scene) {
     if (bytes != all) give_up("GET: a wrong reply");
   }
   const Figures did = scene.figures() - before;
-  require(did.overflows == 0 && did.held >= kCrowd / 2, "of {} clients at once {} were held, {} passed cold", kCrowd,
-          did.held, did.overflows);
+  require(did.overflows == 0 && did.held >= kCrowd / 2,
+          "of {} clients at once {} were held, {} passed cold", kCrowd, did.held, did.overflows);
   fmt::print("crowd: held {}, turns {}, passed cold {}\n", did.held, did.turns, did.overflows);
 }
 
@@ -226,9 +241,11 @@ void one_byte(Scene& scene) {
   const Figures did = scene.figures() - before;
   require(right == kReads, "one byte: {} values of {}", right, kReads);
   require(did.held >= kReads / kBatch / 2 && did.overflows == 0,
-          "with {} clients that sent one byte: held {}, {} passed cold", kOneByteClients, did.held, did.overflows);
+          "with {} clients that sent one byte: held {}, {} passed cold", kOneByteClients, did.held,
+          did.overflows);
   fmt::print("with one byte: held {}, passed cold {}\n", did.held, did.overflows);
-  for (Wire& one : many) one.send_all("1\r\n$4\r\nECHO\r\n");  // wrong arity: an error each, none is lost
+  for (Wire& one : many)
+    one.send_all("1\r\n$4\r\nECHO\r\n");  // wrong arity: an error each, none is lost
   for (Wire& one : many) {
     const std::string reply = one.receive_until("command\r\n");
     if (one.ended() || reply.find("-ERR") == std::string::npos)
@@ -244,32 +261,36 @@ void turns(Scene& scene) {
   const Figures before = scene.figures();
   for (Wire& one : many) {
     Words words{"MGET"};
-    for (unsigned i = 0; i < kEach; ++i) words.push_back(key_name(scene.next = (scene.next + 97) % kKeys));
+    for (unsigned i = 0; i < kEach; ++i)
+      words.push_back(key_name(scene.next = (scene.next + 97) % kKeys));
     one.send_all(resp(words));
   }
   const unsigned right = read(scene, other, 0, "$3000\r\n");
   for (Wire& one : many) {
     size_t bytes = 0;
-    while (!one.ended() && bytes < 5 + kEach * (7 + kValueBytes + 2)) bytes += one.receive_until("\r\n").size();
+    while (!one.ended() && bytes < 5 + kEach * (7 + kValueBytes + 2))
+      bytes += one.receive_until("\r\n").size();
     if (one.ended()) give_up("MGET: closed");
   }
   const Figures did = scene.figures() - before;
   require(did.turns >= kMany / 4 && did.overflows == 0,
-          "{} clients of one user: {} times one waited for its turn, {} were passed cold", kMany, did.turns,
-          did.overflows);
-  require(right == kReads && did.held >= kMany + kReads / kBatch / 2, "with them {} values of {}, held {}", right,
-          kReads, did.held);
-  fmt::print("turns: {}, held {}, asked for {}, read {} bytes, passed cold {}\n", did.turns, did.held, did.asked_for,
-             did.read_bytes, did.overflows);
+          "{} clients of one user: {} times one waited for its turn, {} were passed cold", kMany,
+          did.turns, did.overflows);
+  require(right == kReads && did.held >= kMany + kReads / kBatch / 2,
+          "with them {} values of {}, held {}", right, kReads, did.held);
+  fmt::print("turns: {}, held {}, asked for {}, read {} bytes, passed cold {}\n", did.turns,
+             did.held, did.asked_for, did.read_bytes, did.overflows);
 }
 
 void unfinished(Scene& scene) {
   g_socket_patience_s = 20;
-  // a client that has not authenticated may send no large arguments: said as soon as one is announced
+  // a client that has not authenticated may send no large arguments: said as soon as one is
+  // announced
   Wire unauthenticated(scene.server.port());
   unauthenticated.send_all("PING\r\n*1\r\n$20000\r\n");
   const std::string reply = unauthenticated.receive_until("bulk length\r\n");
-  require(reply.find("-ERR Protocol error") != std::string::npos, "the protocol error does not come, but '{}'", reply);
+  require(reply.find("-ERR Protocol error") != std::string::npos,
+          "the protocol error does not come, but '{}'", reply);
   scene.set({"CONFIG", "SET", "timeout", "1"});
   Wire slow = enter(scene, "all");
   const std::string command = resp({"ECHO", "0123456789abcdef"}), whole = resp({"ECHO", "<end>"});
@@ -287,7 +308,8 @@ void unfinished(Scene& scene) {
 int run(const std::string& module) {
   Scratch scratch;
   Server server(scratch.path, "server", free_port(),
-                {"--loadmodule", module, "dram", "16mb", "lun", "sim:1g,latency_us=200", "size", "1gb", "forks", "no"});
+                {"--loadmodule", module, "dram", "16mb", "lun", "sim:1g,latency_us=200", "size",
+                 "1gb", "forks", "no"});
   Scene scene{server, Wire(server.port())};
   scene.set({"ACL", "SETUSER", "all", "on", ">pw", "~*", "+@all"});
   scene.set({"ACL", "SETUSER", "reader", "on", ">pw", "~public:*", "+get"});

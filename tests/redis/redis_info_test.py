@@ -23,7 +23,8 @@ def read(client, keys):
 
 
 def test_page(servers):
-    """Each line of INFO lunar stands in examples/redis/README.md, and each line that stands there is in INFO."""
+    """Each line of INFO lunar stands in examples/redis/README.md, and each line that stands there
+    is in INFO."""
     with open(os.path.join(ROOT, "examples/redis/README.md"), encoding="utf-8") as page:
         on_page = set(re.findall(r"`(lunar_\w+)`", page.read()))
     client = servers.tiered(size="96mb").client
@@ -31,12 +32,14 @@ def test_page(servers):
     client.ask("CONFIG", "SET", "lunar.gate", "no")
     lines |= set(client.info("lunar"))
     assert lines == on_page
-    assert {"lunar_" + name.decode() for name in client.ask("LUNAR", "STATS")[::2]} == set(client.info("lunar"))
+    assert {"lunar_" + name.decode()
+            for name in client.ask("LUNAR", "STATS")[::2]} == set(client.info("lunar"))
 
 
 def read_at_once(clients, keys, meanwhile=lambda: time.sleep(0.01)):
     with ThreadPoolExecutor(len(clients)) as pool:
-        reads = [pool.submit(read, client, keys[n::len(clients)]) for n, client in enumerate(clients)]
+        reads = [pool.submit(read, client, keys[n::len(clients)]) for n,
+                 client in enumerate(clients)]
         while not all(one.done() for one in reads):
             meanwhile()
         for one in reads:
@@ -72,10 +75,13 @@ def test_rates(servers):
     client.ask("CONFIG", "SET", "lunar.gate", "no")
     before = figure("main_cold_faults"), figure("main_cold_fault_ms")
     read_at_once(readers, uniform(600))
-    faults, waited = figure("main_cold_faults") - before[0], figure("main_cold_fault_ms") - before[1]
+    faults = figure("main_cold_faults") - before[0]
+    waited = figure("main_cold_fault_ms") - before[1]
     time.sleep(1.3)
-    of_main, of_all = figure("main_cold_faults_per_second_10s"), figure("cold_faults_per_second_10s")
-    assert faults >= 300 and waited >= faults * LATENCY_MS * 0.8, "faults of the main thread are not told"
+    of_main = figure("main_cold_faults_per_second_10s")
+    of_all = figure("cold_faults_per_second_10s")
+    told = faults >= 300 and waited >= faults * LATENCY_MS * 0.8
+    assert told, "faults of the main thread are not told"
     assert 0 < of_main <= of_all * 1.01 + 1
 
     reserve, lun = figure("lun_fork_reserve_bytes"), figure("lun_size_bytes")
@@ -111,11 +117,14 @@ def test_top(servers):
     pick = random.Random(SEED)
     client = servers.tiered().client
     assert "begins with the first key" in client.refused("LUNAR", "TOP")
-    client.pipeline([("SET", name + str(key), value(key, 1000)) for key in range(50) for name in ("hot:", "warm")])
+    client.pipeline([("SET", name + str(key), value(key, 1000)) for key in range(50)
+                     for name in ("hot:", "warm")])
     fill(client)
     for turn in range(4000):
-        client.pipeline([("GET", f"hot:{pick.randrange(50)}") for _ in range(4)]   # more often than k: with its SETs
-                        + [("STRLEN", f"warm{pick.randrange(50)}"), ("GET", f"k:{pick.randrange(KEYS)}")])
+        # more often than k: with its SETs
+        client.pipeline([("GET", f"hot:{pick.randrange(50)}") for _ in range(4)]
+                        + [("STRLEN", f"warm{pick.randrange(50)}"),
+                           ("GET", f"k:{pick.randrange(KEYS)}")])
         if turn % 4 == 0:   # names without prefix come and go
             client.ask("EXISTS", "".join(pick.choices("abcdefghij", k=12)))
     reply = client.ask("LUNAR", "TOP", "COUNT", "3")
@@ -133,14 +142,16 @@ def test_top(servers):
 
 
 def test_help_and_rights(servers):
-    """LUNAR HELP tells of what COMMAND DOCS documents, and who may only read sees no names of keys."""
+    """LUNAR HELP tells of what COMMAND DOCS documents, and who may only read sees no names of
+    keys."""
     server = servers.tiered(size="96mb")
     lines = b"\n".join(server.client.ask("LUNAR", "HELP")).decode().split("\n")[1:]
     docs = server.client.ask("COMMAND", "DOCS", "lunar")[1]
     subcommands = dict(zip(docs[::2], docs[1::2]))[b"subcommands"][::2]
     assert ({line.split()[0] for line in lines if not line.startswith(" ")}
             == {name.decode().split("|")[1].upper() for name in subcommands})
-    server.client.ask("ACL", "SETUSER", "reader", "on", ">x", "~*", "+@read", "-@dangerous", "+lunar|help")
+    server.client.ask("ACL", "SETUSER", "reader", "on", ">x", "~*", "+@read", "-@dangerous",
+                      "+lunar|help")
     reader = server.connect()
     reader.ask("AUTH", "reader", "x")
     assert "permission" in reader.refused("LUNAR", "TOP")

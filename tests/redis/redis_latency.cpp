@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server's own latency monitor shows what cold data costs: `lunar-fault` when the main thread waited for a page,
-// `lunar-stall` when it waited for many in one turn, `lunar-hold` when a client waited at the gate; only above
-// latency-monitor-threshold, and nothing while that is 0. The LUN is one that takes its time.
+// The server's own latency monitor shows what cold data costs: `lunar-fault` when the main thread
+// waited for a page, `lunar-stall` when it waited for many in one turn, `lunar-hold` when a client
+// waited at the gate; only above latency-monitor-threshold, and nothing while that is 0. The LUN is
+// one that takes its time.
 //
 //   redis_latency MODULE
 //
@@ -20,7 +21,8 @@ void fill(const Server& server) {
   for (unsigned k = 0; k < kKeys; k += 500) {
     std::string batch;
     for (unsigned i = k; i < k + 500; ++i)
-      batch += resp({"SET", fmt::format("k{}", i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
+      batch += resp({"SET", fmt::format("k{}", i),
+                     std::string(kValueBytes, static_cast<char>('a' + i % 26))});
     wire.send_all(batch + resp({"PING", "<end>"}));
     (void)wire.receive_until(kEnd);
   }
@@ -30,7 +32,8 @@ void fill(const Server& server) {
 void read(const Server& server, unsigned from) {
   Wire wire(server.port());
   for (unsigned i = 0; i < kReads; ++i) {
-    wire.send_all(resp({"GET", fmt::format("k{}", (from + i * 97) % kKeys)}) + resp({"PING", "<end>"}));
+    wire.send_all(resp({"GET", fmt::format("k{}", (from + i * 97) % kKeys)}) +
+                  resp({"PING", "<end>"}));
     (void)wire.receive_until(kEnd);
   }
   usleep(400000);
@@ -45,8 +48,9 @@ void set(const Server& server, const std::string& name, const std::string& value
 
 int run(const std::string& module) {
   Scratch scratch;
-  Server server(scratch.path, "server", free_port(),
-                {"--loadmodule", module, "dram", "16mb", "lun", "sim:160m,latency_us=4000", "forks", "no"});
+  Server server(
+      scratch.path, "server", free_port(),
+      {"--loadmodule", module, "dram", "16mb", "lun", "sim:160m,latency_us=4000", "forks", "no"});
   fill(server);
   read(server, 0);
   std::string latest = server.ask({"LATENCY", "LATEST"});
@@ -55,7 +59,8 @@ int run(const std::string& module) {
   set(server, "latency-monitor-threshold", "3");
   read(server, 20);
   latest = server.ask({"LATENCY", "LATEST"});
-  require(has(latest, "lunar-fault") && !has(latest, "lunar-hold"), "without the gate there is {}", latest);
+  require(has(latest, "lunar-fault") && !has(latest, "lunar-hold"), "without the gate there is {}",
+          latest);
   const std::string history = server.ask({"LATENCY", "HISTORY", "lunar-fault"});
   require(history.compare(0, 2, "*0") != 0, "no history of lunar-fault");
   // One command, many pages: each is short.
@@ -66,13 +71,15 @@ int run(const std::string& module) {
   (void)server.ask(many);
   usleep(400000);
   latest = server.ask({"LATENCY", "LATEST"});
-  require(has(latest, "lunar-stall"), "40 cold keys of one command: there is {}; {} faults of the main thread, {} ms",
-          latest, server.info("lunar_main_cold_faults"), server.info("lunar_main_cold_fault_ms"));
+  require(has(latest, "lunar-stall"),
+          "40 cold keys of one command: there is {}; {} faults of the main thread, {} ms", latest,
+          server.info("lunar_main_cold_faults"), server.info("lunar_main_cold_fault_ms"));
   set(server, "latency-monitor-threshold", "3");
   set(server, "lunar.gate", "yes");
   read(server, 40);
   latest = server.ask({"LATENCY", "LATEST"});
-  require(has(latest, "lunar-hold"), "with the gate there is {}; held {}", latest, server.info("lunar_gate_held"));
+  require(has(latest, "lunar-hold"), "with the gate there is {}; held {}", latest,
+          server.info("lunar_gate_held"));
   (void)server.ask({"LATENCY", "RESET"});
   set(server, "latency-monitor-threshold", "60000");
   read(server, 60);

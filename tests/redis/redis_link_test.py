@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiered replica of a master that this program plays, which sends only what is written here.
 
-A real master's PING wakes a replica that has forgotten something. This one is silent: what it has sent must be
-executed all the same, exactly once, and a plain server that follows the same stream has the same data and the same
-offset.
+A real master's PING wakes a replica that has forgotten something. This one is silent: what it has
+sent must be executed all the same, exactly once, and a plain server that follows the same stream
+has the same data and the same offset.
 """
 import contextlib
 import os
@@ -56,7 +56,8 @@ class Master:
             self.link.sendall(b"+PONG\r\n" if word[0] == b"PING" else b"+OK\r\n")
         self.asked.append(int(word[2]))
         if len(self.asked) == 1:
-            self.link.sendall(b"+FULLRESYNC %s 0\r\n$%d\r\n%s" % (MASTER_ID, len(self.dump), self.dump))
+            self.link.sendall(b"+FULLRESYNC %s 0\r\n$%d\r\n%s" % (MASTER_ID, len(self.dump),
+                self.dump))
         else:
             assert word[1] == MASTER_ID, "a full resync"
             self.link.sendall(b"+CONTINUE %s\r\n" % MASTER_ID)
@@ -69,7 +70,8 @@ class Master:
                 pass
 
     def send(self, data):
-        """Like a master's output buffer: what a link that ends has not taken is there for the next one."""
+        """Like a master's output buffer: what a link that ends has not taken is there for the next
+        one."""
         self.stream += data
         self.push(data)
 
@@ -89,11 +91,13 @@ class Master:
 def small_write(i):
     if i % 50 == 0:
         return packed("SELECT", i // 50 % 3)
-    return packed("SETRANGE", f"key:{RANDOM.randrange(KEYS)}", RANDOM.randrange(SIZE - 20), noise(8))
+    return packed("SETRANGE", f"key:{RANDOM.randrange(KEYS)}", RANDOM.randrange(SIZE - 20),
+                  noise(8))
 
 
 def writes(count):
-    """Small commands, most on cold keys: a window has fewer than what one read of the server takes."""
+    """Small commands, most on cold keys: a window has fewer than what one read of the server
+    takes."""
     return b"".join(small_write(i) for i in range(count))
 
 
@@ -123,10 +127,12 @@ def test_silent_master(servers):
         dump = file.read()
     tiered = servers.tiered(*LATE, size="400mb")
     masters = [Master(plain, dump), Master(tiered, dump)]
-    both(masters, *(writes(count) for count in (1_000, 2_500, 2_500)))   # bursts with silence behind
+    # bursts with silence behind
+    both(masters, *(writes(count) for count in (1_000, 2_500, 2_500)))
     both(masters, writes(500) + packed("SET", "large", noise(1 << 19) * 10) + writes(500))
 
-    # The link ends while there is more than the server was given: what it was not given is asked for again.
+    # The link ends while there is more than the server was given: what it was not given is asked
+    # for again.
     for ends in (lambda master: master.replica.client.ask("CLIENT", "KILL", "TYPE", "master"),
                  lambda master: master.link.shutdown(socket.SHUT_RDWR)):
         data = writes(4_000)
@@ -142,7 +148,8 @@ def test_silent_master(servers):
     data = packed("SELECT", 0) + b"".join(appends)
     before = len(masters[1].stream)
     sender = begun(masters[1], data)
-    _, info, digest = tiered.pipeline([("REPLICAOF", "NO", "ONE"), ("INFO", "replication"), ("DEBUG", "DIGEST")])
+    _, info, digest = tiered.pipeline([("REPLICAOF", "NO", "ONE"), ("INFO", "replication"),
+                                       ("DEBUG", "DIGEST")])
     at = int(info.decode().split("master_repl_offset:")[1].split()[0]) - before
     sender.join()
     time.sleep(0.5)

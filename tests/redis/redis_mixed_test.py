@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that use the server in every way at once, on cold data: a tiered server with a replica, against a
-plain one with a replica.
+"""Clients that use the server in every way at once, on cold data: a tiered server with a replica,
+against a plain one with a replica.
 
-Each worker has keys of its own and a script that depends on the seed alone, so that its replies must be the same from
-both servers. What other clients can interrupt at any place is checked by what it leaves instead.
+Each worker has keys of its own and a script that depends on the seed alone, so that its replies
+must be the same from both servers. What other clients can interrupt at any place is checked by what
+it leaves instead.
 
-  pipelines     thousands of commands at once, cut anywhere, with MULTI, RESET, SELECT and scripts among them
+  pipelines     thousands of commands at once, cut anywhere, with MULTI, RESET, SELECT and scripts
+                among them
   half-closed   the client sends its end behind a pipeline: all of it is run, in order
-  killed        CLIENT KILL, or a reset of the connection, in the middle of a pipeline: a part of it has run, in order
-  watched       WATCH, GET, MULTI, SET, EXEC on counters that all workers share: none is counted twice or lost
+  killed        CLIENT KILL, or a reset of the connection, in the middle of a pipeline: a part of it
+                has run, in order
+  watched       WATCH, GET, MULTI, SET, EXEC on counters that all workers share: none is counted
+                twice or lost
   blocked       BLPOP with commands behind it, until another client pushes, or unblocks it
   busy          commands while a script runs that does not end, and while clients are paused
 
-Meanwhile another client kills the replica's link, saves, asks for digests, and sets the module's settings. In the end
-the replicas have what their masters have, and both masters have the same. LUNAR_SEED= replays.
+Meanwhile another client kills the replica's link, saves, asks for digests, and sets the module's
+settings. In the end the replicas have what their masters have, and both masters have the same.
+LUNAR_SEED= replays.
 """
 import contextlib
 import random
@@ -60,12 +65,18 @@ class Worker:
     def command(self):
         pick, key = self.pick, self.key
         return pick.choice([
-            ("GET", key()), ("GET", key()), ("GET", key()), ("MGET", key(), key(), key()), ("STRLEN", key()),
-            ("SET", key(), text(pick, SIZE)), ("APPEND", key(), "tail"), ("DEL", key()), ("HGETALL", key("h")),
-            ("HSET", key("h"), "f1", text(pick, 60)), ("LRANGE", key("l"), "0", "-1"), ("LPOP", key("l")),
-            ("RPUSH", key("l"), text(pick, 200)), ("RENAME", key(), key()), ("COPY", key(), key(), "REPLACE"),
-            ("EVAL", "return redis.call('GET', KEYS[1])", "1", key()), ("GETDEL", key()), ("TYPE", key("h")),
-            ("EVAL", "redis.call('APPEND', KEYS[1], 'x') return redis.call('STRLEN', KEYS[2])", "2", key(), key()),
+            ("GET", key()), ("GET", key()), ("GET", key()), ("MGET", key(), key(), key()),
+            ("STRLEN", key()),
+            ("SET", key(), text(pick, SIZE)), ("APPEND", key(), "tail"), ("DEL", key()),
+            ("HGETALL", key("h")),
+            ("HSET", key("h"), "f1", text(pick, 60)), ("LRANGE", key("l"), "0", "-1"),
+            ("LPOP", key("l")),
+            ("RPUSH", key("l"), text(pick, 200)), ("RENAME", key(), key()),
+            ("COPY", key(), key(), "REPLACE"),
+            ("EVAL", "return redis.call('GET', KEYS[1])", "1", key()), ("GETDEL", key()),
+            ("TYPE", key("h")),
+            ("EVAL", "redis.call('APPEND', KEYS[1], 'x') return redis.call('STRLEN', KEYS[2])", "2",
+             key(), key()),
         ])
 
     def pipeline(self):
@@ -73,12 +84,14 @@ class Worker:
         for _ in range(pick.choice([20, 200, 3000])):
             words.append(self.command())
             if pick.random() < 0.05:
-                words += [("WATCH", self.key(), self.key()), ("MULTI",), *(self.command() for _ in range(8)),
+                words += [("WATCH", self.key(), self.key()), ("MULTI",),
+                          *(self.command() for _ in range(8)),
                           pick.choice([("EXEC",), ("EXEC",), ("DISCARD",), ("RESET",)])]
             if pick.random() < 0.01:
                 words += [("SELECT", "1"), ("SET", self.key(), text(pick, SIZE)), ("SELECT", "0")]
         data = b"".join(packed(*some) for some in words)
-        sender = threading.Thread(target=self.send_in_pieces, args=(data, random.Random(pick.random())))
+        sender = threading.Thread(target=self.send_in_pieces,
+                                  args=(data, random.Random(pick.random())))
         sender.start()
         for _ in words:
             self.note(self.client.receive())
@@ -111,7 +124,8 @@ class Worker:
         count = self.pick.choice([3, 50, 1500])
         name, data = self.numbers(count)
         other = self.server.connect()
-        sender = threading.Thread(target=lambda: (other.socket.sendall(data), other.socket.shutdown(socket.SHUT_WR)))
+        sender = threading.Thread(target=lambda: (other.socket.sendall(data),
+                                                  other.socket.shutdown(socket.SHUT_WR)))
         sender.start()
         while other.socket.recv(1 << 16):
             pass
@@ -135,7 +149,8 @@ class Worker:
             other.socket.shutdown(socket.SHUT_RD)
         sender.join()
         other.close()
-        wait_until("a client that has gone", lambda: not self.client.ask("CLIENT", "LIST", "ID", str(number)))
+        wait_until("a client that has gone",
+                   lambda: not self.client.ask("CLIENT", "LIST", "ID", str(number)))
         self.pushed(name, count, how, False)
 
     @staticmethod
@@ -151,7 +166,8 @@ class Worker:
             self.client.receive()
             value = self.client.receive()
             head, rest = value[:8], value[8:]
-            self.client.send([("MULTI",), ("SET", name, b"%08d" % (int(head) + 1) + rest), ("GET", self.key()),
+            self.client.send([("MULTI",), ("SET", name, b"%08d" % (int(head) + 1) + rest),
+                              ("GET", self.key()),
                               ("EXEC",)])
             if [self.client.receive() for _ in range(4)][3]:   # else EXEC was refused
                 self.counted += 1
@@ -166,7 +182,8 @@ class Worker:
         other.send([("GET", self.key()), ("BLPOP", f"{name}:none", name, "0"), *behind])
         time.sleep(wait_s)
         if how == "unblock":
-            wait_until("a client blocks", lambda: self.client.ask("CLIENT", "UNBLOCK", str(number)) == 1)
+            wait_until("a client blocks",
+                       lambda: self.client.ask("CLIENT", "UNBLOCK", str(number)) == 1)
         elif how == "push":
             self.client.ask("RPUSH", name, value)
         else:
@@ -182,12 +199,15 @@ def meddle(server, tiered, stop):
     """What an operator may do at any time."""
     pick, client = random.Random(SEED), server.connect()
     # no CLIENT PAUSE: what a paused client has sent is lost when it ends
-    words = [("CLIENT", "LIST"), ("INFO",), ("CLIENT", "KILL", "TYPE", "replica"), ("DEBUG", "DIGEST"), ("BGSAVE",),
+    words = [("CLIENT", "LIST"), ("INFO",), ("CLIENT", "KILL", "TYPE", "replica"),
+             ("DEBUG", "DIGEST"), ("BGSAVE",),
              ("CONFIG", "GET", "*")]
     if tiered:
         words += [("CONFIG", "SET", "lunar.gate", "no"), ("CONFIG", "SET", "lunar.gate", "yes"),
-                  ("CONFIG", "SET", "lunar.gate", "yes"), ("CONFIG", "SET", "lunar.gate-hold-ms", "1"),
-                  ("CONFIG", "SET", "lunar.gate-hold-ms", "100"), ("CONFIG", "SET", "lunar.dram", "18mb"),
+                  ("CONFIG", "SET", "lunar.gate", "yes"),
+                  ("CONFIG", "SET", "lunar.gate-hold-ms", "1"),
+                  ("CONFIG", "SET", "lunar.gate-hold-ms", "100"),
+                  ("CONFIG", "SET", "lunar.dram", "18mb"),
                   ("CONFIG", "SET", "lunar.dram", "24mb"), ("LUNAR", "STATS"), ("LUNAR", "TOP"),
                   ("LUNAR", "COLD", "w0:s:1"), ("LUNAR", "HOT", "w0:s:2")]
     while not stop.wait(pick.random() * 0.1):
@@ -225,7 +245,8 @@ def busy(server):
     for what in ("ALL", "WRITE"):
         server.client.ask("CLIENT", "PAUSE", "100", what)
         for at, client in enumerate((one, other)):
-            client.send([("GET", f"w{at}:s:{key}") for key in range(1, 2000, 50)] + [("INCR", f"paused:{at}")])
+            client.send([("GET", f"w{at}:s:{key}")
+                         for key in range(1, 2000, 50)] + [("INCR", f"paused:{at}")])
         replies += [client.receive() for client in (one, other) for _ in range(41)]
     return replies
 
@@ -241,7 +262,8 @@ def used(server, tiered, rounds):
             stop.set()
         meddler.result()
     counted = sum(int(server.client.ask("GET", f"counter:{n}")[:8]) for n in range(COUNTERS))
-    assert counted == sum(worker.counted for worker in workers), f"{counted} counted of all that EXEC confirmed"
+    assert counted == sum(worker.counted
+                          for worker in workers), f"{counted} counted of all that EXEC confirmed"
     for n in range(COUNTERS):   # their values depend on who came first
         server.client.ask("DEL", f"counter:{n}")
     return [worker.replies for worker in workers]
@@ -249,8 +271,10 @@ def used(server, tiered, rounds):
 
 def difference(one, other):
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return "; ".join(f"[{n}] {difference(a, b)}" for n, (a, b) in enumerate(zip(one, other)) if a != b)
-    return f"{str(one)[:200]} and {str(other)[:200]}, of {len(str(one))} and {len(str(other))} characters"
+        return "; ".join(f"[{n}] {difference(a, b)}" for n, (a, b) in enumerate(zip(one, other))
+                         if a != b)
+    one, other = str(one), str(other)
+    return f"{one[:200]} and {other[:200]}, of {len(one)} and {len(other)} characters"
 
 
 @pytest.mark.parametrize("rounds", [6, pytest.param(80, marks=pytest.mark.slow)])
@@ -258,7 +282,8 @@ def test_everything_at_once(servers, rounds):
     replies, digests = [], []
     for start in (servers.plain, servers.tiered):
         server, replica = (start("--repl-diskless-sync-delay", "0", "--repl-backlog-size", "32mb",
-                                 name=start.__name__ + "-" + what) for what in ("master", "replica"))
+                                 name=start.__name__ + "-" + what)
+                                 for what in ("master", "replica"))
         fill(server.client)
         replica.follow(server)
         replies.append([*used(server, start == servers.tiered, rounds), busy(server)])
@@ -270,4 +295,5 @@ def test_everything_at_once(servers, rounds):
         assert len(plain) == len(tiered)
     assert digests[0] == digests[1]
     lunar = server.info("lunar")   # of the tiered one
-    assert lunar["lunar_gate"] == "watching" and int(lunar["lunar_gate_held"]) >= HELD_MIN, "the gate took no part"
+    assert lunar["lunar_gate"] == "watching" and int(lunar["lunar_gate_held"]) >= HELD_MIN, (
+        "the gate took no part")

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Redis module in the distribution's redis-server, data at four times its DRAM and of all types: what it holds,
-// saves, replays and sends to replicas is what a plain server has.
+// The Redis module in the distribution's redis-server, data at four times its DRAM and of all
+// types: what it holds, saves, replays and sends to replicas is what a plain server has.
 //
 //   redis_module MODULE SCENARIO CAP_MIB VALUES_MIB
 //
-//   save      fill tiered and plain: digests equal, strings read back; BGSAVE under writes: the dump loads in a plain
-//             server as the data of the fork
+//   save      fill tiered and plain: digests equal, strings read back; BGSAVE under writes: the
+//             dump loads in a plain server as the data of the fork
 //   reload    io-threads that read; SAVE, DEBUG RELOAD, restart from the dump
 //   append    append-only file with two rewrites under writes; kill -9; restart from it
 //   replica   tiered replicas of a tiered server, diskless and from a file, then live writes
 //
-// A server that did not evict twice its budget, or whose resident set passed the cap + 64 MiB, fails the test.
-// Threading: one thread. May not: leave files or processes behind.
+// A server that did not evict twice its budget, or whose resident set passed the cap + 64 MiB,
+// fails the test. Threading: one thread. May not: leave files or processes behind.
 #include <signal.h>
 
 #include "redis_tiered.h"
@@ -26,13 +26,15 @@ void read_back(RedisServer& server, const Run& run, uint64_t version) {
   for (uint64_t key = 0; key < run.keys; key += 5) {
     const auto reply = server.command({"GET", fmt::format("key:{}", key)});
     wrong += reply->type != REDIS_REPLY_STRING ||
-             std::string(reply->str, static_cast<size_t>(reply->len)) != content(key, version, kKeyBytes);
+             std::string(reply->str, static_cast<size_t>(reply->len)) !=
+                 content(key, version, kKeyBytes);
   }
   require(wrong == 0, "{} strings are not what was written", wrong);
 }
 
 // The same writes to each server, all over the data set: new versions, deletions, new keys.
-void write_some(const std::vector<RedisServer*>& servers, const Run& run, uint64_t rounds, uint64_t version) {
+void write_some(const std::vector<RedisServer*>& servers, const Run& run, uint64_t rounds,
+                uint64_t version) {
   for (uint64_t i = 0; i < rounds; ++i) {
     const uint64_t place = (i * 2654435761 + version) % run.keys;
     for (RedisServer* server : servers) {
@@ -68,7 +70,8 @@ void reload(const Run& run) {
   fill(plain, 0, run.keys, 1);
   const std::string wanted = digest(plain);
   {
-    RedisServer tiered(run.tiered("tiered", "dump.rdb", "--io-threads 3 --io-threads-do-reads yes"));
+    RedisServer tiered(
+        run.tiered("tiered", "dump.rdb", "--io-threads 3 --io-threads-do-reads yes"));
     tiered.set_patience(kPatienceSeconds);
     fill(tiered, 0, run.keys, 1);
     (void)tiered.command({"SAVE"});
@@ -113,7 +116,8 @@ void append(const Run& run) {
 
 void replica(const Run& run) {
   RedisServer master(run.tiered("master", "dump.rdb", "--repl-diskless-sync-delay 0")),
-      diskless(run.tiered("diskless", "dump.rdb", "--repl-diskless-load swapdb")), disk(run.tiered("disk", "dump.rdb"));
+      diskless(run.tiered("diskless", "dump.rdb", "--repl-diskless-load swapdb")),
+      disk(run.tiered("disk", "dump.rdb"));
   for (RedisServer* server : {&master, &diskless, &disk}) server->set_patience(kPatienceSeconds);
   fill(master, 0, run.keys, 1);
   (void)master.command({"CONFIG", "SET", "repl-diskless-sync", "yes"});
@@ -127,7 +131,8 @@ void replica(const Run& run) {
   const std::string wanted = digest(master);
   must_be("the diskless replica", digest(diskless), wanted);
   must_be("the replica from a file", digest(disk), wanted);
-  require(master.info("stats", "sync_full") == "2", "full syncs: {}", master.info("stats", "sync_full"));
+  require(master.info("stats", "sync_full") == "2", "full syncs: {}",
+          master.info("stats", "sync_full"));
   check_tiered(master, run, "master", 2);
   check_tiered(diskless, run, "diskless", 1);
   check_tiered(disk, run, "disk", 1);

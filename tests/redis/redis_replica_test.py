@@ -40,9 +40,12 @@ class Writer:
         if kind == "HSET":
             return ("HSET", f"hash:{key % 200}", f"field:{key % 300}", part(key, 100))
         if kind == "BIG":
-            return ("SET", f"big:{key % 4}", part(key, self.random.choice([70_000, 300_000, 1_300_000])))
+            return ("SET", f"big:{key % 4}",
+                    part(key, self.random.choice([70_000, 300_000, 1_300_000])))
         if kind == "MSET":
-            return ("MSET", *(w for i in range(40) for w in (f"key:{(key + i * 977) % self.keys}", part(key + i, 200))))
+            return ("MSET",
+                    *(w for i in range(40)
+                      for w in (f"key:{(key + i * 977) % self.keys}", part(key + i, 200))))
         if kind == "DEL":
             return ("DEL", f"key:{key}")
         return ("APPEND", f"list:{key % 999}", part(key, 20))
@@ -86,11 +89,12 @@ def equal(master, replica):
 
 # A chain: a replica of the replica, whose stream is the one that the first reads.
 @pytest.mark.parametrize("keys, operations, names", [(60_000, 40_000, ["replica"]),
-                                                     (40_000, 16_000, ["replica", "replica-of-it"])],
+                                                     (40_000, 16_000,
+                                                      ["replica", "replica-of-it"])],
                          ids=["one", "chain"])
 def test_stream(pool, servers, keys, operations, names):
-    """The last replica has all of it soon after the master, its main thread seldom waits for the LUN itself, and its
-    own clients are answered meanwhile."""
+    """The last replica has all of it soon after the master, its main thread seldom waits for the
+    LUN itself, and its own clients are answered meanwhile."""
     line = [member(servers, name) for name in ["master", *names]]
     master, replica = line[0], line[-1]
     master.pipeline(sets("key", range(keys), SIZE))
@@ -106,15 +110,17 @@ def test_stream(pool, servers, keys, operations, names):
         joined(writers)
         for above, below in zip(line, line[1:]):
             caught_up(above, below)
-        assert (replica.figure("cold_faults") - cold) / operations <= FAULTS_MAX, f"{kind}: cold faults an operation"
+        assert (replica.figure("cold_faults") - cold) / operations <= FAULTS_MAX, (
+            f"{kind}: cold faults an operation")
     for above, below in zip(line, line[1:]):
         below.has_all_of(above)
 
 
 @pytest.mark.slow
 def test_faults(pool, servers):
-    """Links killed on either side, commands larger than what is read ahead, transactions, other databases, and kill -9
-    of the replica and of the master: equal data, and a partial resync where a plain server makes one."""
+    """Links killed on either side, commands larger than what is read ahead, transactions, other
+    databases, and kill -9 of the replica and of the master: equal data, and a partial resync where
+    a plain server makes one."""
     keys, master, replica = 40_000, member(servers, "master"), member(servers, "replica")
     master.pipeline(sets("key", range(keys), SIZE))
     replica.follow(master)
@@ -153,10 +159,12 @@ def test_faults(pool, servers):
 
 
 def test_over_keys(servers):
-    """What comes in over keys that are there and cold: a reload, a full sync, dumps of another server."""
+    """What comes in over keys that are there and cold: a reload, a full sync, dumps of another
+    server."""
     keys, master, replica = 24_000, member(servers, "master"), member(servers, "replica")
     master.pipeline(sets("key", range(keys), SIZE))
-    master.pipeline([("HSET", f"hash:{key}", *(word for n in range(40) for word in (f"f{n}", part(key + n, 60))))
+    master.pipeline([("HSET", f"hash:{key}",
+                      *(word for n in range(40) for word in (f"f{n}", part(key + n, 60))))
                      for key in range(300)])
     digest = master.digest()
     for options in (["NOFLUSH", "MERGE"], []):
@@ -165,7 +173,8 @@ def test_over_keys(servers):
     for load in ("disabled", "swapdb"):
         if replica.client.refused("CONFIG", "SET", "repl-diskless-load", load):
             continue
-        replica.pipeline([("SET", f"key:{key}", part(key + 1, SIZE)) for key in range(keys // 2, keys)])
+        replica.pipeline([("SET", f"key:{key}", part(key + 1, SIZE))
+                          for key in range(keys // 2, keys)])
         replica.pipeline([("SET", f"own:{key}", part(key, SIZE)) for key in range(keys // 2)])
         replica.follow(master)
         equal(master, replica)
@@ -175,7 +184,8 @@ def test_over_keys(servers):
     some = [f"key:{key * 7919 % keys}" for key in range(count)]
     dumps = master.pipeline([("DUMP", key) for key in some])
     replica.pipeline([("SET", key, "x" * SIZE) for key in some])
-    replica.pipeline([("STRLEN", f"key:{key}") for key in range(keys)])   # all that was written has left DRAM
+    # all that was written has left DRAM
+    replica.pipeline([("STRLEN", f"key:{key}") for key in range(keys)])
     replica.client.ask("CONFIG", "SET", "lunar.gate-hold-ms", "2000")   # of a busy machine
     before = replica.figure("main_cold_faults")
     replica.pipeline([("RESTORE", key, "0", dump, "REPLACE") for key, dump in zip(some, dumps)])

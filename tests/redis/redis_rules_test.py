@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gate does in the server's place keeps the rules of the server (LUNAR_REDIS_SERVER: of another one).
+"""What the gate does in the server's place keeps the rules of the server (LUNAR_REDIS_SERVER: of
+another one).
 
-A plain server tells what they are. Counts decide: lengths of chains, words in the append-only file, keys that expired.
-"""
+A plain server tells what they are. Counts decide: lengths of chains, words in the append-only file,
+keys that expired. """
 import os
 import re
 import time
@@ -14,7 +15,8 @@ from redis_server import wait_until
 COLD, SIZE = 36_000, 500        # keys that do not fit into DRAM: a table of 2^16 slots
 SCRIPT = "for i = 1, tonumber(ARGV[2]) do redis.call('SET', ARGV[1] .. i, 'x') end"
 SCRIPT_KEYS = 12_000
-CHAIN_MAX = 32                  # a plain server's are 8 to 10 keys; thousands when its table does not grow
+# a plain server's are 8 to 10 keys; thousands when its table does not grow
+CHAIN_MAX = 32
 DUE, LATER = 4_000, 30_000
 NEW = 8_000                     # keys written at maxmemory
 FIELDS, ROUND, ROUNDS_MAX = 200, 1_000, 200
@@ -43,7 +45,8 @@ def appended(server):
 
 
 def key_tables(server):
-    """One client's command adds many keys: the table has to grow meanwhile, whatever the gate does to its growth."""
+    """One client's command adds many keys: the table has to grow meanwhile, whatever the gate does
+    to its growth."""
     ask = server.client.ask
     for database in (5, 0):   # a table of a few slots, and a cold one that is large
         ask("SELECT", str(database))
@@ -55,7 +58,8 @@ def key_tables(server):
     ask("SELECT", "6")
     ask("SET", "first", "x")
     queued = [("SET", f"queued:{i}", "x") for i in range(SCRIPT_KEYS)]
-    server.client.all_of([("EXISTS", "first")] * 40 + [("MULTI",), *queued, ("EXEC",)], batch=1 << 20)
+    server.client.all_of([("EXISTS", "first")] * 40 + [("MULTI",), *queued, ("EXEC",)],
+                         batch=1 << 20)
     assert longest_chain(server, 6) <= CHAIN_MAX, "after EXEC"
     ask("SELECT", "0")
 
@@ -65,16 +69,18 @@ def rehash_goes_on(server):
     ask = server.client.ask
     ask("SELECT", "7")
     for gate in ("yes", "no"):
-        server.pipeline([("SET", f"double:{gate}:{i}", "x") for i in range(16385 if gate == "yes" else 16384)])
+        server.pipeline([("SET", f"double:{gate}:{i}", "x")
+                         for i in range(16385 if gate == "yes" else 16384)])
         if gate == "no":
             ask("CONFIG", "SET", "lunar.gate", "no")
         time.sleep(1.0)
-        wait_until(f"the end of a rehash, gate {gate}", lambda: b"rehashing target" not in ask("DEBUG", "HTSTATS", "7"))
+        wait_until(f"the end of a rehash, gate {gate}",
+                   lambda: b"rehashing target" not in ask("DEBUG", "HTSTATS", "7"))
 
 
 def deletions(text):
-    """In an append-only file. What the server does by itself is an UNLINK where lazyfree settings say so (the default
-    of Valkey)."""
+    """In an append-only file. What the server does by itself is an UNLINK where lazyfree settings
+    say so (the default of Valkey)."""
     return text.count(b"$3\r\nDEL\r\n") + text.count(b"$6\r\nUNLINK\r\n")
 
 
@@ -91,8 +97,8 @@ def propagation(server):
 
 
 def eviction(server, policy):
-    """Each key that is evicted is one deletion outside of any transaction, one event and one in INFO; no client sees
-    another policy or limit meanwhile."""
+    """Each key that is evicted is one deletion outside of any transaction, one event and one in
+    INFO; no client sees another policy or limit meanwhile."""
     ask = server.client.ask
     ask("CONFIG", "SET", "notify-keyspace-events", "Ee")
     listener = server.connect()
@@ -103,14 +109,16 @@ def eviction(server, policy):
     look = [("CONFIG", "GET", "maxmemory*"), ("MULTI",), ("SET", "queued", "x"), ("EXEC",)]
     replies = []
     for first in range(0, NEW, 50):
-        replies += server.client.all_of([("SET", f"{policy}:{i}", "x" * SIZE) for i in range(first, first + 50)] + look)
+        replies += server.client.all_of([("SET", f"{policy}:{i}", "x" * SIZE)
+                                         for i in range(first, first + 50)] + look)
     settings = {repr(reply) for reply in replies if isinstance(reply, list) and len(reply) > 2}
     assert len(settings) == 1 and policy in min(settings) and limit in min(settings)
     ask("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "0")
     evicted = count(server, "evicted_keys") - before
     assert evicted > NEW // 2
     text = appended(server)
-    text = text[text.rindex(b"$3\r\nSET\r\n$4\r\nmark\r\n"):]   # keys may go before the first new one comes
+    # keys may go before the first new one comes
+    text = text[text.rindex(b"$3\r\nSET\r\n$4\r\nmark\r\n"):]
     assert deletions(text) == evicted
     assert text.count(b"MULTI") == 0
     for _ in range(evicted):
@@ -120,7 +128,8 @@ def eviction(server, policy):
 
 
 def wish(server, behind_blocked):
-    """DEBUG SET-ACTIVE-EXPIRE 0 while keys are being expired, by itself or behind a command that blocks."""
+    """DEBUG SET-ACTIVE-EXPIRE 0 while keys are being expired, by itself or behind a command that
+    blocks."""
     ask, before = server.client.ask, count(server, "expired_keys")
     server.pipeline([("SET", f"later:{i}", "x" * 100, "PX", "2000") for i in range(LATER)])
     wait_until("the first keys that are due", lambda: count(server, "expired_keys") != before)
@@ -148,7 +157,8 @@ def expire_in_turns(server):
 
 
 def wish_refused(server, user, word):
-    """Expiry stays the gate's when a client says SET-ACTIVE-EXPIRE 0 to which the server does not listen."""
+    """Expiry stays the gate's when a client says SET-ACTIVE-EXPIRE 0 to which the server does not
+    listen."""
     server.client.ask("ACL", "SETUSER", "nothing", "on", ">pw", "~*", "-@all")
     other = server.connect()
     if user != "default":
@@ -165,17 +175,20 @@ def wish_taken_back(server):
 
 
 def fields(server):
-    """Redis 8: fields of hashes expire by the server's own cycle, also while keys are due all the time."""
+    """Redis 8: fields of hashes expire by the server's own cycle, also while keys are due all the
+    time."""
     ask = server.client.ask
     if b"hpexpire" not in repr(ask("COMMAND", "INFO", "HPEXPIRE")).lower().encode():
         return
     before, rounds, size = count(server, "expired_subkeys"), 0, ask("DBSIZE")
     server.pipeline([("HSET", f"hash:{i}", "short", "x") for i in range(FIELDS)])
-    server.pipeline([("HPEXPIRE", f"hash:{i}", "200", "FIELDS", "1", "short") for i in range(FIELDS)])
+    server.pipeline([("HPEXPIRE", f"hash:{i}", "200", "FIELDS", "1", "short")
+                     for i in range(FIELDS)])
     while count(server, "expired_subkeys") < before + FIELDS:
         rounds += 1
         assert rounds < ROUNDS_MAX, "fields do not expire while keys do"
-        server.pipeline([("SET", f"short:{rounds}:{i}", "x" * SIZE, "PX", "150") for i in range(ROUND)])
+        server.pipeline([("SET", f"short:{rounds}:{i}", "x" * SIZE, "PX", "150")
+                         for i in range(ROUND)])
     wait_until("the last of the short-lived keys", lambda: ask("DBSIZE") == size)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that saves in the foreground (SAVE, DEBUG RELOAD, SHUTDOWN) is read ahead of.
 
-A quarter of the data fits in DRAM. What counts is how often the server itself waited for the LUN, a key: without
-reading ahead it is once or more. Keys have an expiry or none, and the table of expiries is being rehashed when one of
-the saves begins: what changes while the server saves is left alone. What was saved is compared with a plain server
-that loads it.
+A quarter of the data fits in DRAM. What counts is how often the server itself waited for the LUN, a
+key: without reading ahead it is once or more. Keys have an expiry or none, and the table of
+expiries is being rehashed when one of the saves begins: what changes while the server saves is left
+alone. What was saved is compared with a plain server that loads it.
 """
 import os
 import shutil
@@ -48,8 +48,8 @@ def faults_of(server, *words):
 
 
 def test_save_of_what_is_resident(servers):
-    """Nothing is cold, nothing is read ahead: the server does not wait. (Sleeps are counted, as a busy machine changes
-    the time.)"""
+    """Nothing is cold, nothing is read ahead: the server does not wait. (Sleeps are counted, as a
+    busy machine changes the time.)"""
     server = servers.tiered(size="400mb")
     server.pipeline([("SET", f"small:{n}", "value") for n in range(30_000)], 1000)
     assert server.figure("cold_bytes") == 0
@@ -74,7 +74,8 @@ def test_save(servers, how):
     digest = server.digest()
     server.client.send([("SHUTDOWN", "SAVE")])
     assert server.process.wait(PATIENCE_S) == 0
-    shutil.copy(os.path.join(server.directory, "dump.rdb"), os.path.join(servers.made("plain"), "dump.rdb"))
+    shutil.copy(os.path.join(server.directory, "dump.rdb"),
+                os.path.join(servers.made("plain"), "dump.rdb"))
     assert servers.plain().digest() == digest, "what was saved is not what there was"
     print(faults)
     assert max(faults.values()) <= FAULTS_MAX

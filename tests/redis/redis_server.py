@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of the end-to-end tests, plain or tiered, and their clients. A server that cannot start fails the test with
-its log; without the right to userfaultfd the test is skipped.
+"""Servers of the end-to-end tests, plain or tiered, and their clients. A server that cannot start
+fails the test with its log; without the right to userfaultfd the test is skipped.
 """
 import contextlib
 import os
@@ -51,7 +51,8 @@ def wait_until(what, true, patience_s=PATIENCE_S, every_s=0.02):
 
 
 class Raw:
-    """Over a connection of redis-py: replies as they come, many commands on their way at once. One thread each."""
+    """Over a connection of redis-py: replies as they come, many commands on their way at once. One
+    thread each."""
 
     @property
     def socket(self):
@@ -91,7 +92,8 @@ class Raw:
         return replies
 
     def refused(self, *command):
-        """The text of an error reply; "closed" when the server ended the connection; "" when it did as asked."""
+        """The text of an error reply; "closed" when the server ended the connection; "" when it did
+        as asked."""
         try:
             self.send_command(*command)
             reply = self.receive()
@@ -100,7 +102,8 @@ class Raw:
         return str(reply) if isinstance(reply, Refused) else ""
 
     def info(self, section):
-        return dict(line.split(":", 1) for line in self.ask("INFO", section).decode().split("\r\n") if ":" in line)
+        return dict(line.split(":", 1) for line in self.ask("INFO", section).decode().split("\r\n")
+                    if ":" in line)
 
     def figure(self, name):
         return int(self.info("lunar")["lunar_" + name])
@@ -123,16 +126,18 @@ class UnixClient(Raw, redis.UnixDomainSocketConnection):
 
 class TlsClient(Raw, redis.SSLConnection):
     def __init__(self, port):
-        super().__init__(host="127.0.0.1", port=port, socket_timeout=PATIENCE_S, ssl_cert_reqs="none")
+        super().__init__(host="127.0.0.1", port=port, socket_timeout=PATIENCE_S,
+                         ssl_cert_reqs="none")
         self.connect()
 
 
 class Server:
-    """`words` behind redis-server's own, `wrapper` in front, `config` a file of its own, `environment` beyond ours.
-    `debug`: DEBUG is allowed, which Redis 6 does without an option. Its data and its log are in `directory`, which is
-    made. Answers when it is made."""
+    """`words` behind redis-server's own, `wrapper` in front, `config` a file of its own,
+    `environment` beyond ours. `debug`: DEBUG is allowed, which Redis 6 does without an option. Its
+    data and its log are in `directory`, which is made. Answers when it is made."""
 
-    def __init__(self, directory, *words, program=SERVER, debug=True, wrapper=(), config=None, environment=()):
+    def __init__(self, directory, *words, program=SERVER, debug=True, wrapper=(), config=None,
+                 environment=()):
         os.makedirs(directory, exist_ok=True)
         self.directory, self.log = directory, os.path.join(directory, "log")
         self.port, self.environment = free_port(), {**os.environ, **dict(environment)}
@@ -145,7 +150,8 @@ class Server:
         """Again, on the same port, after end()."""
         started = time.monotonic()
         with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(self.command, stdout=out, stderr=out, env=self.environment)
+            self.process = subprocess.Popen(self.command, stdout=out, stderr=out,
+                                            env=self.environment)
         self.client = None
         while self.client is None:
             if self.process.poll() is not None or time.monotonic() > started + PATIENCE_S:
@@ -174,7 +180,8 @@ class Server:
         return Client(self.port)
 
     def must_live(self, what):
-        assert self.process.poll() is None, f"{what}: the server ended with {self.process.returncode}"
+        assert self.process.poll() is None, (
+            f"{what}: the server ended with {self.process.returncode}")
 
     def info(self, section):
         return self.client.info(section)
@@ -183,7 +190,8 @@ class Server:
         return self.client.figure(name)
 
     def faults(self):
-        """Of the main thread, since it started, for whatever page; those of memory that is new among them."""
+        """Of the main thread, since it started, for whatever page; those of memory that is new
+        among them."""
         pid = self.process.pid
         with open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -215,7 +223,8 @@ class Server:
         wait_until("the link", self.linked)
 
     def catch_up(self, master):
-        """Both have the same offset, and the replica's own count of it is what its master was told."""
+        """Both have the same offset, and the replica's own count of it is what its master was
+        told."""
         def same():
             there, here = master.info("replication"), self.info("replication")
             return self.linked() and here.get("slave_repl_offset") == there["master_repl_offset"]
@@ -232,7 +241,8 @@ class Server:
 
 
 class Servers(contextlib.ExitStack):
-    """Servers of one test, each in a directory of its own below the test's. They are ended in reverse order."""
+    """Servers of one test, each in a directory of its own below the test's. They are ended in
+    reverse order."""
 
     def __init__(self, directory):
         super().__init__()
@@ -249,14 +259,17 @@ class Servers(contextlib.ExitStack):
         self.callback(server.end)
         return server
 
-    def tiered(self, *words, name="tiered", dram="16mb", lun=None, size="512mb", forks="yes", **options):
+    def tiered(self, *words, name="tiered", dram="16mb", lun=None, size="512mb", forks="yes",
+               **options):
         """With the module."""
-        return self.plain("--loadmodule", MODULE, "dram", dram, "lun", lun or self.made(name), "size", size,
+        return self.plain("--loadmodule", MODULE, "dram", dram, "lun", lun or self.made(name),
+                          "size", size,
                           "forks", forks, *words, name=name, **options)
 
     def run(self, *words, name="run", dram="16m", size="512m", flags=(), **options):
         """Under `lunar run`."""
-        wrapper = (LUNAR, "run", f"--dram={dram}", f"--size={size}", f"--lun={self.made(name)}", *flags, "--")
+        wrapper = (LUNAR, "run", f"--dram={dram}", f"--size={size}", f"--lun={self.made(name)}",
+                   *flags, "--")
         return self.plain(*words, name=name, wrapper=wrapper, **options)
 
     def made(self, name):
@@ -265,7 +278,8 @@ class Servers(contextlib.ExitStack):
 
     def show(self):
         for server in self.started:
-            print(f"{server.directory} (exit code: {server.process.poll()}):\n{server.text()[-3000:]}")
+            print(f"{server.directory} (exit code: "
+                  f"{server.process.poll()}):\n{server.text()[-3000:]}")
 
 
 def free_port():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica a master ends when the stream that it keeps for one of them takes LUN space that data needs."""
+"""Which replica a master ends when the stream that it keeps for one of them takes LUN space that
+data needs."""
 import re
 import signal
 import time
@@ -16,18 +17,21 @@ MASTER = ("--maxmemory-policy", "allkeys-lru", "--repl-diskless-sync-delay", "0"
 def write(server, batch):
     """400 KB of values over the keys that there are."""
     keys = range(batch * 100, batch * 100 + 100)
-    replies = server.client.all_of([("SET", f"fill:{key % KEYS}", value(key, 4000)) for key in keys])
+    replies = server.client.all_of([("SET", f"fill:{key % KEYS}", value(key, 4000))
+                                    for key in keys])
     assert all(out_of_memory(reply) for reply in replies if isinstance(reply, Refused))
 
 
 def replicas(server):
     """Bytes that wait for each of the master's replicas, by the numbers of their connections."""
     lines = server.client.ask("CLIENT", "LIST", "TYPE", "replica").decode().splitlines()
-    return {int(re.match(r"id=(\d+)", line)[1]): int(re.search(r" omem=(\d+)", line)[1]) for line in lines}
+    return {int(re.match(r"id=(\d+)", line)[1]): int(re.search(r" omem=(\d+)", line)[1])
+            for line in lines}
 
 
 def ended(server):
-    return [int(number) for number in re.findall(r"replica with client id (\d+) has not taken", server.text())]
+    return [int(number) for number in re.findall(r"replica with client id (\d+) has not taken",
+                                                 server.text())]
 
 
 def follow(server, follower):
@@ -41,12 +45,13 @@ def follow(server, follower):
 
 @pytest.mark.parametrize("kind", ["plain", "tiered"])
 def test_stopped_replica(servers, kind):
-    """One of two is stopped: the other keeps its connection, with all data, and the stopped one is ended before data is
-    evicted for it."""
+    """One of two is stopped: the other keeps its connection, with all data, and the stopped one is
+    ended before data is evicted for it."""
     server = servers.tiered(*MASTER, name="master", size="96mb")
     server.pipeline(sets("fill", range(KEYS), 4000))
     options = {"size": "200mb"} if kind == "tiered" else {}
-    healthy, stopped = (getattr(servers, kind)("--repl-diskless-load", "disabled", name=name, **options)
+    healthy, stopped = (getattr(servers, kind)("--repl-diskless-load", "disabled", name=name,
+                                               **options)
                         for name in ("healthy", "stopped"))
     healthy_id, stopped_id = follow(server, healthy), follow(server, stopped)
     syncs = server.info("stats")["sync_full"]
@@ -55,7 +60,8 @@ def test_stopped_replica(servers, kind):
     while last is None or batch < last:
         write(server, batch)
         # what a loaded machine has not brought there yet is not what this test is about
-        wait_until("the healthy replica takes its stream", lambda: replicas(server).get(healthy_id, 0) < 2 * MIB)
+        wait_until("the healthy replica takes its stream",
+                   lambda: replicas(server).get(healthy_id, 0) < 2 * MIB)
         batch += 1
         assert batch < 550, "the stopped replica is still there"
         if last is None and stopped_id not in replicas(server):
@@ -83,9 +89,10 @@ class SlowSync:
 
 
 def test_slow_sync(servers):
-    """A replica that takes its full sync slowly keeps its connection while it makes progress; when it takes nothing any
-    more, it is ended."""
-    server = servers.tiered(*MASTER, "--repl-diskless-sync", "no", "--repl-timeout", "600", size="192mb")
+    """A replica that takes its full sync slowly keeps its connection while it makes progress; when
+    it takes nothing any more, it is ended."""
+    server = servers.tiered(*MASTER, "--repl-diskless-sync", "no", "--repl-timeout", "600",
+                            size="192mb")
     server.pipeline(sets("fill", range(KEYS), 4000))
     slow = SlowSync(server)
     wait_until("the sync begins", lambda: len(replicas(server)) == 1)
@@ -98,7 +105,8 @@ def test_slow_sync(servers):
         slow.take(1000)
         waits = replicas(server)
         assert number in waits, "a replica that takes its sync was ended"
-        if waits[number] > 7 * MIB and server.info("lunar")["lunar_space_state"] in ("held", "full"):
+        if waits[number] > 7 * MIB and server.info("lunar")["lunar_space_state"] in ("held",
+            "full"):
             pressed += 1
             time.sleep(0.1)
 

@@ -1,26 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// 24 clients on a tiered server that saves, rewrites its append-only file, is given more and less DRAM, lives on LUNs
-// that fail, and is killed again and again. appendfsync is always: what was acknowledged must be there after each
-// restart, and every reply must be right (redis_soak_client.h). With them, keys that expire, rounds of values of other
-// sizes that leave holes, and a user who may change nothing (redis_soak_guests.h).
+// 24 clients on a tiered server that saves, rewrites its append-only file, is given more and less
+// DRAM, lives on LUNs that fail, and is killed again and again. appendfsync is always: what was
+// acknowledged must be there after each restart, and every reply must be right
+// (redis_soak_client.h). With them, keys that expire, rounds of values of other sizes that leave
+// holes, and a user who may change nothing (redis_soak_guests.h).
 //
 //   redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS [LIFE]
 //
-// A life of the server: start from the append-only file, BGSAVE every SAVE_EVERY_S, CONFIG SET lunar.dram five times a
-// second between half (16 MiB at least) and twice the budget, one BGREWRITEAOF (redis itself does more), kill -9 after
-// LIFE_S, but not before a save and a rewrite have come to their ends; two times of three while a child saves or
-// rewrites. The child lives on until the next server is up. Clients rest for up to PAUSE_MS between batches. Lives take
-// turns (LIFE: all are of that kind):
+// A life of the server: start from the append-only file, BGSAVE every SAVE_EVERY_S, CONFIG SET
+// lunar.dram five times a second between half (16 MiB at least) and twice the budget, one
+// BGREWRITEAOF (redis itself does more), kill -9 after LIFE_S, but not before a save and a rewrite
+// have come to their ends; two times of three while a child saves or rewrites. The child lives on
+// until the next server is up. Clients rest for up to PAUSE_MS between batches. Lives take turns
+// (LIFE: all are of that kind):
 //
-//   file     a file on the disk. A tiered replica comes late, is killed -9 at any moment, comes again and follows; then
-//            clients rest, and both have the same digest
-//   errors   reads and writes that fail, bits that flip on their way: tried again. Nothing may be seen of it, and the
-//            LUN stays as large as it is
-//   torn     writes that land in part or elsewhere: pages are lost. The server may end at any time, with a line that
-//            says so, or answer with an error; it may not give a wrong reply, or write one to its files
+//   file     a file on the disk. A tiered replica comes late, is killed -9 at any moment, comes
+//            again and follows; then clients rest, and both have the same digest
+//   errors   reads and writes that fail, bits that flip on their way: tried again. Nothing may be
+//            seen of it, and the LUN stays as large as it is
+//   torn     writes that land in part or elsewhere: pages are lost. The server may end at any time,
+//            with a line that says so, or answer with an error; it may not give a wrong reply, or
+//            write one to its files
 //
-// At the end a plain server loads the append-only file, and the last dump, and every key is read. LUNAR_SEED= replays
-// choices, not timing. Threading: one a client, and main for the servers. May not: leave files or processes behind.
+// At the end a plain server loads the append-only file, and the last dump, and every key is read.
+// LUNAR_SEED= replays choices, not timing. Threading: one a client, and main for the servers. May
+// not: leave files or processes behind.
 #include <signal.h>
 #include <sys/syscall.h>
 
@@ -38,8 +42,8 @@ using namespace e2e;
 constexpr unsigned kClients = 24;
 constexpr double kChildrenSecondsMax = 180;  // more than LIFE_S, on a loaded machine
 constexpr uint64_t kLeastDram = 16 * kMiB;
-// A process gets half of a sim: LUN, a child of it what it may come to need: as much as the `size` of Run::tiered, and
-// what slots need.
+// A process gets half of a sim: LUN, a child of it what it may come to need: as much as the `size`
+// of Run::tiered, and what slots need.
 constexpr uint64_t kSimPerCap = 50;
 
 struct Life {
@@ -64,16 +68,18 @@ struct Plan {
 
 struct Totals {
   unsigned lives = 0, kills = 0, kills_in_save = 0, ends_by_loss = 0, budgets = 0, replicas = 0;
-  uint64_t gate_expired = 0, gate_refused = 0, saves = 0, rewrites = 0, read_errors = 0, write_errors = 0,
-           evicted_pages = 0;
+  uint64_t gate_expired = 0, gate_refused = 0, saves = 0, rewrites = 0, read_errors = 0,
+           write_errors = 0, evicted_pages = 0;
 };
 
-// Children of a process, held by descriptor: their numbers may be given to others when they have ended.
+// Children of a process, held by descriptor: their numbers may be given to others when they have
+// ended.
 std::vector<int> children_of(pid_t pid) {
   std::vector<int> result;
   std::istringstream pids(text_of(fmt::format("/proc/{}/task/{}/children", pid, pid)));
   for (pid_t child; pids >> child;)
-    if (const long fd = syscall(SYS_pidfd_open, child, 0); fd >= 0) result.push_back(static_cast<int>(fd));
+    if (const long fd = syscall(SYS_pidfd_open, child, 0); fd >= 0)
+      result.push_back(static_cast<int>(fd));
   return result;
 }
 
@@ -87,7 +93,8 @@ class Soak {
                  {board_, {"size", run.keys / 5, 0, plan.pause_ms / 10}, seed}},
         limited_user_(board_, run.keys, plan.pause_ms, seed) {
     const uint64_t each = run.keys / kClients;
-    for (unsigned i = 0; i < kClients; ++i) clients_.emplace_back(board_, i, i * each, each, seed, plan.pause_ms);
+    for (unsigned i = 0; i < kClients; ++i)
+      clients_.emplace_back(board_, i, i * each, each, seed, plan.pause_ms);
   }
   ~Soak() {
     board_.stop.store(true);
@@ -99,8 +106,8 @@ class Soak {
     for (SoakClient& client : clients_) threads_.emplace_back([&client] { client.run(); });
     for (SoakStrings& client : strings_) threads_.emplace_back([&client] { client.run(); });
     threads_.emplace_back([this] { limited_user_.run(); });
-    for (double start = 0;
-         !board_.stop.load() && (totals_.lives < kLivesMin || start == 0 || now_s() - start < plan_.seconds);
+    for (double start = 0; !board_.stop.load() && (totals_.lives < kLivesMin || start == 0 ||
+                                                   now_s() - start < plan_.seconds);
          ++totals_.lives) {
       live(next_life(), fmt::format("life{}", totals_.lives));
       if (start == 0 && filled()) start = now_s();
@@ -114,12 +121,14 @@ class Soak {
 
  private:
   ServerSetup setup(const Life& life, const std::string& name) const {
-    const std::string lun = life.faults == nullptr ? ""
-                                                   : fmt::format("sim:{},seed={},{}", kSimPerCap * run_.cap,
-                                                                 totals_.lives + 1, life.faults);
+    const std::string lun = life.faults == nullptr
+                                ? ""
+                                : fmt::format("sim:{},seed={},{}", kSimPerCap * run_.cap,
+                                              totals_.lives + 1, life.faults);
     const std::string further = fmt::format("{} {}", kAppend, SoakLimitedUser::kUser);
     Run run = run_;
-    if (life.faults == nullptr) run.size_per_cap *= 2;  // what a replica has not received yet takes LUN space, too
+    if (life.faults == nullptr)
+      run.size_per_cap *= 2;  // what a replica has not received yet takes LUN space, too
     ServerSetup result = run.tiered("soak", "dump.rdb", further, lun);
     result.name = name;
     return result;
@@ -140,7 +149,8 @@ class Soak {
   }
 
   bool filled() const {
-    return std::all_of(clients_.begin(), clients_.end(), [](const SoakClient& client) { return client.filled(); });
+    return std::all_of(clients_.begin(), clients_.end(),
+                       [](const SoakClient& client) { return client.filled(); });
   }
 
   void end_orphans() {
@@ -178,23 +188,28 @@ class Soak {
 
   // A server that loses pages has said so before it ended; others have nothing to say.
   void check_log(const Life& life, const std::string& name, bool ended) {
-    const std::string log =
-        text_of(run_.scratch->file("soak/" + name + ".log")) + text_of(run_.scratch->file("soak/" + name + ".err"));
+    const std::string log = text_of(run_.scratch->file("soak/" + name + ".log")) +
+                            text_of(run_.scratch->file("soak/" + name + ".err"));
     const bool lost = log.find("cannot be read back") != std::string::npos;
     totals_.ends_by_loss += ended && lost;
-    if (board_.failures.load() != 0) fmt::print("{}: its log on space:\n{}", name, space_words(log));
+    if (board_.failures.load() != 0)
+      fmt::print("{}: its log on space:\n{}", name, space_words(log));
     if (life.lossy) {
       if (ended && !lost)
-        board_.fail(fmt::format("{} ({}) ended, and its log names no page:\n{}", name, life.name, tail(log)));
+        board_.fail(fmt::format("{} ({}) ended, and its log names no page:\n{}", name, life.name,
+                                tail(log)));
       return;
     }
-    // By signal 10, SIGUSR1, the server itself ends a child that is of no use any more: its last replica has gone.
-    for (const char* text : {"cannot be read back", "FATAL", "crashed by signal", "terminated by signal", "BUG REPORT"})
+    // By signal 10, SIGUSR1, the server itself ends a child that is of no use any more: its last
+    // replica has gone.
+    for (const char* text : {"cannot be read back", "FATAL", "crashed by signal",
+                             "terminated by signal", "BUG REPORT"})
       if (const size_t at = first_without(log, text, " 10\n"); at != std::string::npos)
         board_.fail(fmt::format("{} ({}): '{}' in its log:\n{}", name, life.name, text,
                                 log.substr(at < 300 ? 0 : at - 300, 2000)));
   }
-  static size_t first_without(const std::string& log, const std::string& text, const std::string& behind) {
+  static size_t first_without(const std::string& log, const std::string& text,
+                              const std::string& behind) {
     size_t at = log.find(text);
     while (at != std::string::npos && log.compare(at + text.size(), behind.size(), behind) == 0)
       at = log.find(text, at + 1);
@@ -205,10 +220,13 @@ class Soak {
     std::istringstream lines(log);
     std::string result;
     for (std::string line; std::getline(lines, line);)
-      if (line.find("LUN") != std::string::npos || line.find("maxmemory") != std::string::npos) result += line + "\n";
+      if (line.find("LUN") != std::string::npos || line.find("maxmemory") != std::string::npos)
+        result += line + "\n";
     return tail(result);
   }
-  static std::string tail(const std::string& text) { return text.substr(text.size() < 2000 ? 0 : text.size() - 2000); }
+  static std::string tail(const std::string& text) {
+    return text.substr(text.size() < 2000 ? 0 : text.size() - 2000);
+  }
 
   // An error reply that is none of `excuse` throws, as a lost connection does. True: done.
   static bool ask(RedisServer& server, const Words& words, const char* excuse) {
@@ -216,7 +234,9 @@ class Soak {
       (void)server.command(words);
       return true;
     } catch (const std::runtime_error& error) {
-      if (strstr(error.what(), "redis-server answers") == nullptr || strstr(error.what(), excuse) == nullptr) throw;
+      if (strstr(error.what(), "redis-server answers") == nullptr ||
+          strstr(error.what(), excuse) == nullptr)
+        throw;
       return false;
     }
   }
@@ -225,13 +245,15 @@ class Soak {
     const double start = now_s();
     double next_save = start;
     bool saved = false, asked = false, rewritten = false;
-    while ((now_s() < start + plan_.life || (!rewritten && now_s() < start + kChildrenSecondsMax)) &&
-           !board_.stop.load()) {
+    while (
+        (now_s() < start + plan_.life || (!rewritten && now_s() < start + kChildrenSecondsMax)) &&
+        !board_.stop.load()) {
       usleep(200'000);
       change_budget(server);
       if (!saved) saved = server.info("persistence", "rdb_last_bgsave_time_sec") != "-1";
       if (saved && !asked) asked = ask(server, {"BGREWRITEAOF"}, "already in progress");
-      if (asked && !rewritten) rewritten = server.info("persistence", "aof_last_rewrite_time_sec") != "-1";
+      if (asked && !rewritten)
+        rewritten = server.info("persistence", "aof_last_rewrite_time_sec") != "-1";
       if (now_s() >= next_save && (asked || !saved) && filled()) {
         next_save = std::max(next_save + plan_.save_every, now_s());
         (void)ask(server, {"BGSAVE", "SCHEDULE"}, "already in progress");
@@ -248,10 +270,12 @@ class Soak {
   }
 
   void rest(double seconds) {
-    for (const double start = now_s(); now_s() < start + seconds && !board_.stop.load();) usleep(10'000);
+    for (const double start = now_s(); now_s() < start + seconds && !board_.stop.load();)
+      usleep(10'000);
   }
 
-  // The first is killed while it copies its master, or follows it; the second must come to be like its master.
+  // The first is killed while it copies its master, or follows it; the second must come to be like
+  // its master.
   void follow_with_replica(RedisServer& master) {
     const ServerSetup setup = run_.tiered("replica", "replica.rdb", "forks no");
     {
@@ -265,19 +289,23 @@ class Soak {
     follow(second, master);
     rest(plan_.life / 8);
     const Quiet quiet(board_);
-    wait_until("the end of the keys that expire",
-               [&] { return master.info("keyspace", "db0").find("expires=0,") != std::string::npos; });
+    wait_until("the end of the keys that expire", [&] {
+      return master.info("keyspace", "db0").find("expires=0,") != std::string::npos;
+    });
     wait_until("the end of the master's stream", [&] {
-      return second.info("replication", "slave_repl_offset") == master.info("replication", "master_repl_offset");
+      return second.info("replication", "slave_repl_offset") ==
+             master.info("replication", "master_repl_offset");
     });
     const std::string wanted = digest(master), got = digest(second);
     if (got != wanted)
-      board_.fail(fmt::format("a replica's digest is {}, its master's {}:\n{}", got, wanted, second.log_tail()));
+      board_.fail(fmt::format("a replica's digest is {}, its master's {}:\n{}", got, wanted,
+                              second.log_tail()));
     ++totals_.replicas;
   }
 
   void check_children(RedisServer& server) {
-    for (const char* field : {"rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write_status"})
+    for (const char* field :
+         {"rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write_status"})
       if (const std::string state = server.info("persistence", field); state != "ok")
         board_.fail(fmt::format("{} is '{}':\n{}", field, state, server.log_tail()));
   }
@@ -291,8 +319,8 @@ class Soak {
     ++totals_.budgets;
   }
 
-  // As far as the server can have it. The figure is a sum of several, and for a moment too small as a child begins or
-  // ends.
+  // As far as the server can have it. The figure is a sum of several, and for a moment too small as
+  // a child begins or ends.
   static uint64_t lun_room(RedisServer& server, uint64_t wanted) {
     uint64_t room = 0;
     for (int i = 0; i < 20 && room < wanted; ++i, usleep(50'000))
@@ -302,9 +330,11 @@ class Soak {
 
   void look_at_figures(RedisServer& server, const Life& life) {
     const uint64_t evicted = figure(server, "evicted_pages"), reads = figure(server, "read_errors"),
-                   writes = figure(server, "write_errors"), poisoned = figure(server, "poisoned_pages"),
+                   writes = figure(server, "write_errors"),
+                   poisoned = figure(server, "poisoned_pages"),
                    peak = figure(server, "resident_peak_bytes");
-    for (auto [field, total] : {std::pair{"rdb_saves", &totals_.saves}, std::pair{"aof_rewrites", &totals_.rewrites}})
+    for (auto [field, total] :
+         {std::pair{"rdb_saves", &totals_.saves}, std::pair{"aof_rewrites", &totals_.rewrites}})
       *total += strtoull(server.info("persistence", field).c_str(), nullptr, 10);
     totals_.evicted_pages += evicted;
     totals_.gate_expired += figure(server, "gate_expired");
@@ -314,16 +344,19 @@ class Soak {
     const bool errors = life.faults != nullptr && !life.lossy;
     if (evicted * 4096 < run_.cap)
       board_.fail(fmt::format("{}: {} pages evicted, less than the budget", life.name, evicted));
-    if (peak > 2 * run_.cap) board_.fail(fmt::format("{}: tiered pages peaked at {:.1f} MiB", life.name, mib(peak)));
+    if (peak > 2 * run_.cap)
+      board_.fail(fmt::format("{}: tiered pages peaked at {:.1f} MiB", life.name, mib(peak)));
     if (errors && (reads == 0 || writes == 0))
-      board_.fail(fmt::format("{}: {} read errors, {} write errors: none came", life.name, reads, writes));
+      board_.fail(
+          fmt::format("{}: {} read errors, {} write errors: none came", life.name, reads, writes));
     // What failed writes take from the LUN is missing to data: in the end writes are refused.
     const uint64_t wanted = room_ - room_ / 64, room = lun_room(server, wanted);
     if (!life.lossy && room < wanted)
-      board_.fail(fmt::format("{}: of {:.1f} MiB of LUN {:.1f} are left", life.name, mib(room_), mib(room)));
+      board_.fail(fmt::format("{}: of {:.1f} MiB of LUN {:.1f} are left", life.name, mib(room_),
+                              mib(room)));
     if (!life.lossy && (poisoned != 0 || (!errors && reads + writes != 0)))
-      board_.fail(
-          fmt::format("{}: {} pages poisoned, {} read errors, {} write errors", life.name, poisoned, reads, writes));
+      board_.fail(fmt::format("{}: {} pages poisoned, {} read errors, {} write errors", life.name,
+                              poisoned, reads, writes));
   }
 
   // Without the module: the files alone tell.
@@ -340,9 +373,11 @@ class Soak {
         if (!client.verify_all()) board_.fail("the last server hung up");
       publish(nullptr, false);
     }
-    if (!std::filesystem::exists(run_.scratch->file("soak/dump.rdb"))) return board_.fail("no BGSAVE has left a dump");
+    if (!std::filesystem::exists(run_.scratch->file("soak/dump.rdb")))
+      return board_.fail("no BGSAVE has left a dump");
     const std::string digest = digest_of_dump(run_, "soak", "dump");
-    if (digest.size() != 40 || digest == std::string(40, '0')) board_.fail("the last dump loads as " + digest);
+    if (digest.size() != 40 || digest == std::string(40, '0'))
+      board_.fail("the last dump loads as " + digest);
   }
 
   void report() {
@@ -354,17 +389,21 @@ class Soak {
     }
     const Totals& t = totals_;
     fmt::print(
-        "{} lives: {} killed ({} with a child), {} ended by a lost page; {} saves and {} rewrites begun, {} budgets\n"
-        "{} writes acknowledged, {} reads checked, {} connections, {} steps in doubt ({} had happened), {} error "
+        "{} lives: {} killed ({} with a child), {} ended by a lost page; {} saves and {} rewrites "
+        "begun, {} budgets\n"
+        "{} writes acknowledged, {} reads checked, {} connections, {} steps in doubt ({} had "
+        "happened), {} error "
         "replies of a lossy LUN\n"
         "{} pages evicted, {} read errors, {} write errors\n"
-        "{} keys with an end written, {} of {} reads saw that they had gone, {} expired by the gate; {} rounds of "
+        "{} keys with an end written, {} of {} reads saw that they had gone, {} expired by the "
+        "gate; {} rounds of "
         "sizes; "
         "{} commands refused, {} at the gate; {} replicas compared\n",
-        t.lives, t.kills, t.kills_in_save, t.ends_by_loss, t.saves, t.rewrites, t.budgets, sum.writes, sum.reads,
-        sum.connections, sum.in_doubt, sum.happened, sum.errors, t.evicted_pages, t.read_errors, t.write_errors,
-        strings_[0].writes(), strings_[0].expired(), strings_[0].reads(), t.gate_expired, strings_[1].rounds(),
-        limited_user_.refused(), t.gate_refused, t.replicas);
+        t.lives, t.kills, t.kills_in_save, t.ends_by_loss, t.saves, t.rewrites, t.budgets,
+        sum.writes, sum.reads, sum.connections, sum.in_doubt, sum.happened, sum.errors,
+        t.evicted_pages, t.read_errors, t.write_errors, strings_[0].writes(), strings_[0].expired(),
+        strings_[0].reads(), t.gate_expired, strings_[1].rounds(), limited_user_.refused(),
+        t.gate_refused, t.replicas);
     if (board_.failures.load() != 0) return;
     require(t.lives >= kLivesMin && t.kills >= 2, "too few lives to show anything");
     require(t.saves >= 2 && t.rewrites >= 1, "too few saves and rewrites");
@@ -376,9 +415,12 @@ class Soak {
   }
 
   static constexpr const char* kAppend =
-      "--appendonly yes --appendfsync always --auto-aof-rewrite-percentage 100 --auto-aof-rewrite-min-size 512mb "
+      "--appendonly yes --appendfsync always --auto-aof-rewrite-percentage 100 "
+      "--auto-aof-rewrite-min-size 512mb "
       "--repl-diskless-sync-delay 0";
-  static uint64_t due_ms_max(const Plan& plan) { return static_cast<uint64_t>(plan.life * 1000 / 4); }
+  static uint64_t due_ms_max(const Plan& plan) {
+    return static_cast<uint64_t>(plan.life * 1000 / 4);
+  }
   const Run& run_;
   const Plan plan_;
   std::mt19937_64 random_;
@@ -399,7 +441,9 @@ class Soak {
 
 int main(int argc, char** argv) {
   if (argc != 8 && argc != 9) {
-    fmt::print(stderr, "usage: redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS [LIFE]\n");
+    fmt::print(stderr,
+               "usage: redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS "
+               "[LIFE]\n");
     return 2;
   }
   return run_test(argv, [argv](const std::string& seconds, const Run& run) {

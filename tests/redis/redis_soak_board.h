@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the soak's clients and its main thread share: where the server is, whether a reply may be an error, what failed.
-// And what a server says of its space, for the message of a failure: an OOM reply is right or wrong by these figures.
+// What the soak's clients and its main thread share: where the server is, whether a reply may be an
+// error, what failed. And what a server says of its space, for the message of a failure: an OOM
+// reply is right or wrong by these figures.
 //
 // Threading: Board is locked, or atomic; the others are any thread's.
 #pragma once
@@ -14,7 +15,8 @@ namespace e2e {
 
 constexpr int kReplySecondsMax = 120;
 
-// Where the server is, and what is known of it. Written by the test's main thread, but for failures.
+// Where the server is, and what is known of it. Written by the test's main thread, but for
+// failures.
 struct Board {
   std::mutex lock;
   uint16_t port = 0;               // 0: there is none to talk to
@@ -47,8 +49,9 @@ class Quiet {
 
 inline std::string field_of(const std::string& info, const std::string& name) {
   const size_t at = info.find("\r\n" + name + ":");
-  return at == std::string::npos ? "?"
-                                 : info.substr(at + name.size() + 3, info.find('\r', at + 2) - at - name.size() - 3);
+  return at == std::string::npos
+             ? "?"
+             : info.substr(at + name.size() + 3, info.find('\r', at + 2) - at - name.size() - 3);
 }
 
 // The LUN's space, and what maxmemory is compared with, in MiB; "" when there is no answer.
@@ -57,20 +60,23 @@ inline std::string space_line(uint16_t port) {
   std::string info;
   if (connection != nullptr && connection->err == 0) {
     (void)redisSetTimeout(connection, timeval{5, 0});
-    const lunar::tools::Reply reply(static_cast<redisReply*>(redisCommand(connection, "INFO EVERYTHING")));
+    const lunar::tools::Reply reply(
+        static_cast<redisReply*>(redisCommand(connection, "INFO EVERYTHING")));
     if (reply && reply->str != nullptr) info.assign(reply->str, reply->len);
   }
   if (connection != nullptr) redisFree(connection);
   if (info.empty()) return "";
   std::string line = "space: " + field_of(info, "lunar_space_state");
-  for (const char* name : {"lunar_lun_size_bytes", "lunar_committed_bytes", "lunar_lun_free_bytes",
-                           "lunar_lun_forked_bytes", "lunar_lun_used_bytes", "lunar_lun_holes_bytes",
-                           "lunar_maxmemory_follows_at_bytes", "lunar_maxmemory_ceiling_bytes", "maxmemory",
-                           "used_memory", "used_memory_peak", "mem_not_counted_for_evict", "mem_clients_normal"})
+  for (const char* name :
+       {"lunar_lun_size_bytes", "lunar_committed_bytes", "lunar_lun_free_bytes",
+        "lunar_lun_forked_bytes", "lunar_lun_used_bytes", "lunar_lun_holes_bytes",
+        "lunar_maxmemory_follows_at_bytes", "lunar_maxmemory_ceiling_bytes", "maxmemory",
+        "used_memory", "used_memory_peak", "mem_not_counted_for_evict", "mem_clients_normal"})
     line += fmt::format(", {} {:.1f}", name, strtod(field_of(info, name).c_str(), nullptr) / kMiB);
   for (const char* name :
        {"lunar_write_errors", "lunar_read_errors", "lunar_forks", "lunar_last_resort_allocations",
-        "lunar_packed_values", "lunar_packing_passes", "rdb_bgsave_in_progress", "aof_rewrite_in_progress"})
+        "lunar_packed_values", "lunar_packing_passes", "rdb_bgsave_in_progress",
+        "aof_rewrite_in_progress"})
     line += fmt::format(", {} {}", name, field_of(info, name));
   return line;
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client of the soak test: owns keys, knows what the server must hold for each, checks every reply against it, and
-// finds out after a lost connection which of its unanswered writes have happened.
+// A client of the soak test: owns keys, knows what the server must hold for each, checks every
+// reply against it, and finds out after a lost connection which of its unanswered writes have
+// happened.
 //
-// Idea. Of the steps (commands, or MULTI..EXEC) that were sent and not answered, the server has done the first k for
-// some k, in order, each whole or not at all: the only freedom it has. After a reconnect the keys they touch are read,
-// and some k must explain all of them at once.
+// Idea. Of the steps (commands, or MULTI..EXEC) that were sent and not answered, the server has
+// done the first k for some k, in order, each whole or not at all: the only freedom it has. After a
+// reconnect the keys they touch are read, and some k must explain all of them at once.
 //
 // Threading: a thread each; run() until told to stop. What it shares with the others is in Board.
 #pragma once
@@ -16,8 +17,8 @@
 
 namespace e2e {
 
-// The items of a key. string: {0: version}; hash: field -> version; list: place -> version; sorted set: member ->
-// score; set: member -> anything. No items: no key.
+// The items of a key. string: {0: version}; hash: field -> version; list: place -> version; sorted
+// set: member -> score; set: member -> anything. No items: no key.
 using Value = std::map<uint64_t, uint64_t>;
 
 enum class Verb : uint8_t { kFill, kPut, kTake, kDelete };
@@ -40,8 +41,13 @@ struct SoakCounts {
 
 class SoakClient : public SoakWire {
  public:
-  SoakClient(Board& board, unsigned index, uint64_t first_key, uint64_t keys, uint64_t seed, unsigned pause_ms)
-      : SoakWire(board), first_key_(first_key), pause_us_(pause_ms * 1000), values_(keys), random_(seed * 64 + index) {}
+  SoakClient(Board& board, unsigned index, uint64_t first_key, uint64_t keys, uint64_t seed,
+             unsigned pause_ms)
+      : SoakWire(board),
+        first_key_(first_key),
+        pause_us_(pause_ms * 1000),
+        values_(keys),
+        random_(seed * 64 + index) {}
 
   // Fills its keys, then reads and writes until board.stop.
   void run() {
@@ -58,7 +64,8 @@ class SoakClient : public SoakWire {
     if (!reconnect()) return false;
     for (uint64_t key = 0; key < values_.size(); key += 50) {
       std::vector<Step> batch;
-      for (uint64_t k = key; k < std::min<uint64_t>(key + 50, values_.size()); ++k) batch.push_back({{}, k, false});
+      for (uint64_t k = key; k < std::min<uint64_t>(key + 50, values_.size()); ++k)
+        batch.push_back({{}, k, false});
       exchange(batch);
       if (connection_ == nullptr) return false;
     }
@@ -71,17 +78,21 @@ class SoakClient : public SoakWire {
  private:
   enum Type { kString, kHash, kList, kZset, kSet };
 
-  // ---- commands and what they do ------------------------------------------------------------------------------------
+  // ---- commands and what they do ----------------------------------------------------------------
   static Type type(uint64_t key) { return static_cast<Type>(key % 5); }
   // 200: not compact
-  static uint64_t parts(uint64_t key) { return type(key) == kString ? 1 : key / 5 % 25 == 0 ? 200 : 20; }
+  static uint64_t parts(uint64_t key) {
+    return type(key) == kString ? 1 : key / 5 % 25 == 0 ? 200 : 20;
+  }
   static size_t part_bytes(uint64_t key) { return kKeyBytes / parts(key); }
   std::string name(uint64_t key) const { return fmt::format("key:{}", first_key_ + key); }
   std::string text(uint64_t key, uint64_t part, uint64_t version) const {
     return content(first_key_ + key, version * 1000 + part, part_bytes(key));
   }
   static bool has_members(Type t) { return t == kZset || t == kSet; }
-  std::string member(uint64_t key, uint64_t part) const { return fmt::format("{}:", part) + text(key, part, 0); }
+  std::string member(uint64_t key, uint64_t part) const {
+    return fmt::format("{}:", part) + text(key, part, 0);
+  }
   // A list's items do not know their places.
   std::string item(uint64_t key, uint64_t part, uint64_t version) const {
     return text(key, type(key) == kList ? 0 : part, version);
@@ -99,11 +110,13 @@ class SoakClient : public SoakWire {
       return result;
     }
     Words result{kPuts[t], name(w.key)};
-    const uint64_t first = w.verb == Verb::kFill ? 0 : w.part, last = w.verb == Verb::kFill ? parts(w.key) - 1 : w.part;
+    const uint64_t first = w.verb == Verb::kFill ? 0 : w.part,
+                   last = w.verb == Verb::kFill ? parts(w.key) - 1 : w.part;
     for (uint64_t part = first; part <= last; ++part) {
       if (t == kHash) result.push_back(fmt::format("field {}", part));
       if (t == kZset) result.push_back(std::to_string(w.version + part - first));
-      result.push_back(has_members(t) ? member(w.key, part) : item(w.key, part, w.version + part - first));
+      result.push_back(has_members(t) ? member(w.key, part)
+                                      : item(w.key, part, w.version + part - first));
     }
     return result;
   }
@@ -122,7 +135,8 @@ class SoakClient : public SoakWire {
     }
   }
 
-  // Changes `value` as the server would; returns the integer that it answers, or the text for SET and LPOP ("" : nil).
+  // Changes `value` as the server would; returns the integer that it answers, or the text for SET
+  // and LPOP ("" : nil).
   std::string apply(const Write& w, Value* value) const {
     const Type t = type(w.key);
     const size_t before = value->size();
@@ -139,7 +153,7 @@ class SoakClient : public SoakWire {
     if (w.verb == Verb::kTake) return std::to_string(value->erase(w.part));
     const uint64_t n = w.verb == Verb::kFill ? parts(w.key) : 1;
     for (uint64_t i = 0; i < n; ++i) {
-      const uint64_t place = t == kList              ? (value->empty() ? 0 : value->rbegin()->first + 1)
+      const uint64_t place = t == kList ? (value->empty() ? 0 : value->rbegin()->first + 1)
                              : w.verb == Verb::kFill ? i
                                                      : w.part;
       (*value)[place] = w.version + i;
@@ -148,12 +162,13 @@ class SoakClient : public SoakWire {
     return std::to_string(t == kList ? value->size() : value->size() - before);
   }
 
-  // ---- replies ------------------------------------------------------------------------------------------------------
+  // ---- replies ----------------------------------------------------------------------------------
   // "" when the reply to read_words is what `value` says; else what differs.
   std::string difference(uint64_t key, const Value& value, const redisReply* r) const {
     const Type t = type(key);
     if (t == kString) {
-      const std::string wanted = value.empty() ? "" : item(key, 0, value.begin()->second), got = plain_text(r);
+      const std::string wanted = value.empty() ? "" : item(key, 0, value.begin()->second),
+                        got = plain_text(r);
       return got == wanted ? "" : fmt::format("'{}', not '{}'", brief(got), brief(wanted));
     }
     if (r->type != REDIS_REPLY_ARRAY) return fmt::format("'{}', no array", brief(plain_text(r)));
@@ -172,24 +187,27 @@ class SoakClient : public SoakWire {
     if (got == wanted) return "";
     for (const auto& [at, text] : wanted)
       if (const auto found = got.find(at); found == got.end() || found->second != text)
-        return fmt::format("{} items, not {}; at {}: '{}', not '{}'", got.size(), wanted.size(), brief(at),
-                           found == got.end() ? "nothing" : brief(found->second), brief(text));
+        return fmt::format("{} items, not {}; at {}: '{}', not '{}'", got.size(), wanted.size(),
+                           brief(at), found == got.end() ? "nothing" : brief(found->second),
+                           brief(text));
     return fmt::format("{} items, not {}", got.size(), wanted.size());
   }
 
-  // True: an error reply, which only a LUN that loses pages excuses. The connection is given up: what was done is found
-  // out anew.
+  // True: an error reply, which only a LUN that loses pages excuses. The connection is given up:
+  // what was done is found out anew.
   bool is_error(const redisReply* r, const Words& command) {
     if (r->type != REDIS_REPLY_ERROR) return false;
     ++counts_.errors;
     if (!board_.lossy.load())
-      board_.fail(fmt::format("{} {}: error reply '{}'\n{}", command[0], command[1], r->str, space_line(port_)));
+      board_.fail(fmt::format("{} {}: error reply '{}'\n{}", command[0], command[1], r->str,
+                              space_line(port_)));
     hang_up();
     return true;
   }
 
-  // ---- the exchange -------------------------------------------------------------------------------------------------
-  // Sends all, checks the replies in order. What is unanswered when the connection ends is in doubt.
+  // ---- the exchange -----------------------------------------------------------------------------
+  // Sends all, checks the replies in order. What is unanswered when the connection ends is in
+  // doubt.
   void exchange(const std::vector<Step>& batch) {
     for (const Step& step : batch) {
       if (step.transaction) send({"MULTI"});
@@ -223,7 +241,8 @@ class SoakClient : public SoakWire {
     const Reply r = receive();
     if (!r || is_error(r.get(), words(step.writes[0]))) return false;
     if (step.transaction && (r->type != REDIS_REPLY_ARRAY || r->elements != step.writes.size())) {
-      board_.fail(fmt::format("EXEC of {} commands answers '{}'", step.writes.size(), brief(plain_text(r.get()))));
+      board_.fail(fmt::format("EXEC of {} commands answers '{}'", step.writes.size(),
+                              brief(plain_text(r.get()))));
       return true;
     }
     for (size_t i = 0; i < step.writes.size(); ++i) {
@@ -231,7 +250,8 @@ class SoakClient : public SoakWire {
       const std::string wanted = apply(w, &values_[w.key]),
                         got = plain_text(step.transaction ? r->element[i] : r.get());
       if (got != wanted)
-        board_.fail(fmt::format("{} {} answers '{}', not '{}'", words(w)[0], name(w.key), brief(got), brief(wanted)));
+        board_.fail(fmt::format("{} {} answers '{}', not '{}'", words(w)[0], name(w.key),
+                                brief(got), brief(wanted)));
       ++counts_.writes;
     }
     return true;
@@ -275,15 +295,16 @@ class SoakClient : public SoakWire {
       for (const Write& w : doubt_[k].writes) (void)apply(w, &touched[w.key]);
     }
     if (!wrong.empty())
-      board_.fail(fmt::format(
-          "after a reconnect no number of the {} unanswered steps explains what is there: without them {}; with all {}",
-          doubt_.size(), first_wrong, wrong));
+      board_.fail(
+          fmt::format("after a reconnect no number of the {} unanswered steps explains what is "
+                      "there: without them {}; with all {}",
+                      doubt_.size(), first_wrong, wrong));
     for (auto& [key, value] : touched) values_[key] = std::move(value);
     doubt_.clear();
     return true;
   }
 
-  // ---- what to do next ----------------------------------------------------------------------------------------------
+  // ---- what to do next --------------------------------------------------------------------------
   uint64_t pick(uint64_t n) { return random_() % n; }
   // Of as many items as a key has: a fill gives each the next one.
   uint64_t new_version(uint64_t key) { return version_ += parts(key); }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Further clients of the soak test, of one thread each:
 //
-//   SoakStrings   strings of its own. `expiring`: each batch of them has its end, by the wall clock; else rounds in
-//                 which most are deleted at random and written anew with another size, so that the heap is full of
-//                 holes
-//   SoakLimitedUser   a user that may read some keys and nothing else: it tries what it may not, and gets NOPERM. The
+//   SoakStrings   strings of its own. `expiring`: each batch of them has its end, by the wall
+//                 clock; else rounds in which most are deleted at random and written anew with
+//                 another size, so that the heap is full of holes
+//   SoakLimitedUser   a user that may read some keys and nothing else: it tries what it may not,
+//                     and gets NOPERM. The
 //                 owners of the keys see that nothing has changed
 //
-// Idea of SoakStrings. What a key may be is a list of states: one when all is acknowledged, and one more for each write
-// whose reply has not come. A read must be one of them, at its time: a key is there until its end, and is not behind
-// it; which of both in between the read's own time decides.
+// Idea of SoakStrings. What a key may be is a list of states: one when all is acknowledged, and one
+// more for each write whose reply has not come. A read must be one of them, at its time: a key is
+// there until its end, and is not behind it; which of both in between the read's own time decides.
 //
 // Threading: a thread each; run() until told to stop. What they share with the others is in Board.
 #pragma once
@@ -30,7 +31,10 @@ class SoakStrings : public SoakWire {
     unsigned pause_ms;
   };
   SoakStrings(Board& board, const Plan& plan, uint64_t seed)
-      : SoakWire(board), plan_(plan), keys_(plan.keys, {State{}}), random_(seed * 64 + plan.prefix[0]) {}
+      : SoakWire(board),
+        plan_(plan),
+        keys_(plan.keys, {State{}}),
+        random_(seed * 64 + plan.prefix[0]) {}
 
   void run() {
     SoakWire::run([this] { return connect(); },
@@ -45,7 +49,8 @@ class SoakStrings : public SoakWire {
     if (!connect()) return false;
     for (uint64_t first = 0; first < keys_.size() && connection_ != nullptr; first += kBatch) {
       std::vector<Op> batch;
-      for (uint64_t key = first; key < std::min(first + kBatch, keys_.size()); ++key) batch.push_back({key, true, {}});
+      for (uint64_t key = first; key < std::min(first + kBatch, keys_.size()); ++key)
+        batch.push_back({key, true, {}});
       exchange(batch);
     }
     return connection_ != nullptr;
@@ -58,7 +63,8 @@ class SoakStrings : public SoakWire {
 
  private:
   static constexpr uint64_t kBatch = 40, kNever = ~uint64_t{0};
-  static constexpr uint64_t kClockMs = 2;  // the server's clock is read once a command, in whole milliseconds
+  // the server's clock is read once a command, in whole milliseconds
+  static constexpr uint64_t kClockMs = 2;
   struct State {
     uint64_t version = 0;  // 0: there is no key
     size_t bytes = 0;
@@ -72,16 +78,20 @@ class SoakStrings : public SoakWire {
 
   static uint64_t wall_ms() {
     using namespace std::chrono;
-    return static_cast<uint64_t>(duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
+    return static_cast<uint64_t>(
+        duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
   }
   std::string name(uint64_t key) const { return fmt::format("{}:{}", plan_.prefix, key); }
-  static std::string text(uint64_t key, const State& state) { return content(key, state.version, state.bytes); }
+  static std::string text(uint64_t key, const State& state) {
+    return content(key, state.version, state.bytes);
+  }
 
   Words words(const Op& op) const {
     if (op.read) return {"GET", name(op.key)};
     if (op.wanted.version == 0) return {"UNLINK", name(op.key)};
     Words result{"SET", name(op.key), text(op.key, op.wanted)};
-    if (op.wanted.due_ms != kNever) result.insert(result.end(), {"PXAT", std::to_string(op.wanted.due_ms)});
+    if (op.wanted.due_ms != kNever)
+      result.insert(result.end(), {"PXAT", std::to_string(op.wanted.due_ms)});
     return result;
   }
 
@@ -114,7 +124,8 @@ class SoakStrings : public SoakWire {
     const std::string got = plain_text(&r);
     for (const State& state : states) {
       const bool gone = state.version == 0 || to_ms + kClockMs >= state.due_ms;
-      const bool alive = state.version != 0 && (state.due_ms == kNever || from_ms < state.due_ms + kClockMs);
+      const bool alive =
+          state.version != 0 && (state.due_ms == kNever || from_ms < state.due_ms + kClockMs);
       if (there ? !alive || got != text(key, state) : !gone) continue;
       expired_ += !there && state.version != 0;
       const State is = there ? state : State{};
@@ -123,13 +134,16 @@ class SoakStrings : public SoakWire {
     }
     std::string may;
     for (const State& state : states)
-      may += fmt::format(" version {} of {} bytes until {};", state.version, state.bytes, state.due_ms);
-    board_.fail(fmt::format("{} is '{}' from {} to {} ms; may be{}", name(key), brief(got), from_ms, to_ms, may));
+      may += fmt::format(" version {} of {} bytes until {};", state.version, state.bytes,
+                         state.due_ms);
+    board_.fail(fmt::format("{} is '{}' from {} to {} ms; may be{}", name(key), brief(got), from_ms,
+                            to_ms, may));
   }
 
   // Keys next to each other, which end together, and reads of others.
   std::vector<Op> next_due() {
-    const uint64_t first = random_() % keys_.size(), due = wall_ms() + 50 + random_() % plan_.life_ms_max;
+    const uint64_t first = random_() % keys_.size(),
+                   due = wall_ms() + 50 + random_() % plan_.life_ms_max;
     const bool read = random_() % 2 == 0;
     std::vector<Op> batch;
     for (uint64_t i = 0; i < std::min(kBatch, keys_.size()); ++i)
@@ -137,7 +151,8 @@ class SoakStrings : public SoakWire {
     return batch;
   }
 
-  // All are written, 7 of 8 deleted at random, and what is left is read, before the next round has another size.
+  // All are written, 7 of 8 deleted at random, and what is left is read, before the next round has
+  // another size.
   std::vector<Op> next_round() {
     static constexpr size_t kSizes[] = {1000, 2100, 700, 3500, 300};
     if (at_ == order_.size()) {
@@ -151,7 +166,8 @@ class SoakStrings : public SoakWire {
     }
     std::vector<Op> batch;
     for (; batch.size() < kBatch && at_ < order_.size(); ++at_) {
-      const State wanted{part_ == kFill ? ++version_ : 0, kSizes[round_ % std::size(kSizes)], kNever};
+      const State wanted{part_ == kFill ? ++version_ : 0, kSizes[round_ % std::size(kSizes)],
+                         kNever};
       batch.push_back({order_[at_], part_ == kRead, wanted});
     }
     return batch;
@@ -199,12 +215,14 @@ class SoakLimitedUser : public SoakWire {
     const Reply r = receive();
     if (!r) return false;
     const bool refused = r->type == REDIS_REPLY_ERROR && strncmp(r->str, "NOPERM", 6) == 0;
-    if (!refused) board_.fail(fmt::format("the limited user is answered '{}'", brief(plain_text(r.get()))));
+    if (!refused)
+      board_.fail(fmt::format("the limited user is answered '{}'", brief(plain_text(r.get()))));
     refused_ += refused;
     return true;
   }
   Words next() {
-    const std::string key = fmt::format("key:{}", random_() % keys_), other = fmt::format("key:2{}", random_() % keys_);
+    const std::string key = fmt::format("key:{}", random_() % keys_),
+                      other = fmt::format("key:2{}", random_() % keys_);
     switch (random_() % 9) {
       case 0:
         return {"SET", key, "not for this user"};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A connection of the soak test: made anew after each end of the server, to the test's own server only, and quiet while
-// the test compares.
+// A connection of the soak test: made anew after each end of the server, to the test's own server
+// only, and quiet while the test compares.
 //
 // Threading: a thread each; run() until told to stop. What it shares with the others is in Board.
 #pragma once
@@ -16,7 +16,8 @@ class SoakWire {
   ~SoakWire() { hang_up(); }
   SoakWire(const SoakWire&) = delete;
 
-  // Calls step() over and over while there is a connection, and reconnect() (false: none) while there is none.
+  // Calls step() over and over while there is a connection, and reconnect() (false: none) while
+  // there is none.
   template <class Reconnect, class Step>
   void run(Reconnect reconnect, Step step) {
     while (!board_.stop.load()) {
@@ -49,7 +50,8 @@ class SoakWire {
     (void)redisSetTimeout(connection_, timeval{kReplySecondsMax, 0});
     send({"CONFIG", "GET", "dir"});
     const Reply r = receive();
-    const bool ours = r && r->type == REDIS_REPLY_ARRAY && r->elements == 2 && plain_text(r->element[1]) == directory;
+    const bool ours = r && r->type == REDIS_REPLY_ARRAY && r->elements == 2 &&
+                      plain_text(r->element[1]) == directory;
     if (!ours) hang_up();
     return ours;
   }
@@ -73,7 +75,8 @@ class SoakWire {
       text.push_back(word.data());
       size.push_back(word.size());
     }
-    (void)redisAppendCommandArgv(connection_, static_cast<int>(words.size()), text.data(), size.data());
+    (void)redisAppendCommandArgv(connection_, static_cast<int>(words.size()), text.data(),
+                                 size.data());
   }
 
   void hang_up() {
@@ -94,7 +97,8 @@ class SoakWire {
     }
   }
   static std::string brief(const std::string& text) {
-    return text.size() <= 100 ? text : fmt::format("{}... ({} bytes)", text.substr(0, 100), text.size());
+    return text.size() <= 100 ? text
+                              : fmt::format("{}... ({} bytes)", text.substr(0, 100), text.size());
   }
 
   Board& board_;

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose LUN is full of fragments, of buffers or of one large value answers OOM and goes on.
+"""A server whose LUN is full of fragments, of buffers or of one large value answers OOM and goes
+on.
 
-The LUN is charged by what the allocator has committed, maxmemory bounds what the server has allocated: between the two
-lie the holes that deleted values of another size have left.
+The LUN is charged by what the allocator has committed, maxmemory bounds what the server has
+allocated: between the two lie the holes that deleted values of another size have left.
 """
 import contextlib
 import os
@@ -13,7 +14,8 @@ import time
 
 import pytest
 
-from redis_server import MIB, MODULE, NOISE, SEED, Refused, out_of_memory, packed, sets, value, wait_until
+from redis_server import (MIB, MODULE, NOISE, SEED, Refused, out_of_memory, packed, sets, value,
+                          wait_until)
 
 SIZE = "96mb"
 
@@ -42,7 +44,8 @@ def space(client):
         text = lunar.get("lunar_" + name)
         return f"{name} {int(text) / MIB:.1f}" if text and text.isdigit() else f"{name} {text}"
 
-    names = ("committed_bytes", "lun_size_bytes", "maxmemory_ceiling_bytes", "lun_free_bytes", "lun_holes_bytes",
+    names = ("committed_bytes", "lun_size_bytes", "maxmemory_ceiling_bytes", "lun_free_bytes",
+             "lun_holes_bytes",
              "space_state")
     used, limit = int(memory["used_memory"]) / MIB, int(memory["maxmemory"]) / MIB
     return f"used {used:.1f} maxmemory {limit:.1f}; " + ", ".join(map(figure, names))
@@ -58,7 +61,8 @@ def drop_most(client, prefix, count, seed):
 
 def all_right(client, prefix, keys, size):
     for key in keys:
-        assert client.ask("GET", f"{prefix}:{key}") == value(key, size), f"{prefix}:{key} is not what was stored"
+        assert client.ask("GET", f"{prefix}:{key}") == value(key,
+            size), f"{prefix}:{key} is not what was stored"
 
 
 def saves(client):
@@ -69,24 +73,29 @@ def save(client, maxmemory=None):
     """`maxmemory`: what it must be all the time."""
     client.ask("BGSAVE")
     while saves(client):
-        assert maxmemory in (None, client.config("maxmemory")), f"a child has lowered it: {space(client)}"
+        assert maxmemory in (None,
+                             client.config("maxmemory")), f"a child has lowered it: {space(client)}"
         time.sleep(0.02)
     assert client.info("persistence")["rdb_last_bgsave_status"] == "ok"
 
 
 @pytest.mark.parametrize("forks, policy", [("yes", "noeviction"), ("yes", "allkeys-random"),
-                                           pytest.param("no", "noeviction", marks=pytest.mark.slow)])
+                                           pytest.param("no", "noeviction",
+                                                        marks=pytest.mark.slow)])
 def test_fragments(servers, forks, policy):
-    """Rounds of other sizes between what is left of those before, 7 of 8 deleted at random. Every answer is OK or OOM,
-    and OK where keys may be evicted; BGSAVE is never refused, and no write gets MISCONF."""
-    server = servers.tiered("--save", "3600 1", "--maxmemory-policy", policy, size=SIZE, forks=forks)
+    """Rounds of other sizes between what is left of those before, 7 of 8 deleted at random. Every
+    answer is OK or OOM, and OK where keys may be evicted; BGSAVE is never refused, and no write
+    gets MISCONF."""
+    server = servers.tiered("--save", "3600 1", "--maxmemory-policy", policy, size=SIZE,
+                            forks=forks)
     client, evicts, kept = server.client, policy != "noeviction", []
     for number, size in enumerate((1000, 2100, 700, 3500, 300, 5000)):
         prefix, wanted = f"r{number}", (110 if not evicts else 15 if number else 45) * MIB // size
         stored = store(server, prefix, range(wanted), size)
         print(f"{size:5} bytes: {stored} of {wanted} stored; {space(client)}", flush=True)
         assert stored > 0 or number > 0, "nothing could be stored"
-        assert stored == wanted or not evicts, f"{stored} of {wanted} stored although keys may be evicted"
+        assert stored == wanted or not evicts, (
+            f"{stored} of {wanted} stored although keys may be evicted")
         if forks == "yes":
             save(client, client.config("maxmemory") if number == 0 else None)
             reply = client.all_of([("SET", "after-save", "x")])[0]
@@ -105,7 +114,8 @@ def test_packing(servers):
     client, ceiling = server.client, server.figure("maxmemory_ceiling_bytes")
     stored = store(server, "a", range(110 * MIB // 1000), 1000)
     kept = [("a", drop_most(client, "a", stored, 0)[::20], 1000)]
-    client.pipeline([("RPUSH", f"list:{key}", *[value(key + part, 50) for part in range(12)]) for key in range(2000)])
+    client.pipeline([("RPUSH", f"list:{key}", *[value(key + part, 50) for part in range(12)])
+                     for key in range(2000)])
     client.ask("UNLINK", *[f"list:{key}" for key in range(2000) if key % 4])
     stored = store(server, "b", range(110 * MIB // 2100), 2100)
     kept.append(("b", drop_most(client, "b", stored, 1)[::20], 2100))
@@ -117,27 +127,31 @@ def test_packing(servers):
         store(server, "other", range(other, other + 100), 1300)
         client.ask("UNLINK", *[f"other:{key}" for key in range(other, other + 100)])
         other += 100
-        return client.figure("packing_passes") >= passes + 3 or client.figure("lun_holes_bytes") <= 6 * MIB
+        return (client.figure("packing_passes") >= passes + 3
+                or client.figure("lun_holes_bytes") <= 6 * MIB)
     wait_until("it is packed", packed_up)
     time.sleep(1)
     assert client.figure("packed_values") > 1000, "nothing was moved"
     assert server.digest() == digest
-    assert int(client.config("maxmemory")) > ceiling * 9 // 10, f"maxmemory did not come back: {space(client)}"
+    assert int(client.config("maxmemory")) > ceiling * 9 // 10, (
+        f"maxmemory did not come back: {space(client)}")
     for prefix, keys, size in kept:
         all_right(client, prefix, keys, size)
 
 
 @pytest.mark.parametrize("run", [False, True], ids=["module", "run"])
 def test_purge(servers, run):
-    """What deleted values leave near the limit is given back, by the module and by the preload library under it.
-    Nothing but a purge takes free memory from the allocator here."""
+    """What deleted values leave near the limit is given back, by the module and by the preload
+    library under it. Nothing but a purge takes free memory from the allocator here."""
     keeping = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
     if run:
-        server = servers.run("--loadmodule", MODULE, "forks", "yes", size="96m", environment=keeping)
+        server = servers.run("--loadmodule", MODULE, "forks", "yes", size="96m",
+                             environment=keeping)
     else:
         server = servers.tiered(size=SIZE, environment=keeping)
     stored = fill(server, 1000)
-    full, enough = server.figure("committed_bytes"), 42 * MIB * 15 // 16   # from there on it stays with the allocator
+    # from there on it stays with the allocator
+    full, enough = server.figure("committed_bytes"), 42 * MIB * 15 // 16
     assert full > enough
     for first in range(0, stored, 500):
         server.client.ask("DEL", *(f"fill:{key}" for key in range(first, first + 500)))
@@ -146,7 +160,8 @@ def test_purge(servers, run):
 
 
 def test_large(servers):
-    """What is left is 10 MiB for each of these: none may end the server, all that was stored stays."""
+    """What is left is 10 MiB for each of these: none may end the server, all that was stored
+    stays."""
     server = servers.tiered(size=SIZE, forks="no")
     client = server.client
     fill(server)
@@ -162,7 +177,8 @@ def test_large(servers):
         each.socket.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\nhead\r\n$%d\r\n" % MIB + body[:1000])
     time.sleep(0.3)
     server.must_live("40 heads of values")
-    # at once they take the last resort; one after the other, as on a busy machine, clients are evicted before
+    # at once they take the last resort; one after the other, as on a busy machine, clients are
+    # evicted before
     took = client.figure("last_resort_allocations") + int(client.info("stats")["evicted_clients"])
     assert took > 0, "40 MiB fit where 10 MiB are left?"
     for each in clients:
@@ -170,7 +186,8 @@ def test_large(servers):
     # Replies that no client reads.
     client.ask("UNLINK", *[f"fill:{key}" for key in range(600)])
     time.sleep(0.3)
-    assert not client.refused("SET", "big", body[:MIB // 2]), f"half a MiB does not fit into 2 MiB\n{space(client)}"
+    assert not client.refused("SET", "big", body[:MIB // 2]), (
+        f"half a MiB does not fit into 2 MiB\n{space(client)}")
     greedy = server.connect()
     greedy.socket.settimeout(2)
     with contextlib.suppress(OSError):
@@ -181,7 +198,9 @@ def test_large(servers):
     script = "for i = 1, 400 do redis.call('SET', 's:' .. i, string.rep('x', 100000)) end return 1"
     server.connect().refused("EVAL", script, 0)
     server.must_live("a script")
-    server.connect().refused("EVAL", "local t = {} for i = 1, 200 do t[i] = redis.call('GET', 'big') end return #t", 0)
+    server.connect().refused("EVAL",
+                             "local t = {} for i = 1, 200 do t[i] = redis.call('GET', 'big') end "
+                             "return #t", 0)
     server.must_live("a script's own memory")
     server.connect().refused("MGET", *["big"] * 100)
     server.must_live("one reply of 50 MiB")
@@ -190,20 +209,24 @@ def test_large(servers):
 
 
 def test_large_transaction(servers):
-    """More is written in one EXEC than is left, which the server asks once: the last resort takes it, the next write is
-    refused, and a deletion ends it."""
+    """More is written in one EXEC than is left, which the server asks once: the last resort takes
+    it, the next write is refused, and a deletion ends it."""
     server = servers.tiered(size=SIZE, forks="no")
     client, other = server.client, server.connect()
     fill(server)
     client.ask("UNLINK", *[f"fill:{key}" for key in range(1500)])
     time.sleep(0.3)
     body = NOISE[:MIB // 2]
-    assert not client.refused("SET", "big", body), f"half a MiB does not fit into 6 MiB\n{space(client)}"
+    assert not client.refused("SET", "big",
+                              body), f"half a MiB does not fit into 6 MiB\n{space(client)}"
     copies = 60 * MIB // len(body)
-    replies = other.pipeline([("MULTI",), *[("COPY", "big", f"copy:{n}") for n in range(copies)], ("EXEC",)])
+    replies = other.pipeline([("MULTI",), *[("COPY", "big", f"copy:{n}") for n in range(copies)],
+                              ("EXEC",)])
     assert replies[-1] == [1] * copies, "not all were copied"
-    assert client.figure("last_resort_allocations") > 0, f"60 MiB fit where 18 are left? {space(client)}"
-    assert out_of_memory(client.all_of([("SET", "one", "x")])[0]), f"a write beyond it is done: {space(client)}"
+    assert client.figure("last_resort_allocations") > 0, (
+        f"60 MiB fit where 18 are left? {space(client)}")
+    assert out_of_memory(client.all_of([("SET", "one",
+                                         "x")])[0]), f"a write beyond it is done: {space(client)}"
     for n in range(copies):
         assert client.ask("GET", f"copy:{n}") == body, f"copy:{n} is not what was copied"
     client.ask("UNLINK", *[f"copy:{n}" for n in range(copies)])
@@ -213,9 +236,11 @@ def test_large_transaction(servers):
 
 @pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
 def test_stopped_replica_of_full_server(servers, policy):
-    """A replica that takes nothing: its stream lies in the LUN, and counts for no maxmemory of the server. Writes are
-    answered, with OK or OOM; when the replica takes it, both have the same data, and writes go on."""
-    server = servers.tiered("--maxmemory-policy", policy, "--repl-diskless-sync-delay", "0", size=SIZE)
+    """A replica that takes nothing: its stream lies in the LUN, and counts for no maxmemory of the
+    server. Writes are answered, with OK or OOM; when the replica takes it, both have the same data,
+    and writes go on."""
+    server = servers.tiered("--maxmemory-policy", policy, "--repl-diskless-sync-delay", "0",
+                            size=SIZE)
     client = server.client
     fill(server, mib=16)
     follower = servers.plain(name="replica")
@@ -229,7 +254,8 @@ def test_stopped_replica_of_full_server(servers, policy):
         assert all(map(out_of_memory, refused)), refused
         answers += bool(refused)
         written += 400_000
-    assert client.ask("DBSIZE") * 4000 > 8 * MIB, f"little is left of 16 MiB for a replica's stream: {space(client)}"
+    assert client.ask("DBSIZE") * 4000 > 8 * MIB, (
+        f"little is left of 16 MiB for a replica's stream: {space(client)}")
     server.peak_within(16 + 128)
     follower.process.send_signal(signal.SIGCONT)
     follower.has_all_of(server)
@@ -264,8 +290,8 @@ def test_while_child_saves(servers):
 
 
 def test_child_is_ended(servers):
-    """Replies that grow from one to the next until the child's share of the LUN is needed end the child that saves, and
-    no write gets MISCONF for that."""
+    """Replies that grow from one to the next until the child's share of the LUN is needed end the
+    child that saves, and no write gets MISCONF for that."""
     server = servers.tiered("--save", "3600 1", size=SIZE)
     client = server.client
     fill(server, mib=24)
@@ -285,18 +311,22 @@ def test_child_is_ended(servers):
 
 
 MAX, CLIENTS = "maxmemory", "maxmemory-clients"
-# A size, what a setting is then (at the least and at the most), what a client sets, and an edit of the file before.
+# A size, what a setting is then (at the least and at the most), what a client sets, and an edit of
+# the file before.
 LIVES = [("96mb", MAX, 42 * MIB), ("192mb", MAX, 84 * MIB), ("128mb", MAX, 56 * MIB),
          ("16gb", "proto-max-bulk-len", 512 * MIB), ("96mb", MAX, 42 * MIB, (MAX, 30 * MIB)),
-         ("192mb", MAX, 30 * MIB), ("48mb", MAX, (21 * MIB * 7 // 8, 21 * MIB)),   # less than the user's own fits
-         ("192mb", MAX, 30 * MIB), ("192mb", MAX, 20 * MIB, None, (r"^maxmemory .*$", "maxmemory 20mb")),
-         ("192mb", CLIENTS, "5%", (CLIENTS, 5 * MIB), (r"^maxmemory-clients .*$", "maxmemory-clients 5%")),
+         # less than the user's own fits
+         ("192mb", MAX, 30 * MIB), ("48mb", MAX, (21 * MIB * 7 // 8, 21 * MIB)),
+         ("192mb", MAX, 30 * MIB),
+         ("192mb", MAX, 20 * MIB, None, (r"^maxmemory .*$", "maxmemory 20mb")),
+         ("192mb", CLIENTS, "5%", (CLIENTS, 5 * MIB),
+          (r"^maxmemory-clients .*$", "maxmemory-clients 5%")),
          ("192mb", CLIENTS, 5 * MIB)]
 
 
 def test_config_rewrite(servers, directory):
-    """Sentinel rewrites the configuration; what the module has derived must not come back as the user's own: maxmemory
-    follows a larger size, and an own maxmemory stays."""
+    """Sentinel rewrites the configuration; what the module has derived must not come back as the
+    user's own: maxmemory follows a larger size, and an own maxmemory stays."""
     config = os.path.join(directory, "redis.conf")
     text = "# written by the test\n"
     for size, name, wanted, change, edit in ((*life, None, None)[:5] for life in LIVES):
@@ -316,4 +346,5 @@ def test_config_rewrite(servers, directory):
         server.client.ask("CONFIG", "REWRITE")
         server.end()
         with open(config, encoding="utf-8") as file:   # the module's arguments are in the file now
-            text = "".join(line for line in file if not line.startswith(("loadmodule", "port", "bind", "dir")))
+            text = "".join(line for line in file
+                           if not line.startswith(("loadmodule", "port", "bind", "dir")))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the Redis module share: a tiered and a plain server in a directory of the run, what a tiered one
-// must show for itself, waiting for its children, and main().
+// What the tests of the Redis module share: a tiered and a plain server in a directory of the run,
+// what a tiered one must show for itself, waiting for its children, and main().
 // Threading: one thread a server. May not be used by code that ships.
 #pragma once
 #include <fmt/format.h>
@@ -29,7 +29,8 @@ struct Run {
   const Scratch* scratch = nullptr;
   uint64_t size_per_cap = 24;
 
-  ServerSetup plain(const std::string& name, const std::string& dump, const std::string& further = "") const {
+  ServerSetup plain(const std::string& name, const std::string& dump,
+                    const std::string& further = "") const {
     ServerSetup result;
     result.redis_server = redis_server();
     result.directory = scratch->file(name);  // of its own: append-only files have one name
@@ -41,9 +42,10 @@ struct Run {
     for (std::string word; words >> word;) result.further.push_back(word);
     return result;
   }
-  // The LUN has room for the data set and what a child of it is promised at fork. "": a file in the run's directory.
-  ServerSetup tiered(const std::string& name, const std::string& dump, const std::string& further = "",
-                     const std::string& lun = "") const {
+  // The LUN has room for the data set and what a child of it is promised at fork. "": a file in the
+  // run's directory.
+  ServerSetup tiered(const std::string& name, const std::string& dump,
+                     const std::string& further = "", const std::string& lun = "") const {
     return plain(name, dump,
                  fmt::format("--loadmodule {} dram {} lun {} size {} {}", module, cap,
                              lun.empty() ? scratch->path : lun, size_per_cap * cap, further));
@@ -61,32 +63,38 @@ inline uint64_t figure(RedisServer& server, const std::string& name) {
 }
 
 // It lived above its budget, within its cap, without an error.
-inline void check_tiered(RedisServer& server, const Run& run, const std::string& name, uint64_t evicted_factor) {
-  const uint64_t evicted = figure(server, "evicted_pages") * 4096, resident = figure(server, "resident_peak_bytes"),
-                 rss = peak_rss(server.pid());
+inline void check_tiered(RedisServer& server, const Run& run, const std::string& name,
+                         uint64_t evicted_factor) {
+  const uint64_t evicted = figure(server, "evicted_pages") * 4096,
+                 resident = figure(server, "resident_peak_bytes"), rss = peak_rss(server.pid());
   require(figure(server, "dram_budget_bytes") == run.cap, "{}: its budget is {:.0f} MiB", name,
           mib(figure(server, "dram_budget_bytes")));
-  require(evicted >= evicted_factor * run.cap, "{}: evicted {:.0f} MiB, less than {} x the budget", name, mib(evicted),
-          evicted_factor);
-  require(resident <= run.cap, "{}: tiered pages peaked at {:.1f} MiB, above the cap", name, mib(resident));
-  require(rss > 0 && rss <= run.cap + kOverhead, "{}: its resident set peaked at {:.1f} MiB", name, mib(rss));
+  require(evicted >= evicted_factor * run.cap, "{}: evicted {:.0f} MiB, less than {} x the budget",
+          name, mib(evicted), evicted_factor);
+  require(resident <= run.cap, "{}: tiered pages peaked at {:.1f} MiB, above the cap", name,
+          mib(resident));
+  require(rss > 0 && rss <= run.cap + kOverhead, "{}: its resident set peaked at {:.1f} MiB", name,
+          mib(rss));
   for (const char* key : {"read_errors", "write_errors", "poisoned_pages"})
     require(figure(server, key) == 0, "{}: {} is {}", name, key, figure(server, key));
-  fmt::print("{:8} cap {:.0f} MiB  peak RSS {:.1f}  evicted {:.1f} MiB\n", name, mib(run.cap), mib(rss), mib(evicted));
+  fmt::print("{:8} cap {:.0f} MiB  peak RSS {:.1f}  evicted {:.1f} MiB\n", name, mib(run.cap),
+             mib(rss), mib(evicted));
 }
 
 inline void must_be(const std::string& what, const std::string& got, const std::string& wanted) {
   require(got == wanted, "{}: digest {}, not {}", what, got, wanted);
 }
 
-inline void wait_for_child(RedisServer& server, const std::string& running, const std::string& status) {
+inline void wait_for_child(RedisServer& server, const std::string& running,
+                           const std::string& status) {
   wait_until("the end of " + running, [&] { return server.info("persistence", running) == "0"; });
   const std::string state = server.info("persistence", status);
   require(state == "ok", "{} is '{}':\n{}", status, state, server.log_tail());
 }
 
 // The digest of a plain server that loads FROM/dump.rdb.
-inline std::string digest_of_dump(const Run& run, const std::string& from, const std::string& name) {
+inline std::string digest_of_dump(const Run& run, const std::string& from,
+                                  const std::string& name) {
   const ServerSetup setup = run.plain(name, "dump.rdb");
   std::filesystem::copy_file(run.scratch->file(from) + "/dump.rdb", setup.directory + "/dump.rdb",
                              std::filesystem::copy_options::overwrite_existing);
@@ -97,10 +105,12 @@ inline std::string digest_of_dump(const Run& run, const std::string& from, const
 
 inline void follow(RedisServer& replica, const RedisServer& master) {
   (void)replica.command({"REPLICAOF", "127.0.0.1", std::to_string(master.port())});
-  wait_until("the link of a replica", [&] { return replica.info("replication", "master_link_status") == "up"; });
+  wait_until("the link of a replica",
+             [&] { return replica.info("replication", "master_link_status") == "up"; });
 }
 
-// main() of a test: MODULE SCENARIO CAP_MIB VALUES_MIB... Skips where there is no server, or no right to userfaultfd.
+// main() of a test: MODULE SCENARIO CAP_MIB VALUES_MIB... Skips where there is no server, or no
+// right to userfaultfd.
 template <class Test>
 int run_test(char** argv, Test test) {
   return guarded([&] {

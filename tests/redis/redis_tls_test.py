@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input gate under TLS. Clients of a tiered server's TLS port keep a model of their keys, send pipelines longer
-than a TLS record, cut commands in two, and hang up in the middle; each reply is checked. Cold commands must have been
-held, also those behind which the session has more to give (SSL_pending).
+"""The input gate under TLS. Clients of a tiered server's TLS port keep a model of their keys, send
+pipelines longer than a TLS record, cut commands in two, and hang up in the middle; each reply is
+checked. Cold commands must have been held, also those behind which the session has more to give
+(SSL_pending).
 """
 import os
 import random
@@ -56,7 +57,8 @@ class Client:
             assert got == wanted, f"{words}: {str(got)[:80]} instead of {str(wanted)[:80]}"
 
     def hang_up(self):   # in the middle of cold reads; nothing of it is waited for
-        self.client.socket.sendall(b"".join(packed("GET", self.key()) for _ in range(50)) + b"*2\r\n$3\r\nGE")
+        self.client.socket.sendall(b"".join(packed("GET", self.key())
+                                            for _ in range(50)) + b"*2\r\n$3\r\nGE")
         self.client.close()
         self.client = TlsClient(self.port)
 
@@ -75,11 +77,13 @@ def test_gate_under_tls(servers, directory):
     if shutil.which("openssl") is None:
         pytest.skip("openssl: it is not installed")
     key, certificate = (os.path.join(directory, name) for name in ("key.pem", "certificate.pem"))
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+                    "ec_paramgen_curve:prime256v1", "-nodes",
                     "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate],
                    check=True, stderr=subprocess.DEVNULL)
     port = free_port()
-    server = servers.tiered("--tls-port", str(port), "--tls-cert-file", certificate, "--tls-key-file", key,
+    server = servers.tiered("--tls-port", str(port), "--tls-cert-file", certificate,
+                            "--tls-key-file", key,
                             "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no")
     with ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(Client.work, [Client(number, port) for number in range(CLIENTS)]))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gate does for clients that come another way, and what the module does when it is loaded or unloaded in
-another order."""
+"""What the gate does for clients that come another way, and what the module does when it is loaded
+or unloaded in another order."""
 import os
 import random
 
@@ -24,7 +24,8 @@ def fill(client):
 def read(client, pick, count, pipeline):
     for _ in range(count // pipeline):
         keys = [pick.randrange(KEYS) for _ in range(pipeline)]
-        assert client.all_of([("GET", f"k:{key}") for key in keys]) == [value(key, BYTES) for key in keys]
+        assert client.all_of([("GET", f"k:{key}") for key in keys]) == [value(key, BYTES)
+            for key in keys]
 
 
 def sent_and_closed(client, path, key, mark):
@@ -54,7 +55,8 @@ def test_unix_socket(servers, directory):
             half = UnixClient(path)
             half.send([("GET", f"k:{pick.randrange(KEYS)}")] * 20)
             half.close()
-    for gate in ("no", "yes"):   # the server reads both commands at once, and its reply finds no reader
+    # the server reads both commands at once, and its reply finds no reader
+    for gate in ("no", "yes"):
         server.client.ask("CONFIG", "SET", "lunar.gate", gate)
         for _ in range(200):   # the gate begins to watch
             one.ask("EXISTS", "k:1")
@@ -64,7 +66,8 @@ def test_unix_socket(servers, directory):
 
 @pytest.mark.parametrize("forks", ["yes", "no"])
 def test_config(servers, forks):
-    """CONFIG GET lunar.*, then CONFIG SET of what it said: only what the server itself calls immutable is refused."""
+    """CONFIG GET lunar.*, then CONFIG SET of what it said: only what the server itself calls
+    immutable is refused."""
     client = servers.tiered(forks=forks).client
     fill(client)
     got = client.ask("CONFIG", "GET", "*")
@@ -85,12 +88,14 @@ def test_config(servers, forks):
             mutable[name] = text
     client.ask("CONFIG", "SET", *[word for pair in mutable.items() for word in pair])
     again = client.ask("CONFIG", "GET", "lunar.*")
-    assert dict(zip(again[::2], again[1::2])) == {name.encode(): text for name, text in ours.items()}
+    assert dict(zip(again[::2], again[1::2])) == {name.encode(): text for name,
+                                                  text in ours.items()}
     read(client, random.Random(SEED), 100, 10)
 
 
 def test_threads_that_read(servers):
-    """Only a thread of the server's own that reads for it opens the gate; other threads that read do not."""
+    """Only a thread of the server's own that reads for it opens the gate; other threads that read
+    do not."""
     server = servers.tiered(*HELPER)
     client, pick = server.client, random.Random(SEED)
     fill(client)
@@ -120,13 +125,14 @@ def test_io_threads(servers):
 
 
 def test_scans(servers):
-    """RM_Scan, by a module's thread, pauses the move of a table by a counter that the gate uses too. Both have to have
-    the server's lock: tables can be moved to another size afterwards."""
+    """RM_Scan, by a module's thread, pauses the move of a table by a counter that the gate uses
+    too. Both have to have the server's lock: tables can be moved to another size afterwards."""
     server = servers.tiered(*HELPER)
     client, readers = server.client, [server.connect() for _ in range(4)]
     fill(client)
     client.ask("SELECT", "1")
-    small = [("SET", f"small:{key}", "x") for key in range(4096)]   # a table of as many slots; most of it is empty then
+    # a table of as many slots; most of it is empty then
+    small = [("SET", f"small:{key}", "x") for key in range(4096)]
     client.pipeline(small)
     client.ask("DEL", *[f"small:{key}" for key in range(800, 4096)])
     client.ask("SELECT", "0")
@@ -143,7 +149,8 @@ def test_scans(servers):
     assert rounds > 100, f"{rounds} rounds of reads while keys were scanned"
     client.ask("CONFIG", "SET", "lunar.gate", "no")
     client.ask("SELECT", "1")
-    client.pipeline(small + [("SET", "one more", "x"), ("SET", "and one", "x")])   # the table is doubled
+    # the table is doubled
+    client.pipeline(small + [("SET", "one more", "x"), ("SET", "and one", "x")])
 
     def moved():
         client.ask("EXISTS", "small:1")
@@ -151,8 +158,10 @@ def test_scans(servers):
     wait_until("the table is moved", moved, 10, every_s=0.1)
 
 
-FIGURES = ("dram_budget_bytes", "lun_size_bytes", "maxmemory_ceiling_bytes", "forks_refused_at_bytes")
-# Arguments that fail, and what the line says; the later the stage, the more there is to take back. PLACE: a directory.
+FIGURES = ("dram_budget_bytes", "lun_size_bytes", "maxmemory_ceiling_bytes",
+           "forks_refused_at_bytes")
+# Arguments that fail, and what the line says; the later the stage, the more there is to take back.
+# PLACE: a directory.
 BAD = [
     ("dram 4xb", "is not a size"),
     ("dram 16mb lun PLACE/not/there", "there is no such file"),
@@ -164,15 +173,17 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("good", ["dram 24mb lun PLACE size 256mb", "dram 16mb lun PLACE/lun forks no"])
+@pytest.mark.parametrize("good",
+                         ["dram 24mb lun PLACE size 256mb", "dram 16mb lun PLACE/lun forks no"])
 def test_loads(servers, directory, good):
-    """MODULE LOAD after loads that failed at each stage: one line that says why, and a server that is as without them.
-    The module loads once, and cannot be unloaded."""
+    """MODULE LOAD after loads that failed at each stage: one line that says why, and a server that
+    is as without them. The module loads once, and cannot be unloaded."""
     with open(os.path.join(directory, "lun"), "wb") as out:
         out.truncate(700 * MIB)
 
     def load(server, arguments):
-        return server.client.refused("MODULE", "LOAD", MODULE, *arguments.replace("PLACE", directory).split())
+        return server.client.refused("MODULE", "LOAD", MODULE,
+                                     *arguments.replace("PLACE", directory).split())
 
     fresh = servers.plain("--enable-module-command", "yes", name="fresh")
     assert load(fresh, good) == ""
@@ -185,7 +196,8 @@ def test_loads(servers, directory, good):
             assert load(server, failing), f"{failing} loads"
             server.must_live(failing)
             assert text in server.text()[seen:]
-        assert server.client.ask("CONFIG", "GET", "lunar.*") == [], "settings are left of a load that failed"
+        assert server.client.ask("CONFIG", "GET",
+                                 "lunar.*") == [], "settings are left of a load that failed"
         assert "unknown command" in server.client.refused("LUNAR", "STATS").lower()
         assert load(server, good) == ""
         assert [server.figure(name) for name in FIGURES] == expected
@@ -197,23 +209,27 @@ def test_loads(servers, directory, good):
         assert "restart the server without the module" in server.text()[seen:]
         server.pipeline(sets("k", range(8000), BYTES))
         for key in range(8000):
-            assert server.client.ask("GET", f"k:{key}") == value(key, BYTES), f"k:{key} is not right"
+            assert server.client.ask("GET", f"k:{key}") == value(key,
+                BYTES), f"k:{key} is not right"
         assert server.figure("evicted_pages") > 0
         server.end()
 
 
 @pytest.mark.parametrize("words", [(), ("--list-compress-depth", "1")], ids=["plain", "compressed"])
 def test_collections(servers, words):
-    """Lists, hashes, sets, sorted sets and streams of this server are laid out as the gate has them."""
+    """Lists, hashes, sets, sorted sets and streams of this server are laid out as the gate has
+    them."""
     server = servers.tiered(*words)
     client = server.client
     fill(client)
     for i in range(60):
         client.pipeline([("RPUSH", f"l{i}", *[value(i + n, 300) for n in range(100)]),
                          ("RPUSH", f"large{i}", value(i, 8000), value(i, 8000)),
-                         ("HSET", f"h{i}", *[word for n in range(600) for word in (f"f{n}", value(n, 20))]),
+                         ("HSET", f"h{i}",
+                          *[word for n in range(600) for word in (f"f{n}", value(n, 20))]),
                          ("SADD", f"s{i}", *[value(i + n, 20) for n in range(600)]),
-                         ("ZADD", f"z{i}", *[word for n in range(200) for word in (n, value(i + n, 50))]),
+                         ("ZADD", f"z{i}",
+                          *[word for n in range(200) for word in (n, value(i + n, 50))]),
                          *[("XADD", f"x{i}", "*", "a", value(n, 100)) for n in range(150)],
                          ("XTRIM", f"x{i}", "MAXLEN", i % 3 * 70)])
         read(client, random.Random(SEED + i), 60, 20)

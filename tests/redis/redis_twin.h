@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of the twin test share: one command with the way its reply is compared, replies as trees, the
-// generator of random commands.
+// What the parts of the twin test share: one command with the way its reply is compared, replies as
+// trees, the generator of random commands.
 // Threading: one thread. May not be used by code that ships.
 #pragma once
 #include <cstdint>
@@ -54,7 +54,8 @@ extern const std::vector<Script> kScripts;
 std::string library(uint64_t version);  // for FUNCTION LOAD REPLACE: twin_put, twin_get, twin_move
 
 constexpr unsigned kClients = 8, kKeysEach = 560;  // keys a client and type
-// Numbers, strings, bitmaps, HLL, lists, hashes, sets, sorted sets, those of one score, streams, geo.
+// Numbers, strings, bitmaps, HLL, lists, hashes, sets, sorted sets, those of one score, streams,
+// geo.
 constexpr char kTypes[] = "nsbplhtzyxg";
 
 // Random commands on the keys of one client. The seed decides all.

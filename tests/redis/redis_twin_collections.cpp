@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random commands of the twin test: lists, hashes, sets, sorted sets, streams, geo, and fresh values of all types.
-// Random picks (SPOP, SRANDMEMBER, ...) ask for all elements: which ones come otherwise is chance. See redis_twin.h.
+// Random commands of the twin test: lists, hashes, sets, sorted sets, streams, geo, and fresh
+// values of all types. Random picks (SPOP, SRANDMEMBER, ...) ask for all elements: which ones come
+// otherwise is chance. See redis_twin.h.
 #include "redis_twin.h"
 
 namespace e2e {
@@ -27,7 +28,8 @@ std::string Commands::stream_id() {
 
 std::string Commands::place(bool longitude) {
   if (one_in(200)) return "200";
-  return fmt::format("{}.{:04}", static_cast<int64_t>(pick(longitude ? 40 : 30)) - 10, pick(10'000));
+  return fmt::format("{}.{:04}", static_cast<int64_t>(pick(longitude ? 40 : 30)) - 10,
+                     pick(10'000));
 }
 
 Batch Commands::fill(const std::string& k, char type) {
@@ -46,7 +48,8 @@ Batch Commands::fill(const std::string& k, char type) {
       break;
     case 'p':
       words = {"PFADD", k};
-      for (uint64_t i = 0; i < (large ? 2500 : n); ++i) words.push_back(std::to_string(pick(1'000'000)));
+      for (uint64_t i = 0; i < (large ? 2500 : n); ++i)
+        words.push_back(std::to_string(pick(1'000'000)));
       break;
     case 'l':
       words = {"RPUSH", k};
@@ -56,12 +59,14 @@ Batch Commands::fill(const std::string& k, char type) {
     case 'h':
       words = {"HSET", k};
       for (uint64_t i = 0; i < n; ++i)
-        words.insert(words.end(), {fmt::format("f{}", i), i == 1 ? std::to_string(pick(90)) : text(bytes)});
+        words.insert(words.end(),
+                     {fmt::format("f{}", i), i == 1 ? std::to_string(pick(90)) : text(bytes)});
       break;
     case 't':
       words = {"SADD", k};
       for (uint64_t i = 0; i < 2 * n; ++i)
-        words.push_back(k.back() % 2 == 0 && !one_in(2000) ? member(k) : member(k) + text(bytes / 2));
+        words.push_back(k.back() % 2 == 0 && !one_in(2000) ? member(k)
+                                                           : member(k) + text(bytes / 2));
       break;
     case 'y':
       words = {"ZADD", k};
@@ -71,25 +76,29 @@ Batch Commands::fill(const std::string& k, char type) {
     case 'z':
       words = {"ZADD", k};
       for (uint64_t i = 0; i < n; ++i)
-        words.insert(words.end(), {std::to_string(pick(100)), fmt::format("f{}", i) + (one_in(4) ? text(bytes) : "")});
+        words.insert(words.end(), {std::to_string(pick(100)),
+                                   fmt::format("f{}", i) + (one_in(4) ? text(bytes) : "")});
       break;
     case 'x': {
       Batch out{{{"DEL", k}}};
       for (uint64_t i = 0; i < (large ? 40 : 6); ++i)
-        out.push_back({{"XADD", k, fmt::format("1000-{}", i + 1), "a", text(pick(400)), "b", text(5)}});
+        out.push_back(
+            {{"XADD", k, fmt::format("1000-{}", i + 1), "a", text(pick(400)), "b", text(5)}});
       for (const char* group : {"g0", "g1"}) out.push_back({{"XGROUP", "CREATE", k, group, "0"}});
       return out;
     }
     default:
       words = {"GEOADD", k};
-      for (uint64_t i = 0; i < n; ++i) words.insert(words.end(), {place(true), place(false), fmt::format("f{}", i)});
+      for (uint64_t i = 0; i < n; ++i)
+        words.insert(words.end(), {place(true), place(false), fmt::format("f{}", i)});
   }
   if (words[0] == "SET") return {{words}};
   return {{{"DEL", k}}, {words}};
 }
 
 Step Commands::lists() {
-  const std::string k = key('l'), other = key('l'), value = text(one_in(30) ? 9000 : pick(250)), i = number(-12, 12);
+  const std::string k = key('l'), other = key('l'), value = text(one_in(30) ? 9000 : pick(250)),
+                    i = number(-12, 12);
   const std::string end = one_of("LEFT", "RIGHT");
   switch (pick(22)) {
     case 0:
@@ -258,12 +267,13 @@ Step Commands::sorted_sets() {
     case 15:
       return {{"ZSCAN", k, "0", "COUNT", kAll}, Order::kScanPairs};
     case 16:
-      return {{one_of("ZUNIONSTORE", "ZINTERSTORE"), key('z'), "3", k, other, key('t'), "WEIGHTS", "2", "1", "-3",
-               "AGGREGATE", one_of("SUM", "MIN", "MAX")}};
+      return {{one_of("ZUNIONSTORE", "ZINTERSTORE"), key('z'), "3", k, other, key('t'), "WEIGHTS",
+               "2", "1", "-3", "AGGREGATE", one_of("SUM", "MIN", "MAX")}};
     case 17:
       return {{"ZDIFFSTORE", key('z'), "2", k, other}};
     case 18:
-      return {{one_of("ZUNION", "ZINTER", "ZDIFF"), "2", k, one_in(2) ? other : key('t'), "WITHSCORES"}};
+      return {{one_of("ZUNION", "ZINTER", "ZDIFF"), "2", k, one_in(2) ? other : key('t'),
+               "WITHSCORES"}};
     case 19:
       return {{"ZINTERCARD", "2", k, other, "LIMIT", number(0, 9)}};
     case 20:
@@ -303,9 +313,11 @@ Step Commands::sorted_set_ranges() {
   }
 }
 
-// Only where all scores are equal: in a skip list of several scores the answer follows its random levels.
+// Only where all scores are equal: in a skip list of several scores the answer follows its random
+// levels.
 Step Commands::lexical_ranges() {
-  const std::string k = key('y'), low = one_in(3) ? "-" : fmt::format("{}{}", one_of("[", "("), member());
+  const std::string k = key('y'),
+                    low = one_in(3) ? "-" : fmt::format("{}{}", one_of("[", "("), member());
   const std::string high = one_in(3) ? "+" : fmt::format("[{}", member());
   switch (pick(9)) {
     case 0:
@@ -378,7 +390,8 @@ Step Commands::stream_groups() {
     case 4:
     case 5:
     case 6:
-      return {{"XREADGROUP", "GROUP", group, consumer, "COUNT", number(1, 3), "STREAMS", k, one_in(4) ? "0" : ">"}};
+      return {{"XREADGROUP", "GROUP", group, consumer, "COUNT", number(1, 3), "STREAMS", k,
+               one_in(4) ? "0" : ">"}};
     case 7:
       return {{"XREADGROUP", "GROUP", group, consumer, "NOACK", "STREAMS", k, ">"}};
     case 8:
@@ -414,13 +427,13 @@ Step Commands::geo() {
     case 5:
       return {{"GEOHASH", k, m, member()}};
     case 6:
-      return {{"GEOSEARCH", k, "FROMLONLAT", place(true), place(false), "BYRADIUS", radius, "km", one_of("ASC", "DESC"),
-               "COUNT", "7", "WITHCOORD", "WITHDIST"}};
+      return {{"GEOSEARCH", k, "FROMLONLAT", place(true), place(false), "BYRADIUS", radius, "km",
+               one_of("ASC", "DESC"), "COUNT", "7", "WITHCOORD", "WITHDIST"}};
     case 7:
       return {{"GEOSEARCH", k, "FROMMEMBER", m, "BYBOX", radius, radius, "km", "WITHHASH"}};
     case 8:
-      return {{"GEOSEARCHSTORE", key('g'), k, "FROMLONLAT", place(true), place(false), "BYRADIUS", radius, "km",
-               "COUNT", "9", "ANY"}};
+      return {{"GEOSEARCHSTORE", key('g'), k, "FROMLONLAT", place(true), place(false), "BYRADIUS",
+               radius, "km", "COUNT", "9", "ANY"}};
     default:
       return {{"GEORADIUS_RO", k, place(true), place(false), radius, "km", "WITHDIST", "ASC"}};
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random commands of the twin test: strings and their kin, keys, expiry, scripts, whole batches. The collections are in
-// redis_twin_collections.cpp. See redis_twin.h.
+// Random commands of the twin test: strings and their kin, keys, expiry, scripts, whole batches.
+// The collections are in redis_twin_collections.cpp. See redis_twin.h.
 //
-// Keys keep to their type but for a seldom RENAME or COPY (never of a hash or set: then DUMP and SORT BY of another
-// type's key would see the order of a hash table).
+// Keys keep to their type but for a seldom RENAME or COPY (never of a hash or set: then DUMP and
+// SORT BY of another type's key would see the order of a hash table).
 #include "redis_twin.h"
 
 namespace e2e {
@@ -16,18 +16,25 @@ const std::vector<Script> kScripts = {
      2, false},
     {"return cjson.encode(redis.call('LRANGE', KEYS[3], -4, -1))", 3, false},
     {"local t = redis.call('TIME') return {t[1], t[2], redis.call('PTTL', KEYS[1])}", 1, false},
-    {"local s = 0 for i, k in ipairs(KEYS) do s = s + (redis.call('EXISTS', k) * i) end return s", 5, false},
-    {"local v = redis.call('HINCRBY', KEYS[4], ARGV[2], 3) redis.call('RPUSH', KEYS[3], v, ARGV[3]) "
+    {"local s = 0 for i, k in ipairs(KEYS) do s = s + (redis.call('EXISTS', k) * i) end return s",
+     5, false},
+    {"local v = redis.call('HINCRBY', KEYS[4], ARGV[2], 3) redis.call('RPUSH', KEYS[3], v, "
+     "ARGV[3]) "
      "return {v, redis.call('LLEN', KEYS[3])}",
      4, true},
-    {"local r = redis.pcall('INCR', KEYS[1]) if type(r) == 'table' and r.err then return r.err end return r", 1, true},
-    {"redis.call('SET', KEYS[1], ARGV[3]) redis.call('LPUSH', KEYS[1], 'x') return 1", 1, true},  // the SET stays
+    {"local r = redis.pcall('INCR', KEYS[1]) if type(r) == 'table' and r.err then return r.err end "
+     "return r",
+     1, true},
+    {"redis.call('SET', KEYS[1], ARGV[3]) redis.call('LPUSH', KEYS[1], 'x') return 1", 1,
+     true},  // the SET stays
     {"math.randomseed(#ARGV[3]) redis.call('ZADD', KEYS[5], math.random(1000), ARGV[2]) "
      "return redis.call('ZRANGE', KEYS[5], 0, 3, 'WITHSCORES')",
      5, true},
-    {"redis.call('SET', KEYS[1], ARGV[3], 'PX', 4000) return redis.status_reply(redis.call('TYPE', KEYS[1]).ok)", 1,
-     true},
-    {"for i = 1, 20 do redis.call('RPUSH', KEYS[3], ARGV[3] .. i) end redis.call('LTRIM', KEYS[3], 0, 300) "
+    {"redis.call('SET', KEYS[1], ARGV[3], 'PX', 4000) return redis.status_reply(redis.call('TYPE', "
+     "KEYS[1]).ok)",
+     1, true},
+    {"for i = 1, 20 do redis.call('RPUSH', KEYS[3], ARGV[3] .. i) end redis.call('LTRIM', KEYS[3], "
+     "0, 300) "
      "return redis.call('LINDEX', KEYS[3], -1)",
      3, true},
 };
@@ -36,11 +43,15 @@ std::string library(uint64_t version) {
   return fmt::format(
       "#!lua name=twin\n"
       "redis.register_function('twin_put', function(keys, args)\n"
-      "  return {{redis.call('HSET', keys[2], args[1], args[2]), redis.call('SADD', keys[1], args[1]), '{}'}} end)\n"
-      "redis.register_function{{function_name='twin_get', flags={{'no-writes'}}, callback=function(keys, args)\n"
-      "  return {{redis.call('HGET', keys[2], args[1]), redis.call('SISMEMBER', keys[1], args[1])}} end}}\n"
+      "  return {{redis.call('HSET', keys[2], args[1], args[2]), redis.call('SADD', keys[1], "
+      "args[1]), '{}'}} end)\n"
+      "redis.register_function{{function_name='twin_get', flags={{'no-writes'}}, "
+      "callback=function(keys, args)\n"
+      "  return {{redis.call('HGET', keys[2], args[1]), redis.call('SISMEMBER', keys[1], "
+      "args[1])}} end}}\n"
       "redis.register_function('twin_move', function(keys, args)\n"
-      "  if redis.call('SREM', keys[1], args[1]) == 0 then return redis.error_reply('nothing to move') end\n"
+      "  if redis.call('SREM', keys[1], args[1]) == 0 then return redis.error_reply('nothing to "
+      "move') end\n"
       "  return redis.call('HDEL', keys[2], args[1]) end)\n",
       version);
 }
@@ -56,26 +67,29 @@ std::string Commands::text(size_t bytes) {
 }
 
 std::string Commands::key(char type) {
-  return fmt::format("c{}:{}:{}", client_, type, one_in(3) ? pick(kKeysEach / 16) : pick(kKeysEach));
+  return fmt::format("c{}:{}:{}", client_, type,
+                     one_in(3) ? pick(kKeysEach / 16) : pick(kKeysEach));
 }
 
 std::string Commands::number(int64_t low, int64_t high) {
   if (one_in(60))
-    return one_of("9223372036854775807", "-9223372036854775808", "9223372036854775808", "abc", "", "1.5", "-1", "0",
-                  " 1");
+    return one_of("9223372036854775807", "-9223372036854775808", "9223372036854775808", "abc", "",
+                  "1.5", "-1", "0", " 1");
   return std::to_string(low + static_cast<int64_t>(pick(static_cast<uint64_t>(high - low + 1))));
 }
 
 std::string Commands::deadline(char form) {
   if (one_in(80)) return one_of("0", "-1", "x", "9223372036854775807");
-  const int64_t delta_ms = static_cast<int64_t>(one_in(3) ? pick(60'000) : 1'000'000 + pick(100'000'000));
+  const int64_t delta_ms =
+      static_cast<int64_t>(one_in(3) ? pick(60'000) : 1'000'000 + pick(100'000'000));
   switch (form) {
     case 's':
       return std::to_string(1 + delta_ms / 1000);
     case 'm':
       return std::to_string(1 + delta_ms);
     case 'S':
-      return std::to_string((now_ms_ + delta_ms) / 1000 - (one_in(20) ? 100 : 0));  // past ones, too
+      return std::to_string((now_ms_ + delta_ms) / 1000 -
+                            (one_in(20) ? 100 : 0));  // past ones, too
     default:
       return std::to_string(now_ms_ + delta_ms - (one_in(20) ? 100'000 : 0));
   }
@@ -184,9 +198,9 @@ Step Commands::bitmaps() {
     case 9:
       return {{"BITOP", "NOT", key('b'), k}};
     case 10:
-      return {{"BITFIELD", k, "GET", "u8", offset, "SET", "i16", fmt::format("#{}", pick(300)), number(-9000, 9000),
-               "OVERFLOW", one_of("WRAP", "SAT", "FAIL"), "INCRBY", one_of("u2", "i5", "u63", "i64"), offset,
-               number(-3, 60)}};
+      return {{"BITFIELD", k, "GET", "u8", offset, "SET", "i16", fmt::format("#{}", pick(300)),
+               number(-9000, 9000), "OVERFLOW", one_of("WRAP", "SAT", "FAIL"), "INCRBY",
+               one_of("u2", "i5", "u63", "i64"), offset, number(-3, 60)}};
     default:
       return {{"BITFIELD_RO", k, "GET", one_of("u4", "i13", "u63"), offset, "GET", "u1", "#7"}};
   }
@@ -281,8 +295,8 @@ Step Commands::keyspace() {
 }
 
 Step Commands::sorts() {
-  const std::string numbers = fmt::format("c{}:n:*", client_), list = key('l'), limit = number(0, 5),
-                    count = number(-1, 20);
+  const std::string numbers = fmt::format("c{}:n:*", client_), list = key('l'),
+                    limit = number(0, 5), count = number(-1, 20);
   switch (pick(8)) {
     case 0:
       return {{"SORT", key('t'), "ALPHA", "LIMIT", limit, count}};
@@ -291,7 +305,8 @@ Step Commands::sorts() {
     case 2:
       return {{"SORT", list, "ALPHA", "DESC"}};
     case 3:
-      return {{"SORT", list, "BY", numbers, "GET", "#", "GET", numbers, "ALPHA"}, Order::kPairs};  // ties
+      // ties
+      return {{"SORT", list, "BY", numbers, "GET", "#", "GET", numbers, "ALPHA"}, Order::kPairs};
     case 4:
       return {{"SORT", list, "BY", fmt::format("c{}:h:*->f1", client_), "LIMIT", limit, count}};
     case 5:
@@ -306,13 +321,14 @@ Step Commands::sorts() {
 Step Commands::scripts() {
   if (one_in(4)) {
     const std::string f = one_of("twin_put", "twin_get", "twin_move", "twin_none");
-    return {
-        {f == "twin_get" && one_in(2) ? "FCALL_RO" : "FCALL", f, "2", key('t'), key('h'), member(), text(pick(60))}};
+    return {{f == "twin_get" && one_in(2) ? "FCALL_RO" : "FCALL", f, "2", key('t'), key('h'),
+             member(), text(pick(60))}};
   }
   const size_t which = pick(kScripts.size());
   const Script& script = kScripts[which];
   const bool by_digest = which < digests_.size() && one_in(2);
-  Words words{by_digest ? "EVALSHA" : "EVAL", by_digest ? digests_[which] : script.text, std::to_string(script.keys)};
+  Words words{by_digest ? "EVALSHA" : "EVAL", by_digest ? digests_[which] : script.text,
+              std::to_string(script.keys)};
   if (!by_digest && (!script.writes || one_in(10))) words[0] = one_in(2) ? "EVAL_RO" : "EVAL";
   const char types[] = {'n', 't', 'l', 'h', 'z'};
   for (unsigned i = 0; i < script.keys; ++i) words.push_back(key(which == 0 ? 's' : types[i]));

@@ -27,8 +27,9 @@ void wait_until_loaded(const Server& server) {
 
 Clock::Clock(const std::string& path) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  void* page =
-      fd < 0 || ftruncate(fd, 4096) != 0 ? MAP_FAILED : mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* page = fd < 0 || ftruncate(fd, 4096) != 0
+                   ? MAP_FAILED
+                   : mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (fd >= 0) close(fd);
   if (page == MAP_FAILED) give_up(fmt::format("{}: {}", path, strerror(errno)));
   us_ = static_cast<volatile int64_t*>(page);
@@ -42,8 +43,8 @@ Twins::Twins(const Scratch& scratch, const TwinSetup& setup, Commands& commands)
   commands_.set_time_ms(clock_.ms());
 }
 
-// jemalloc's thread would spin while the clock stands still. DUMP's payloads are compared: compression leaves chance in
-// them (LZF's table is not cleared). It is on while a child saves.
+// jemalloc's thread would spin while the clock stands still. DUMP's payloads are compared:
+// compression leaves chance in them (LZF's table is not cleared). It is on while a child saves.
 Words Twins::arguments_of(const std::string& name, bool tiered) const {
   Words words{"--dbfilename",
               name + ".rdb",
@@ -72,7 +73,8 @@ Words Twins::arguments_of(const std::string& name, bool tiered) const {
 std::unique_ptr<Server> Twins::another(const std::string& name, const Words& further) {
   Words words = arguments_of(name, name != "plain");
   words.insert(words.end(), further.begin(), further.end());
-  const Words environment{"LD_PRELOAD=" + setup_.clock_library, "FROZEN_CLOCK=" + path_ + "/clock", "LC_ALL=C"};
+  const Words environment{"LD_PRELOAD=" + setup_.clock_library, "FROZEN_CLOCK=" + path_ + "/clock",
+                          "LC_ALL=C"};
   auto server = std::make_unique<Server>(path_, name, free_port(), words, Words{}, environment);
   // What has expired goes when it is looked at: at the same command in both.
   if (server->ask({"DEBUG", "SET-ACTIVE-EXPIRE", "0"}) != "+OK\r\n") give_up("DEBUG is refused");
@@ -107,15 +109,19 @@ void Twins::stop() {
 
 void Twins::check_result(const Server& server, const std::string& name) {
   if (setup_.module.empty()) return;
-  const uint64_t budget = setup_.cap_mib * kMiB, evicted = server.info("lunar_evicted_pages") * 4096;
+  const uint64_t budget = setup_.cap_mib * kMiB,
+                 evicted = server.info("lunar_evicted_pages") * 4096;
   const uint64_t read = server.info("lunar_lun_read_bytes");
   fmt::print(
-      "  {:8} evicted {:.0f} MiB, read {:.0f} MiB from the LUN, {} commands held ({} late), resident peak {:.1f} MiB\n",
-      name, mib(evicted), mib(read), server.info("lunar_gate_held"), server.info("lunar_gate_timeouts"),
-      mib(server.info("lunar_resident_peak_bytes")));
-  require(server.info("lunar_dram_budget_bytes") == budget, "{}: its budget is not {} MiB", name, setup_.cap_mib);
+      "  {:8} evicted {:.0f} MiB, read {:.0f} MiB from the LUN, {} commands held ({} late), "
+      "resident peak {:.1f} MiB\n",
+      name, mib(evicted), mib(read), server.info("lunar_gate_held"),
+      server.info("lunar_gate_timeouts"), mib(server.info("lunar_resident_peak_bytes")));
+  require(server.info("lunar_dram_budget_bytes") == budget, "{}: its budget is not {} MiB", name,
+          setup_.cap_mib);
   require(evicted >= 2 * budget && read >= 2 * budget, "{}: it hardly tiered", name);
-  require(server.info("lunar_resident_peak_bytes") <= budget, "{}: tiered pages peaked above the budget", name);
+  require(server.info("lunar_resident_peak_bytes") <= budget,
+          "{}: tiered pages peaked above the budget", name);
   for (const char* key : {"lunar_read_errors", "lunar_write_errors", "lunar_poisoned_pages"})
     require(server.info(key) == 0, "{}: {} is {}", name, key, server.info(key));
 }
@@ -133,8 +139,9 @@ std::vector<Tree> Twins::receive(unsigned connection, const Batch& batch) {
   for (int i = 0; i < 2; ++i) {
     bytes[i] = wires_[i][connection].receive_until(kEnd);
     if (wires_[i][connection].ended())
-      give_up(fmt::format("the {} server hung up on connection {}, its batch ends with {}", i == 0 ? "tiered" : "plain",
-                          connection, batch.empty() ? "nothing" : shown(batch.back().words)));
+      give_up(fmt::format("the {} server hung up on connection {}, its batch ends with {}",
+                          i == 0 ? "tiered" : "plain", connection,
+                          batch.empty() ? "nothing" : shown(batch.back().words)));
   }
   std::vector<Tree> replies[2] = {parse_all(bytes[0], batch.size()), {}};
   if (bytes[0] == bytes[1]) return std::move(replies[0]);
@@ -148,16 +155,19 @@ std::vector<Tree> Twins::receive(unsigned connection, const Batch& batch) {
       size_t at = 0;
       while (at < x.size() && at < y.size() && x[at] == y[at]) ++at;
       const size_t from = at < 40 ? 0 : at - 40;
-      give_up(fmt::format(
-          "step {} of {} on connection {}, about {} commands into the run{}: {}\n  tiered: {}\n  plain:  {}\n"
-          "  at byte {}: '{}' and '{}'",
-          s, batch.size(), connection, sent_, &step == &batch[s] ? "" : " (in EXEC)", shown(step.words), shown(x),
-          shown(y), at, shown(x.substr(from, 120)), shown(y.substr(from, 120))));
+      give_up(
+          fmt::format("step {} of {} on connection {}, about {} commands into the run{}: {}\n  "
+                      "tiered: {}\n  plain:  {}\n"
+                      "  at byte {}: '{}' and '{}'",
+                      s, batch.size(), connection, sent_, &step == &batch[s] ? "" : " (in EXEC)",
+                      shown(step.words), shown(x), shown(y), at, shown(x.substr(from, 120)),
+                      shown(y.substr(from, 120))));
     };
     const Tree &a = replies[0][s], &b = replies[1][s];
     if (verb == "MULTI" || verb == "DISCARD") queued.clear();
     if (a.text == "QUEUED") queued.push_back(s);
-    if (verb != "EXEC" || a.null || b.null || a.items.size() != queued.size() || b.items.size() != queued.size()) {
+    if (verb != "EXEC" || a.null || b.null || a.items.size() != queued.size() ||
+        b.items.size() != queued.size()) {
       differ(a, b, batch[s]);
       continue;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two servers of the twin test, tiered and plain, under one clock that stands still: started, asked the same,
-// compared, stopped and started again.
+// The two servers of the twin test, tiered and plain, under one clock that stands still: started,
+// asked the same, compared, stopped and started again.
 // Threading: one thread. Every wait ends. May not be used by code that ships.
 #pragma once
 #include <memory>
@@ -45,7 +45,8 @@ class Twins {
   // It lived above its budget: evicted and read from its LUN, without an error.
   void check_result(const Server& server, const std::string& name);
 
-  // The batch of connection i to both servers, all of them before any reply is read. Throws where replies differ.
+  // The batch of connection i to both servers, all of them before any reply is read. Throws where
+  // replies differ.
   std::vector<Tree> exchange(const std::vector<Batch>& batches);
   Tree ask(unsigned connection, const Step& step);
   void send(unsigned connection, const Batch& batch);

@@ -21,7 +21,8 @@ std::string sorted(const std::vector<Tree>& items, size_t width, Order inside = 
   std::vector<std::string> parts;
   for (size_t i = 0; i < items.size(); i += width) {
     std::string part;
-    for (size_t j = i; j < std::min(items.size(), i + width); ++j) part += canonical(items[j], inside);
+    for (size_t j = i; j < std::min(items.size(), i + width); ++j)
+      part += canonical(items[j], inside);
     parts.push_back(std::move(part));
   }
   std::sort(parts.begin(), parts.end());
@@ -54,7 +55,8 @@ Tree parse_reply(const std::string& bytes, size_t* at) {
       const int64_t size = strtoll(line.c_str(), nullptr, 10);
       tree.null = size < 0;
       if (tree.null) break;
-      if (*at + static_cast<size_t>(size) + 2 > bytes.size()) throw std::runtime_error("a reply ends in mid-string");
+      if (*at + static_cast<size_t>(size) + 2 > bytes.size())
+        throw std::runtime_error("a reply ends in mid-string");
       tree.text = bytes.substr(*at, static_cast<size_t>(size));
       *at += static_cast<size_t>(size) + 2;
       break;
@@ -76,13 +78,16 @@ Tree parse_reply(const std::string& bytes, size_t* at) {
 }
 
 std::string canonical(const Tree& reply, Order order) {
-  const bool aggregate = reply.type == '*' || reply.type == '~' || reply.type == '%' || reply.type == '>';
+  const bool aggregate =
+      reply.type == '*' || reply.type == '~' || reply.type == '%' || reply.type == '>';
   if (reply.null) return fmt::format("{}null ", reply.type);
-  if (!aggregate && order == Order::kLength) return fmt::format("{}of {} bytes ", reply.type, reply.text.size());
+  if (!aggregate && order == Order::kLength)
+    return fmt::format("{}of {} bytes ", reply.type, reply.text.size());
   if (!aggregate) return fmt::format("{}{}:{} ", reply.type, reply.text.size(), reply.text);
   std::string out = fmt::format("{}{}[", reply.type, reply.items.size());
   const Order scanned = order == Order::kScan ? Order::kUnordered : Order::kPairs;
-  const bool pairs_inside = !reply.items.empty() && reply.items[0].type == '*';  // RESP3's pairs are arrays of two
+  // RESP3's pairs are arrays of two
+  const bool pairs_inside = !reply.items.empty() && reply.items[0].type == '*';
   if (order == Order::kDeep)
     out += sorted(reply.items, reply.type == '%' ? 2 : 1, order);
   else if (reply.type == '%')

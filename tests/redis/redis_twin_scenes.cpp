@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scenes of the twin test: what needs several connections in a known order, or the whole database. See
-// redis_twin_pair.h.
+// Scenes of the twin test: what needs several connections in a known order, or the whole database.
+// See redis_twin_pair.h.
 #include <set>
 
 #include "redis_twin_pair.h"
@@ -15,28 +15,31 @@ std::string client_key(Commands& commands, char type) {
   return commands.key(type);
 }
 
-// Two or three clients wait in blocking commands, one after the other; what is then pushed goes to them in that order;
-// who gets nothing times out when the clock moves.
+// Two or three clients wait in blocking commands, one after the other; what is then pushed goes to
+// them in that order; who gets nothing times out when the clock moves.
 void blocked(Twins& twins, Commands& commands) {
-  const std::string a = fmt::format("wait:{}", commands.pick(3)), b = fmt::format("wait:{}", commands.pick(3));
+  const std::string a = fmt::format("wait:{}", commands.pick(3)),
+                    b = fmt::format("wait:{}", commands.pick(3));
   const unsigned form = static_cast<unsigned>(commands.pick(9));
   const bool stream = form >= 7, zset = form >= 4 && !stream;
   twins.ask(0, {{"DEL", a, b, "wait:to"}});
   if (stream)
     for (auto& k : {a, b}) twins.ask(0, {{"XGROUP", "CREATE", k, "g", "$", "MKSTREAM"}});
-  const Words forms[] = {{"BLPOP", a, b, "1.5"},
-                         {"BRPOP", b, a, "2"},
-                         {"BLMOVE", a, "wait:to", "LEFT", "RIGHT", "1"},
-                         {"BLMPOP", "2", "2", a, b, "RIGHT", "COUNT", "2"},
-                         {"BZPOPMIN", a, b, "1"},
-                         {"BZPOPMAX", a, "1.5"},
-                         {"BZMPOP", "1", "2", b, a, "MIN", "COUNT", "2"},
-                         {"XREAD", "BLOCK", "1000", "STREAMS", a, b, "$", "$"},
-                         {"XREADGROUP", "GROUP", "g", "ann", "BLOCK", "1500", "COUNT", "1", "STREAMS", a, ">"}};
+  const Words forms[] = {
+      {"BLPOP", a, b, "1.5"},
+      {"BRPOP", b, a, "2"},
+      {"BLMOVE", a, "wait:to", "LEFT", "RIGHT", "1"},
+      {"BLMPOP", "2", "2", a, b, "RIGHT", "COUNT", "2"},
+      {"BZPOPMIN", a, b, "1"},
+      {"BZPOPMAX", a, "1.5"},
+      {"BZMPOP", "1", "2", b, a, "MIN", "COUNT", "2"},
+      {"XREAD", "BLOCK", "1000", "STREAMS", a, b, "$", "$"},
+      {"XREADGROUP", "GROUP", "g", "ann", "BLOCK", "1500", "COUNT", "1", "STREAMS", a, ">"}};
   const unsigned waiters = 2 + static_cast<unsigned>(commands.pick(2));
   std::vector<Batch> batches;
   for (unsigned w = 0; w < waiters; ++w) {
-    const std::string behind = client_key(commands, 's');  // may run before the clock moves, or after
+    // may run before the clock moves, or after
+    const std::string behind = client_key(commands, 's');
     twins.ask(0, {{"PERSIST", behind}});
     batches.push_back({{forms[form]}, {{"GET", behind}}});
     twins.send(kClients + w, batches.back());
@@ -56,7 +59,8 @@ void blocked(Twins& twins, Commands& commands) {
       push.insert(push.begin(), {{"MULTI"}}), push.push_back({{"EXEC"}});
       break;
     case 1:
-      push = {{{"EVAL", "for i = 1, 2 do redis.call('RPUSH', KEYS[1], ARGV[1] .. i) end return 1", "1", a, value}}};
+      push = {{{"EVAL", "for i = 1, 2 do redis.call('RPUSH', KEYS[1], ARGV[1] .. i) end return 1",
+                "1", a, value}}};
       break;
     // unblocks lists
     case 2:
@@ -68,8 +72,10 @@ void blocked(Twins& twins, Commands& commands) {
   (void)twins.exchange({push});
   twins.advance_ms(3000);
   for (unsigned w = 0; w < waiters; ++w) (void)twins.receive(kClients + w, batches[w]);
-  (void)twins.exchange(
-      {{{{"TYPE", a}}, {{"TYPE", b}}, {{"LRANGE", "wait:to", "0", "-1"}}, {{"DEL", a, b, "wait:to"}}}});
+  (void)twins.exchange({{{{"TYPE", a}},
+                         {{"TYPE", b}},
+                         {{"LRANGE", "wait:to", "0", "-1"}},
+                         {{"DEL", a, b, "wait:to"}}}});
 }
 
 // WATCH on one connection, a write or nothing on another, or time passes; then EXEC.
@@ -98,8 +104,8 @@ void watched(Twins& twins, Commands& commands) {
   (void)twins.exchange({{{{"MULTI"}}, {{"EXISTS", a, b}}, commands.any(), {{"TYPE", b}}, end}});
 }
 
-// DUMP of one key; the tiered server's payload is given to both, under another name, with or without a deadline, whole
-// or spoilt.
+// DUMP of one key; the tiered server's payload is given to both, under another name, with or
+// without a deadline, whole or spoilt.
 void dumped(Twins& twins, Commands& commands) {
   const char type = kTypes[commands.pick(sizeof(kTypes) - 1)];
   const std::string from = client_key(commands, type), to = commands.key(type);
@@ -114,7 +120,8 @@ void dumped(Twins& twins, Commands& commands) {
     words[2] = commands.deadline('M'), words.push_back("ABSTTL");
   if (!commands.one_in(4)) words.push_back("REPLACE");
   const Step values{{"DEBUG", "DIGEST-VALUE", to, from}};
-  (void)twins.exchange({{{words}, {{"TYPE", to}}, {{"OBJECT", "ENCODING", to}}, {{"PTTL", to}}, values}});
+  (void)twins.exchange(
+      {{{words}, {{"TYPE", to}}, {{"OBJECT", "ENCODING", to}}, {{"PTTL", to}}, values}});
 }
 
 void swapped(Twins& twins, Commands& commands) {
@@ -144,7 +151,8 @@ void functions(Twins& twins, Commands& commands) {
     case 2: {
       const Tree payload = twins.ask(0, {{"FUNCTION", "DUMP"}});
       twins.ask(1, {{"FUNCTION", "FLUSH"}});
-      twins.ask(0, {{"FUNCTION", "RESTORE", payload.text, commands.one_in(2) ? "APPEND" : "REPLACE"}});
+      twins.ask(0,
+                {{"FUNCTION", "RESTORE", payload.text, commands.one_in(2) ? "APPEND" : "REPLACE"}});
       break;
     }
     default:
@@ -157,11 +165,13 @@ void functions(Twins& twins, Commands& commands) {
 void described(Twins& twins, Commands& commands) {
   const std::string one_client =
       fmt::format("c{}:{}:7*", commands.pick(kClients), kTypes[commands.pick(sizeof(kTypes) - 1)]);
-  (void)twins.exchange({{{{"SELECT", kZero}}, {{"DBSIZE"}}, {{"KEYS", one_client}, Order::kUnordered}, {{"TIME"}}}});
+  (void)twins.exchange(
+      {{{{"SELECT", kZero}}, {{"DBSIZE"}}, {{"KEYS", one_client}, Order::kUnordered}, {{"TIME"}}}});
 }
 
 // Each server by its own cursors: the keys it names, each once.
-std::set<std::string> scanned(const Server& server, const std::string& database, const Words& options, uint64_t* sent) {
+std::set<std::string> scanned(const Server& server, const std::string& database,
+                              const Words& options, uint64_t* sent) {
   Wire wire(server.port());
   std::set<std::string> keys;
   std::string cursor = kZero;
@@ -173,7 +183,8 @@ std::set<std::string> scanned(const Server& server, const std::string& database,
     size_t at = 0;
     (void)parse_reply(bytes, &at);
     const Tree reply = parse_reply(bytes, &at);
-    if (reply.items.size() != 2) give_up(fmt::format("SCAN answers {}", shown(canonical(reply, Order::kAsIs))));
+    if (reply.items.size() != 2)
+      give_up(fmt::format("SCAN answers {}", shown(canonical(reply, Order::kAsIs))));
     for (auto& item : reply.items[1].items) keys.insert(item.text);
     cursor = reply.items[0].text;
     ++*sent;
@@ -186,8 +197,8 @@ void scan(Twins& twins, const std::string& database, const Words& options) {
   const auto a = scanned(twins.tiered(), database, options, &sent),
              b = scanned(twins.plain(), database, options, &sent);
   if (a != b)
-    give_up(
-        fmt::format("SCAN {} of database {}: {} keys tiered, {} plain", shown(options), database, a.size(), b.size()));
+    give_up(fmt::format("SCAN {} of database {}: {} keys tiered, {} plain", shown(options),
+                        database, a.size(), b.size()));
 }
 
 }  // namespace
@@ -198,7 +209,8 @@ void scan_all(Twins& twins) {
 
 void load_scripts(Twins& twins, Commands& commands) {
   std::vector<std::string> digests;
-  for (auto& script : kScripts) digests.push_back(twins.ask(0, {{"SCRIPT", "LOAD", script.text}}).text);
+  for (auto& script : kScripts)
+    digests.push_back(twins.ask(0, {{"SCRIPT", "LOAD", script.text}}).text);
   commands.set_script_digests(std::move(digests));
 }
 
@@ -230,7 +242,8 @@ void random_scene(Twins& twins, Commands& commands) {
       return described(twins, commands);
     case 17:
       if (!commands.one_in(4)) return;
-      return scan(twins, "0", commands.one_in(2) ? Words{"TYPE", "hash"} : Words{"MATCH", "c1:?:*5"});
+      return scan(twins, "0",
+                  commands.one_in(2) ? Words{"TYPE", "hash"} : Words{"MATCH", "c1:?:*5"});
     default:
       twins.advance_ms(static_cast<int64_t>(1 + commands.pick(2000)));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A data set of all types for redis-server: the value of key i follows from i and a version, so that two servers can be
-// given the same.
+// A data set of all types for redis-server: the value of key i follows from i and a version, so
+// that two servers can be given the same.
 // Threading: one thread a server. May not be used by code that ships.
 #pragma once
 #include <fmt/format.h>
@@ -26,8 +26,8 @@ inline std::string content(uint64_t key, uint64_t part, size_t bytes) {
   return text;
 }
 
-// One command that makes the value of `key`: strings, hashes, lists, sets and sorted sets; every 25th of them is too
-// long for redis' compact encodings.
+// One command that makes the value of `key`: strings, hashes, lists, sets and sorted sets; every
+// 25th of them is too long for redis' compact encodings.
 inline Words make_value(uint64_t key, uint64_t version) {
   const std::string name = fmt::format("key:{}", key);
   const uint64_t parts = key / 5 % 25 == 0 ? 300 : 20;
@@ -43,7 +43,8 @@ inline Words make_value(uint64_t key, uint64_t version) {
   return words;
 }
 
-inline void fill(lunar::tools::RedisServer& server, uint64_t first, uint64_t count, uint64_t version) {
+inline void fill(lunar::tools::RedisServer& server, uint64_t first, uint64_t count,
+                 uint64_t version) {
   for (uint64_t done = 0; done < count;) {
     const uint64_t batch = std::min(kPipeline, count - done);
     for (uint64_t i = 0; i < batch; ++i) server.send(make_value(first + done + i, version));

@@ -33,13 +33,14 @@ class Figures:
 
 
 def test_hot(servers):
-    """A large value whose memory is in DRAM is no cold one, and nothing is asked for; one look is short, whatever a
-    command names."""
+    """A large value whose memory is in DRAM is no cold one, and nothing is asked for; one look is
+    short, whatever a command names."""
     client = servers.tiered().client
     fill_others(client)
     client.pipeline([("HSET", "h", f"f{n}", "v" * 20) for n in range(3000)])
     client.pipeline([("SADD", "s", f"m{n}") for n in range(1000)])
-    wanted, figures = client.ask("HGETALL", "h"), Figures(client, "gate_seen", "gate_seen_cold", "overlapped_reads")
+    wanted, figures = client.ask("HGETALL", "h"), Figures(client, "gate_seen", "gate_seen_cold",
+                                                          "overlapped_reads")
     for _ in range(50):
         assert client.ask("HGETALL", "h") == wanted
     seen, cold, reads = figures.grown()
@@ -49,7 +50,8 @@ def test_hot(servers):
     figures = Figures(client, "gate_commands")
     client.pipeline([("MULTI",), ("DEL", *["s"] * 500)])
     client.ask("DISCARD")
-    assert figures.grown()[0] >= 50, "one look took it all, and no other client was served meanwhile"
+    assert figures.grown()[0] >= 50, (
+        "one look took it all, and no other client was served meanwhile")
     assert client.ask("DEL", *["s"] * 500) == 1
 
 
@@ -62,7 +64,8 @@ def test_behind_a_full_look(servers):
     figures = Figures(client, "gate_held", "gate_timeouts")
     for turn in range(turns):
         client.pipeline([("HSET", key, *fields) for key in ("h1", "h2")])
-        assert client.pipeline([("DEL", "h1"), ("DEL", "h2"), ("GET", f"other:{turn}")]) == [1, 1, value(turn, 4000)]
+        assert client.pipeline([("DEL", "h1"), ("DEL", "h2"), ("GET", f"other:{turn}")]) == [1, 1,
+            value(turn, 4000)]
     held, late = figures.grown()
     assert held >= turns and late == 0, "a cold key stopped all clients"
 
@@ -81,23 +84,28 @@ def fill_places(client, count):
         some = range(first, first + 500)
         places = []
         for n in some:
-            longitude, latitude = n * 7919 % 340 - 170 + n / count, n * 104729 % 160 - 80 + n / count
+            longitude = n * 7919 % 340 - 170 + n / count
+            latitude = n * 104729 % 160 - 80 + n / count
             places.append(("GEOADD", "places", str(longitude), str(latitude), f"place:{n}"))
         client.pipeline([("SADD", "large", long_member(n)) for n in some]
                         + [("ZADD", "scores", str(n), member(n)) for n in some] + places, 500)
 
 
 def test_part(servers):
-    """Of sets that are compared, and of places around one, only what is read is asked for, not a quarter of the
-    DRAM."""
+    """Of sets that are compared, and of places around one, only what is read is asked for, not a
+    quarter of the DRAM."""
     client = servers.tiered().client
     fill_places(client, 40000)
     few = (5, 777, 1999)
-    client.pipeline([("SADD", "small", long_member(n)) for n in few] + [("ZADD", "few", "1", member(n)) for n in few])
+    client.pipeline([("SADD", "small", long_member(n))
+                     for n in few] + [("ZADD", "few", "1", member(n)) for n in few])
     fill_others(client)
-    for words, count in (("SINTER small large", 3), ("SINTERCARD 2 large small", None), ("SDIFF small large", 0),
-                         ("ZINTER 2 scores few", 3), ("SINTER none large", 0), ("SINTERSTORE to large small", None),
-                         ("ZDIFF 2 few scores", 0), ("GEOSEARCH places FROMLONLAT 10 10 BYRADIUS 50 km", None)):
+    for words, count in (("SINTER small large", 3), ("SINTERCARD 2 large small", None),
+                         ("SDIFF small large", 0),
+                         ("ZINTER 2 scores few", 3), ("SINTER none large", 0),
+                         ("SINTERSTORE to large small", None),
+                         ("ZDIFF 2 few scores", 0),
+                         ("GEOSEARCH places FROMLONLAT 10 10 BYRADIUS 50 km", None)):
         sweep(client)
         figures = Figures(client, "lun_read_bytes")
         reply = client.ask(*words.split())
@@ -110,7 +118,8 @@ def test_types(servers):
     server = servers.tiered()
     client = server.client
     client.pipeline([command for n in range(2000) for command in (
-        ("HSET", "h", f"f{n}", f"value {n}"), ("SADD", "s", f"member {n}"), ("ZADD", "z", str(n), f"member {n}"),
+        ("HSET", "h", f"f{n}", f"value {n}"), ("SADD", "s", f"member {n}"),
+        ("ZADD", "z", str(n), f"member {n}"),
         ("RPUSH", "l", f"{n} " + "e" * 200), ("XADD", "x", f"{n + 1}-1", "f", f"{n}"))], 500)
     fill_others(client)
 
@@ -146,7 +155,8 @@ def test_slow_device(servers):
         return value(key * 5000 + n, 100)
 
     keys = range(3)
-    client.pipeline([("HSET", f"h:{key}", f"field:{n}", field(key, n)) for n in range(4000) for key in keys], 300)
+    client.pipeline([("HSET", f"h:{key}", f"field:{n}", field(key, n)) for n in range(4000)
+                     for key in keys], 300)
     fill_others(client)
     client.ask("CONFIG", "SET", "lunar.gate-hold-ms", str(HOLD_MS))
     faults, late = 0, Figures(client, "gate_timeouts")
@@ -154,8 +164,10 @@ def test_slow_device(servers):
         figures = Figures(client, "main_cold_faults")
         reply = client.ask("HGETALL", f"h:{key}")
         faults += figures.grown()[0]
-        assert dict(zip(reply[::2], reply[1::2])) == {b"field:%d" % n: field(key, n) for n in range(4000)}
-    assert late.grown()[0] < len(keys) and faults / len(keys) < 20, "lookups are given up, and all clients wait"
+        assert dict(zip(reply[::2], reply[1::2])) == {b"field:%d" % n: field(key, n)
+                                                      for n in range(4000)}
+    assert late.grown()[0] < len(keys) and faults / len(keys) < 20, (
+        "lookups are given up, and all clients wait")
 
 
 def test_long_commands(servers):
@@ -169,33 +181,40 @@ def test_long_commands(servers):
         return [(turn * LONG + n) * 41 % LONG_KEYS for n in range(LONG)]
 
     def get(turn):
-        assert client.ask("MGET", *map(name, keys_of(turn))) == [value(n, LONG_BYTES) for n in keys_of(turn)]
+        assert client.ask("MGET", *map(name, keys_of(turn))) == [value(n, LONG_BYTES)
+            for n in keys_of(turn)]
 
     def put(turn):
-        client.ask("MSET", *[word for number in keys_of(turn) for word in (name(number), value(number, 100))])
+        client.ask("MSET",
+                   *[word for number in keys_of(turn)
+                     for word in (name(number), value(number, 100))])
 
     def drop(turn):
         assert client.ask("DEL", *map(name, keys_of(turn))) == LONG
 
     client.ask("CONFIG", "SET", "lunar.dram", "48mb")
-    client.pipeline([("SET", name(number), value(number, LONG_BYTES)) for number in range(LONG_KEYS)], 500)
+    client.pipeline([("SET", name(number), value(number, LONG_BYTES))
+                     for number in range(LONG_KEYS)], 500)
     for turn in range(20):
         get(turn)
     for first, run in ((20, get), (40, put), (60, drop)):
         figures = Figures(client, "main_cold_faults")
         for turn in range(first, first + 10):
             run(turn)
-        assert figures.grown()[0] / 10 / LONG < 0.1, f"{run.__name__}: faults of the main thread a key"
+        assert figures.grown()[0] / 10 / LONG < 0.1, (
+            f"{run.__name__}: faults of the main thread a key")
 
 
 def test_command_in_two_parts(servers):
     """Commands of which the server has a part, whose memory leaves DRAM before the rest comes."""
-    turns, each, there = 10, 200, 150   # commands, keys of one, keys that the server has of it when it becomes cold
+    # commands, keys of one, keys that the server has of it when it becomes cold
+    turns, each, there = 10, 200, 150
     server = servers.tiered(forks="no")
     client, slow = server.client, server.connect()
     fill_others(client, 48)
     name = value(0, 40).hex()
-    client.pipeline([("SET", f"{name}{number}", value(number, 100)) for number in range(turns * each)])
+    client.pipeline([("SET", f"{name}{number}", value(number, 100))
+                     for number in range(turns * each)])
     faults = held = 0
     for turn in range(turns):
         numbers = [turn + n * turns for n in range(each)]
@@ -222,7 +241,8 @@ def test_transactions(servers):
 
     def one(numbers, at_once):
         words = [("MULTI",), *(("GET", f"other:{number}") for number in numbers), ("EXEC",)]
-        assert client.pipeline(words, len(words) if at_once else 1)[-1] == [value(number, 4000) for number in numbers]
+        assert client.pipeline(words, len(words) if at_once else 1)[-1] == [value(number, 4000)
+            for number in numbers]
 
     fill_others(client, mib)
     client.pipeline([("EXISTS", f"other:{number}") for number in range(200)], 500)

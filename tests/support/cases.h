@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// cases.h: tests that are a process each. The words are Catch2's, Catch2 is not in the process: it allocates, handles
-// signals, and its assertions are one thread's, but what runs here replaces malloc, forks, is filtered or preloaded.
+// cases.h: tests that are a process each. The words are Catch2's, Catch2 is not in the process: it
+// allocates, handles signals, and its assertions are one thread's, but what runs here replaces
+// malloc, forks, is filtered or preloaded.
 //
-//   TEST_CASE("name") { REQUIRE(n == 3, "%d of 3", n); }    `PROGRAM name [OPTIONS]`; where there is one case only, it
-//                                                           needs no name. Link cases_dep, which has the main().
-// A check that fails ends the process, with code 1 and a line that says where, in any thread and any child. A program
-// with a main() of its own uses the checks alone.
+//   TEST_CASE("name") { REQUIRE(n == 3, "%d of 3", n); }    `PROGRAM name [OPTIONS]`; where there
+//                                                           is one case only, it needs no name.
+//                                                           Link cases_dep, which has the main().
+// A check that fails ends the process, with code 1 and a line that says where, in any thread and
+// any child. A program with a main() of its own uses the checks alone.
 // Threading: any. May not: allocate.
 #pragma once
 #include <errno.h>
@@ -19,7 +21,8 @@ namespace lunar_test {
 
 inline void (*g_at_failure)() = nullptr;  // called before the end, to show more
 
-[[noreturn, gnu::cold, gnu::format(printf, 4, 5)]] inline void failed(const char* file, int line, const char* what,
+[[noreturn, gnu::cold, gnu::format(printf, 4, 5)]] inline void failed(const char* file, int line,
+                                                                      const char* what,
                                                                       const char* format, ...) {
   const int error = errno;
   fprintf(stderr, "%s:%d: not so: %s (errno %d, %s) ", file, line, what, error, strerror(error));
@@ -69,7 +72,8 @@ struct Case {
   Case(void (*b)(), const char* n, const char* t = "");
 };
 inline Case* g_cases = nullptr;
-inline Case::Case(void (*b)(), const char* n, const char* t) : name(n), body(b), tags(t), next(g_cases) {
+inline Case::Case(void (*b)(), const char* n, const char* t)
+    : name(n), body(b), tags(t), next(g_cases) {
   g_cases = this;
 }
 
@@ -97,7 +101,8 @@ inline bool has_option(const char* name) {
 #define LUNAR_JOINED_(a, b) a##b
 #define LUNAR_JOINED(a, b) LUNAR_JOINED_(a, b)
 // A name, and tags where there are any.
-#define TEST_CASE(...)                                                                                     \
-  static void LUNAR_JOINED(case_, __LINE__)();                                                             \
-  static lunar_test::Case LUNAR_JOINED(registered_, __LINE__)(LUNAR_JOINED(case_, __LINE__), __VA_ARGS__); \
+#define TEST_CASE(...)                                                                       \
+  static void LUNAR_JOINED(case_, __LINE__)();                                               \
+  static lunar_test::Case LUNAR_JOINED(registered_, __LINE__)(LUNAR_JOINED(case_, __LINE__), \
+                                                              __VA_ARGS__);                  \
   static void LUNAR_JOINED(case_, __LINE__)()

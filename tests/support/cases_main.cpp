@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   fprintf(stderr, "usage: %s CASE [OPTIONS], of\n", argv[0]);
-  for (const Case* one = g_cases; one != nullptr; one = one->next) fprintf(stderr, "  %s\n", one->name);
+  for (const Case* one = g_cases; one != nullptr; one = one->next)
+    fprintf(stderr, "  %s\n", one->name);
   return 2;
 }

@@ -17,7 +17,8 @@ struct Pages {
   char* base;
   size_t bytes;
   explicit Pages(size_t count) : bytes(count * kPage) {
-    base = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    base = static_cast<char*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   }
   ~Pages() { munmap(base, bytes); }
   Pages(const Pages&) = delete;
@@ -25,7 +26,8 @@ struct Pages {
   char* page(size_t n) const { return base + n * kPage; }
 };
 
-inline lunar::Command command_of(lunar::Op op, uint64_t page, const iovec* parts, uint32_t count, uint64_t tag) {
+inline lunar::Command command_of(lunar::Op op, uint64_t page, const iovec* parts, uint32_t count,
+                                 uint64_t tag) {
   lunar::Command command;
   command.op = op;
   command.offset = lunar::DeviceOffset{page * kPage};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices by URI, for unit tests: what opens and what is refused, and a directory for what is to be opened.
-// Threading: a test's.
+// Devices by URI, for unit tests: what opens and what is refused, and a directory for what is to be
+// opened. Threading: a test's.
 #pragma once
 #include <fcntl.h>
 #include <stdlib.h>
@@ -42,7 +42,8 @@ struct Directory {
   }
 };
 
-constexpr lunar::DeviceOptions kRaw = {.scratch = false}, kReadOnly = {.scratch = false, .read_only = true};
+constexpr lunar::DeviceOptions kRaw = {.scratch = false},
+                               kReadOnly = {.scratch = false, .read_only = true};
 
 inline lunar::Device* opened(const std::string& uri, const lunar::DeviceOptions& options = {}) {
   lunar::Device* device = nullptr;
@@ -54,7 +55,8 @@ inline lunar::Device* opened(const std::string& uri, const lunar::DeviceOptions&
 }
 
 // The reason, which is one line; `expected`: the status, if only one is right.
-inline std::string refused(const std::string& uri, const lunar::DeviceOptions& options = {}, int expected = 0) {
+inline std::string refused(const std::string& uri, const lunar::DeviceOptions& options = {},
+                           int expected = 0) {
   lunar::Device* device = nullptr;
   lunar::ErrorText why;
   const int status = device_open(uri.c_str(), options, &device, &why);

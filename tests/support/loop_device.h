@@ -19,7 +19,8 @@ inline std::string output_of(const std::string& command) {
 // Empty name when the host has none to give.
 struct Loop {
   std::string name;
-  explicit Loop(const std::string& file) : name(output_of("losetup -f --show " + file + " 2>/dev/null")) {}
+  explicit Loop(const std::string& file)
+      : name(output_of("losetup -f --show " + file + " 2>/dev/null")) {}
   ~Loop() {
     if (!name.empty()) (void)!system(("losetup -d " + name).c_str());
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MemoryDevice: a raw Device over memory that outlives it, so that one device can be opened again and again; it may
-// record what is written, refuse to discard, fail. For the tests of lun/.
+// MemoryDevice: a raw Device over memory that outlives it, so that one device can be opened again
+// and again; it may record what is written, refuse to discard, fail. For the tests of lun/.
 // Threading: transfer from any thread while nothing records.
 #pragma once
 #include <cerrno>
@@ -31,11 +31,12 @@ struct MemoryShape {
 class MemoryDevice : public lunar::Device {
  public:
   using Shape = MemoryShape;
-  MemoryDevice(char* memory, uint64_t bytes, Shape shape = {}) : memory_(memory), bytes_(bytes), shape_(shape) {}
+  MemoryDevice(char* memory, uint64_t bytes, Shape shape = {})
+      : memory_(memory), bytes_(bytes), shape_(shape) {}
   std::vector<DeviceEvent>* record = nullptr;
   std::vector<DeviceEvent>* undo = nullptr;  // what was there before each write and discard
-  int64_t fail_after = -1;                   // so many writes and flushes succeed, then they end with -EIO
-  uint64_t unreadable = 0;                   // a block: reads of it end with -EIO. 0: none
+  int64_t fail_after = -1;  // so many writes and flushes succeed, then they end with -EIO
+  uint64_t unreadable = 0;  // a block: reads of it end with -EIO. 0: none
   bool closed = false;
   static constexpr uint64_t kBlockBytes = 4096;
 
@@ -85,7 +86,8 @@ void leave_of(const DeviceEvent& event, Left how, std::vector<char>* image, Belo
   if (undo)
     undo->push_back({DeviceEvent::Kind::kWrite, event.offset, event.length,
                      std::vector<char>(begin, begin + static_cast<long>(event.length)), 0});
-  const uint64_t sectors = event.length / kSector, prefix = how == Left::kPrefix ? below(sectors + 1) : sectors;
+  const uint64_t sectors = event.length / kSector,
+                 prefix = how == Left::kPrefix ? below(sectors + 1) : sectors;
   for (uint64_t i = 0; i < prefix; ++i) {
     if (how == Left::kAnySectors && below(2)) continue;
     char* at = image->data() + event.offset + i * kSector;
@@ -109,7 +111,8 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
     for (uint32_t i = 0; i < command.iov_count; ++i) length += command.iov[i].iov_len;
     if (length > shape_.transfer_bytes_max) return -EINVAL;
   }
-  if (command.op != lunar::Op::kFlush && (at % 512 || length % 512 || at > bytes_ || length > bytes_ - at))
+  if (command.op != lunar::Op::kFlush &&
+      (at % 512 || length % 512 || at > bytes_ || length > bytes_ - at))
     return -EINVAL;
   if (command.op == lunar::Op::kDiscard && !shape_.discard) return -EOPNOTSUPP;
   if (command.op != lunar::Op::kRead && fail_after >= 0 && fail_after-- == 0) {
@@ -120,7 +123,8 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
   if (command.op == lunar::Op::kRead && unreadable != 0 && touches) return -EIO;
   uint64_t place = at;
   if (undo && (command.op == lunar::Op::kWrite || command.op == lunar::Op::kDiscard))
-    undo->push_back({DeviceEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0});
+    undo->push_back({DeviceEvent::Kind::kWrite, at, length,
+                     std::vector<char>(memory_ + at, memory_ + at + length), 0});
   switch (command.op) {
     case lunar::Op::kRead:
       for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)

@@ -29,7 +29,8 @@ struct LunFile {
   LunFile& operator=(const LunFile&) = delete;
 };
 
-inline int open_physical(const char* uri, lunar::Format format, lunar::PhysicalLun** out, lunar::ErrorText* why) {
+inline int open_physical(const char* uri, lunar::Format format, lunar::PhysicalLun** out,
+                         lunar::ErrorText* why) {
   lunar::DeviceOptions options;
   options.scratch = false;
   lunar::Device* raw = nullptr;
@@ -38,8 +39,9 @@ inline int open_physical(const char* uri, lunar::Format format, lunar::PhysicalL
   return status < 0 ? status : lunar::PhysicalLun::open(raw, format, out, why);
 }
 
-inline int open_virtual(const char* uri, const lunar::VirtualOptions& options, lunar::VirtualLun** out,
-                        lunar::ErrorText* why, lunar::Format format = lunar::Format::kIfBlank) {
+inline int open_virtual(const char* uri, const lunar::VirtualOptions& options,
+                        lunar::VirtualLun** out, lunar::ErrorText* why,
+                        lunar::Format format = lunar::Format::kIfBlank) {
   lunar::PhysicalLun* physical = nullptr;
   *out = nullptr;
   const int status = open_physical(uri, format, &physical, why);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LD_PRELOAD: userfaultfd as on a kernel before 6.8, which refuses the features that it does not know. */
+/* LD_PRELOAD: userfaultfd as on a kernel before 6.8, which refuses the features that it does not
+   know. */
 #include <errno.h>
 #include <linux/ioctl.h>
 #include <linux/userfaultfd.h>
@@ -14,7 +15,8 @@ int ioctl(int fd, unsigned long request, ...) {
   va_start(list, request);
   void* argument = va_arg(list, void*);
   va_end(list);
-  if (request == UFFDIO_API && (((struct uffdio_api*)argument)->features & (kPoison | kMove)) != 0) {
+  if (request == UFFDIO_API &&
+      (((struct uffdio_api*)argument)->features & (kPoison | kMove)) != 0) {
     errno = EINVAL;
     return -1;
   }

@@ -15,7 +15,8 @@ inline size_t status_kib(const char* field) {
   char line[256];
   FILE* status = fopen("/proc/self/status", "r");
   while (status != nullptr && fgets(line, sizeof line, status) != nullptr)
-    if (strncmp(line, field, length) == 0 && line[length] == ':') kib = strtoul(line + length + 1, nullptr, 10);
+    if (strncmp(line, field, length) == 0 && line[length] == ':')
+      kib = strtoul(line + length + 1, nullptr, 10);
   if (status != nullptr) fclose(status);
   return kib;
 }

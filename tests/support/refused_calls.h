@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A filter that refuses system calls (EPERM), for the calling thread or all threads, and those that they make.
+// A filter that refuses system calls (EPERM), for the calling thread or all threads, and those that
+// they make.
 #pragma once
 #include <errno.h>
 #include <linux/filter.h>

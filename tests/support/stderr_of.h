@@ -35,7 +35,8 @@ std::string stderr_of(Body&& body, int* status = nullptr) {
   close(ends[1]);
   std::string text;
   char part[512];
-  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) text.append(part, static_cast<size_t>(n));
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;)
+    text.append(part, static_cast<size_t>(n));
   close(ends[0]);
   int unused;
   must(waitpid(child, status ? status : &unused, 0) == child, "waitpid");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the pager share: a tier in this process, random numbers from one printed seed, pages with a content
-// that says where and when it was written, a watchdog that shows the pager's state instead of hanging.
+// What the tests of the pager share: a tier in this process, random numbers from one printed seed,
+// pages with a content that says where and when it was written, a watchdog that shows the pager's
+// state instead of hanging.
 //
 // Threading: start_tier and Watchdog by the main thread; Random is one thread's.
 // May not: be used by code that ships.
@@ -99,7 +100,9 @@ inline bool validate() {
 }
 
 // Words that tell (key, version): a page or a part of one. Version 0 is zeros.
-inline uint64_t stamp_base(uint64_t key, uint64_t version) { return mix(key * 0x100000001b3 + version) | 1; }
+inline uint64_t stamp_base(uint64_t key, uint64_t version) {
+  return mix(key * 0x100000001b3 + version) | 1;
+}
 inline void stamp_write(void* at, size_t bytes, uint64_t key, uint64_t version) {
   auto* word = static_cast<uint64_t*>(at);
   uint64_t value = stamp_base(key, version);
@@ -118,25 +121,27 @@ inline bool stamp_holds(const void* at, size_t bytes, uint64_t key, uint64_t ver
   return wrong == 0;
 }
 
-// Says so, with a dump, when `progress` has not moved for so many seconds. The test is left as it is then: its runner
-// examines it at its time limit, and ends it.
+// Says so, with a dump, when `progress` has not moved for so many seconds. The test is left as it
+// is then: its runner examines it at its time limit, and ends it.
 class Watchdog {
  public:
   Watchdog(const std::atomic<uint64_t>& progress, int seconds)
-      : thread_([this, &progress, limit_s = static_cast<int>(scaled(static_cast<unsigned>(seconds)))] {
-          uint64_t last = progress.load();
-          for (int still = 0; !stop_.load();) {
-            usleep(100000);
-            uint64_t now = progress.load();
-            still = now == last ? still + 1 : 0;
-            last = now;
-            if (still < limit_s * 10) continue;
-            fprintf(stderr, "no progress for %d s at %llu\n", limit_s, static_cast<unsigned long long>(now));
-            if (lunar::pager_created()) lunar::pager_dump(2);
-            fflush(nullptr);
-            for (;;) pause();
-          }
-        }) {}
+      : thread_(
+            [this, &progress, limit_s = static_cast<int>(scaled(static_cast<unsigned>(seconds)))] {
+              uint64_t last = progress.load();
+              for (int still = 0; !stop_.load();) {
+                usleep(100000);
+                uint64_t now = progress.load();
+                still = now == last ? still + 1 : 0;
+                last = now;
+                if (still < limit_s * 10) continue;
+                fprintf(stderr, "no progress for %d s at %llu\n", limit_s,
+                        static_cast<unsigned long long>(now));
+                if (lunar::pager_created()) lunar::pager_dump(2);
+                fflush(nullptr);
+                for (;;) pause();
+              }
+            }) {}
   ~Watchdog() {
     stop_.store(true);
     thread_.join();

@@ -57,7 +57,10 @@ inline int64_t io(Device* device, Op op, uint64_t offset, void* buffer, uint64_t
 struct Buffer {
   char* at;
   size_t bytes;
-  explicit Buffer(size_t n) : at(static_cast<char*>(map_private(n, ForkPolicy::kInherit))), bytes(n) { REQUIRE(at); }
+  explicit Buffer(size_t n)
+      : at(static_cast<char*>(map_private(n, ForkPolicy::kInherit))), bytes(n) {
+    REQUIRE(at);
+  }
   ~Buffer() { unmap_private(at, bytes); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lunar bench fits` leaves nothing behind: interrupted, it removes what it has made; killed, the next run does."""
+"""`lunar bench fits` leaves nothing behind: interrupted, it removes what it has made; killed, the
+next run does."""
 import glob
 import os
 import re
@@ -26,11 +27,12 @@ def mode():
 
 
 def begun():
-    """A run that has made its directory, and that. The machine has one bench at a time: another program's is waited
-    for."""
+    """A run that has made its directory, and that. The machine has one bench at a time: another
+    program's is waited for."""
     words = [LUNAR, "bench", "fits", "--programs", "chase", "--huge-pages", mode()]
     while True:
-        run = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        run = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE,
                                text=True, start_new_session=True)
         directory = f"/var/tmp/lunar-bench-{run.pid}"
         while not glob.glob(directory + "/*") and run.poll() is None:

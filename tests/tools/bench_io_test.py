@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`bench_io_test.py LUNAR [--all]`: `lunar bench superpipe` from outside, at tiny sizes. Its JSON keeps the contract,
-what it cannot do is named or refused, foreign data is left alone, and nothing of it is left behind."""
+"""`bench_io_test.py LUNAR [--all]`: `lunar bench superpipe` from outside, at tiny sizes. Its JSON
+keeps the contract, what it cannot do is named or refused, foreign data is left alone, and nothing
+of it is left behind."""
 import json
 import os
 import shutil
@@ -16,7 +17,8 @@ from checks import check, problems, run_checks
 LUNAR = sys.argv[1]
 FULL = "--all" in sys.argv
 TINY = ["--size", "16m", "--seconds", "SECONDS", "--rounds", "1", "--json"]
-NUMBERS = ["threads", "depth", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s", "machine_cpu_s",
+NUMBERS = ["threads", "depth", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s",
+           "machine_cpu_s",
            "must_read_bytes", "mismatches", "spread", "noisy_rounds"]
 BY_FIO = {"legacy": 1, "libaio": 32, "fio": 32}   # the depths that all workloads have rows for
 FOREIGN = b"foreign data" * 2_500_000
@@ -25,7 +27,8 @@ FOREIGN = b"foreign data" * 2_500_000
 def bench(words, seconds="0.1"):
     """(exit code, report or None, standard error)"""
     words = [seconds if word == "SECONDS" else word for word in words]
-    done = subprocess.run([LUNAR, "bench", "superpipe", *words], stdin=subprocess.DEVNULL, capture_output=True,
+    done = subprocess.run([LUNAR, "bench", "superpipe", *words], stdin=subprocess.DEVNULL,
+                          capture_output=True,
                           text=True, check=False)
     if "another bench runs" in done.stderr:   # another program's: the machine has one at a time
         time.sleep(1)
@@ -58,8 +61,9 @@ def check_report(code, report, err, directory):
 
 
 def measured(words, directory, wanted, lengths):
-    """(report, rows) with the ratios `wanted` of each system. CPU is what the machine was not idle: nothing is left of
-    it in a short run when a hypervisor took the CPU away, or the clock did not tick. Then a longer one."""
+    """(report, rows) with the ratios `wanted` of each system. CPU is what the machine was not idle:
+    nothing is left of it in a short run when a hypervisor took the CPU away, or the clock did not
+    tick. Then a longer one."""
     for seconds in lengths:
         code, report, err = bench(words, seconds=seconds)
         rows = check_report(code, report, err, directory)
@@ -69,7 +73,8 @@ def measured(words, directory, wanted, lengths):
                    for key in keys if key not in report["ratios"].get(system, {})]
         if not missing:
             break
-    if any("kiops_per_cpu" not in row for row in rows.values()):   # nothing is made up where no CPU time is seen
+    # nothing is made up where no CPU time is seen
+    if any("kiops_per_cpu" not in row for row in rows.values()):
         missing = [what for what in missing if "cpu" not in what]
     problems.extend(f"{what} in runs of {seconds} s" for what in missing)
     return report, rows
@@ -80,19 +85,25 @@ def check_own(directory):
     words = [*TINY, "--depths", "1,32", "--systems", "lunar,cblk", "--lun", directory]
     code, report, err = bench(words)
     rows = check_report(code, report, err, directory)
-    wanted = {("lunar", workload, depth) for workload in ("read", "mixed", "write") for depth in (1, 32)}
-    wanted |= {("cblk", workload, 32) for workload in ("read", "mixed", "write")} | {("cblk", "read", 1)}
+    wanted = {("lunar", workload, depth) for workload in ("read", "mixed", "write")
+              for depth in (1, 32)}
+    wanted |= {("cblk", workload, 32)
+               for workload in ("read", "mixed", "write")} | {("cblk", "read", 1)}
     check(set(rows) == wanted, f"rows: {sorted(set(rows) ^ wanted)}")
-    check(report is None or all("--systems" in report["skipped"][name] for name in BY_FIO), "skipped without a reason")
+    check(report is None or all("--systems" in report["skipped"][name] for name in BY_FIO),
+          "skipped without a reason")
 
 
 def check_compared(directory):
-    """fio starts slowly, so that its runs take most of the time: reads, and with --all the other workloads."""
+    """fio starts slowly, so that its runs take most of the time: reads, and with --all the other
+    workloads."""
     workloads = ("read", "mixed", "write") if FULL else ("read",)
-    words = [*TINY, "--depths", "1,32", "--threads", "4", "--workloads", ",".join(workloads), "--lun", directory]
+    words = [*TINY, "--depths", "1,32", "--threads", "4", "--workloads", ",".join(workloads),
+             "--lun", directory]
     if shutil.which("fio") is None:
         _, report, _ = bench(words)
-        check(report and all("apt-get install fio" in report["skipped"][name] for name in BY_FIO), "without fio")
+        check(report and all("apt-get install fio" in report["skipped"][name] for name in BY_FIO),
+              "without fio")
         return
     parts = ("kiops_per_cpu", "ops", "mean", "cpu")
     wanted = {"legacy": [f"read_t4_{part}" for part in (*parts, "fio_ops", "cblk_ops")],
@@ -103,13 +114,17 @@ def check_compared(directory):
         return
     for workload in workloads:
         for system, depth in {"lunar": 32, "cblk": 32, **BY_FIO}.items():
-            check((system, workload, depth) in rows, f"{system} {workload} is missing: {report['skipped']}")
+            check((system, workload, depth) in rows,
+                  f"{system} {workload} is missing: {report['skipped']}")
     ours, theirs = rows["lunar", "read", 32], rows["legacy", "read", 1]
     check(theirs["threads"] == 4, f"threads of legacy: {theirs['threads']}")
     quotient = ours["ops_per_s"] / theirs["ops_per_s"]
-    check(abs(report["ratios"]["legacy"]["read_t4_ops"] / quotient - 1) < 0.01, "ratio is not the quotient")
-    for system, part in {"fio": "--registerfiles=1", "libaio": "--iodepth=32 ", "legacy": "--numjobs=4"}.items():
-        check(part in report["notes"].get(system, ""), f"{system}'s command is not told: {report['notes']}")
+    check(abs(report["ratios"]["legacy"]["read_t4_ops"] / quotient - 1) < 0.01,
+          "ratio is not the quotient")
+    for system, part in {"fio": "--registerfiles=1", "libaio": "--iodepth=32 ",
+                         "legacy": "--numjobs=4"}.items():
+        check(part in report["notes"].get(system, ""),
+              f"{system}'s command is not told: {report['notes']}")
 
 
 def check_mapped(_):
@@ -123,13 +138,15 @@ def check_mapped(_):
         check(code == 0 and report and report["failures"] == [], f"pmem: {code}: {err}")
         if report and not problems:
             systems = {row["system"] for row in report["results"]}
-            check(systems == {"lunar", "cblk"} and set(BY_FIO) <= set(report["skipped"]), "pmem: systems")
+            check(systems == {"lunar", "cblk"} and set(BY_FIO) <= set(report["skipped"]),
+                  "pmem: systems")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def check_refusals(directory):
-    for words, part in ((["--workloads", "put"], "put"), (["--size", "1m"], "--size"), (["--depths", "0"], "--depths"),
+    for words, part in ((["--workloads", "put"], "put"), (["--size", "1m"], "--size"),
+                        (["--depths", "0"], "--depths"),
                         (["--lun", directory + "/none"], "there is no such file"),
                         (["--lun", "disk:x"], "known: file")):
         code, report, err = bench(words)
@@ -140,19 +157,23 @@ def check_refusals(directory):
     before = os.stat(mine)
     code, _, err = bench([*TINY, "--lun", mine])
     with open(mine, "rb") as file:
-        check(code == 1 and "not Lunar's" in err and file.read() == FOREIGN, f"foreign data: {code}: {err}")
+        check(code == 1 and "not Lunar's" in err and file.read() == FOREIGN,
+              f"foreign data: {code}: {err}")
     check(os.stat(mine).st_mtime_ns == before.st_mtime_ns, "a foreign file was written to")
     os.unlink(mine)
     # A device that only Lunar reaches: the others are named, and the rest is measured.
     words = ["--depths", "4", "--systems", "lunar", "--workloads", "read", "--lun", "sim:24m"]
     code, report, err = bench([*TINY, *words])
-    check(code == 0 and report and "disk_bytes" in report["skipped"] and "legacy" in report["skipped"],
+    check(code == 0 and report and "disk_bytes" in report["skipped"]
+          and "legacy" in report["skipped"],
           f"sim: {code}: {err}")
 
 
 def check_interrupted(directory):
-    child = subprocess.Popen([LUNAR, "bench", "superpipe", "--size", "16m", "--seconds", "30", "--lun", directory],
-                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([LUNAR, "bench", "superpipe", "--size", "16m", "--seconds", "30",
+                              "--lun", directory],
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.PIPE, text=True)
     for line in child.stderr:
         if line.startswith("["):
             break

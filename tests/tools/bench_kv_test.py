@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`bench_kv_test.py LUNAR LYING_LIBRARY`: `lunar bench kv` from outside, at tiny sizes. Its JSON keeps the contract and
-its figures agree with each other, every row of what it aims at is there, a wrong value is noticed, and nothing of it is
-left behind: not at the end, not after SIGINT, and after kill -9 not once the next run has swept."""
+"""`bench_kv_test.py LUNAR LYING_LIBRARY`: `lunar bench kv` from outside, at tiny sizes. Its JSON
+keeps the contract and its figures agree with each other, every row of what it aims at is there, a
+wrong value is noticed, and nothing of it is left behind: not at the end, not after SIGINT, and
+after kill -9 not once the next run has swept."""
 import json
 import os
 import signal
@@ -24,12 +25,16 @@ ROWS = {
                   for threads in (1, 16)},
     "ycsb": set("abcdf"),
 }
-COMPARED = {"load": ("rocksdb", "rocksdb-lz4", "lmdb"), "cold": ("rocksdb", "rocksdb-lz4", "lmdb", "fio"),
+COMPARED = {"load": ("rocksdb", "rocksdb-lz4", "lmdb"),
+            "cold": ("rocksdb", "rocksdb-lz4", "lmdb", "fio"),
             "overwrite": ("rocksdb",), "ycsb": ("rocksdb", "rocksdb-lz4", "lmdb")}
-TARGETS = ["memory_get_ops", "memory_sync_get", "memory_sync_set", "index_bytes", "cold_fio", "cold_one_fio",
+TARGETS = ["memory_get_ops", "memory_sync_get", "memory_sync_set", "index_bytes", "cold_fio",
+           "cold_one_fio",
            "load_flush_rocksdb", "load_flush_lmdb"]
-TARGETS += [f"cold_{draw}_{system}" for draw in ("uniform", "zipf") for system in ("rocksdb", "rocksdb-lz4", "lmdb")]
-TARGETS += [f"overwrite_{workload}_{what}" for workload in ROWS["overwrite"] for what in ("ms", "wa")]
+TARGETS += [f"cold_{draw}_{system}" for draw in ("uniform", "zipf")
+            for system in ("rocksdb", "rocksdb-lz4", "lmdb")]
+TARGETS += [f"overwrite_{workload}_{what}" for workload in ROWS["overwrite"]
+            for what in ("ms", "wa")]
 TARGETS += [f"ycsb_{mix}{what}_{system}"
             for mix in "abcdf" for what in ("", "_p99") for system in ("rocksdb", "rocksdb-lz4")]
 
@@ -39,12 +44,14 @@ def near(a, b):
 
 
 def start(directory, *words):
-    return subprocess.Popen([LUNAR, "bench", "kv", "--lun", directory, *words], stdin=subprocess.DEVNULL,
+    return subprocess.Popen([LUNAR, "bench", "kv", "--lun", directory, *words],
+                            stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run(directory, *words):
-    """(pid, exit code, standard output, standard error); waits while another bench has the machine."""
+    """(pid, exit code, standard output, standard error); waits while another bench has the
+    machine."""
     while True:
         child = start(directory, *words)
         out, err = child.communicate()
@@ -55,10 +62,12 @@ def run(directory, *words):
 
 def traces(pid, directory):
     """What a run of process `pid` would have left."""
-    found = [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith("lunar-bench-")]
+    found = [os.path.join(directory, name) for name in os.listdir(directory)
+             if name.startswith("lunar-bench-")]
     for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
         if os.path.isdir(root):
-            found += [os.path.join(root, name) for name in os.listdir(root) if name.startswith(f"lunar-bench-{pid}-")]
+            found += [os.path.join(root, name) for name in os.listdir(root)
+                      if name.startswith(f"lunar-bench-{pid}-")]
     return found
 
 
@@ -84,22 +93,32 @@ def check_row(row):
         return
     check(len(rounds) == row["rounds"] == 2, f"{name}: {rounds} in {row['rounds']} rounds")
     ops_per_s, spread = row["ops_per_s"], row["spread"]
-    check(near(ops_per_s, statistics.median(rounds)), f"{name}: {ops_per_s} is not the median of {rounds}")
-    check(near(spread, (max(rounds) - min(rounds)) / ops_per_s), f"{name}: spread {spread} of {rounds}")
-    check(row["p99_ns"] <= row["p999_ns"] <= row["max_ns"] * 1.01, f"{name}: percentiles out of order")
+    check(near(ops_per_s, statistics.median(rounds)),
+          f"{name}: {ops_per_s} is not the median of {rounds}")
+    check(near(spread, (max(rounds) - min(rounds)) / ops_per_s),
+          f"{name}: spread {spread} of {rounds}")
+    check(row["p99_ns"] <= row["p999_ns"] <= row["max_ns"] * 1.01,
+          f"{name}: percentiles out of order")
     place, durability = row["place"], row["durability"]
-    check(place in ("memory", "file") and durability in ("none", "flush", "group"), f"{name}: {place}, {durability}")
-    check((place == "memory") == (durability == "none"), f"{name}: durable at {durability} in {place}")
+    check(place in ("memory", "file") and durability in ("none", "flush", "group"),
+          f"{name}: {place}, {durability}")
+    check((place == "memory") == (durability == "none"),
+          f"{name}: durable at {durability} in {place}")
     stored = row["system"] != "fio" and place == "file"
-    check(("amplification" in row) == (stored and row["writes"] > 0 and row["experiment"] != "load"),
-          f"{name}: write amplification {row.get('amplification')} of {row['writes']} sets in {place}")
+    check(("amplification" in row) == (stored and row["writes"] > 0
+                                       and row["experiment"] != "load"),
+          f"{name}: write amplification {row.get('amplification')} of {row['writes']} sets in "
+          f"{place}")
     if durability == "group":   # each set went to the disk, and its header with it
         check(row["amplification"] >= 1, f"{name}: write amplification {row['amplification']}")
-    check(("space" in row) == (stored and row["writes"] > 0), f"{name}: space {row.get('space')} in {place}")
+    check(("space" in row) == (stored and row["writes"] > 0),
+          f"{name}: space {row.get('space')} in {place}")
     check(0.1 < row.get("space", 1) < 30, f"{name}: {row.get('space')} bytes of disk a byte")
-    check(("index_bytes" in row) == (row["workload"] == "load"), f"{name}: {row.get('index_bytes')} bytes a key")
+    check(("index_bytes" in row) == (row["workload"] == "load"),
+          f"{name}: {row.get('index_bytes')} bytes a key")
     if row["workload"] in ("c", "uniform", "zipf", "uniform_1"):
-        check(row["writes"] == 0 and near(row["reads"], row["ops"]), f"{name}: reads {row['reads']} of {row['ops']}")
+        check(row["writes"] == 0 and near(row["reads"], row["ops"]),
+              f"{name}: reads {row['reads']} of {row['ops']}")
 
 
 def check_ratios(report, rows):
@@ -110,9 +129,11 @@ def check_ratios(report, rows):
                     continue
                 key, target = f"{experiment}_{workload}_ops", f"{experiment}_{workload}_{system}"
                 if system in report["skipped"]:
-                    check(key not in report["ratios"].get(system, {}), f"a ratio to {system}, which was skipped")
+                    check(key not in report["ratios"].get(system, {}),
+                          f"a ratio to {system}, which was skipped")
                     continue
-                ours, theirs = (rows[experiment, workload, name]["rounds_ops_per_s"] for name in ("lunar", system))
+                ours, theirs = (rows[experiment, workload, name]["rounds_ops_per_s"]
+                                for name in ("lunar", system))
                 quotients = [our / their for our, their in zip(ours, theirs)]
                 ratio = report["ratios"][system].get(key, 0)
                 check(near(ratio, statistics.median(quotients)),
@@ -139,19 +160,22 @@ def check_targets(report):
 
 def check_json(directory):
     code, report, err = report_of(directory, *TINY)
-    if not check(code == 0 and report["failures"] == [], f"exit code {code}: {report['failures']} {err[-2000:]}"):
+    if not check(code == 0 and report["failures"] == [],
+                 f"exit code {code}: {report['failures']} {err[-2000:]}"):
         return   # the rows of what failed are not there
     check(report["bench"] == "kv" and report["host"]["cpus"] > 0, "bench or host is missing")
     options, sizes = report["options"], report["sizes"]
     check(options["data"] == "64m" and options["rounds"] == "2", f"options: {options}")
-    check(sizes["dram_bytes"] == sizes["data_bytes"] == 64 << 20 and sizes["rounds"] == 2, f"sizes: {sizes}")
+    check(sizes["dram_bytes"] == sizes["data_bytes"] == 64 << 20 and sizes["rounds"] == 2,
+          f"sizes: {sizes}")
     rows = {(row["experiment"], row["workload"], row["system"]): row for row in report["results"]}
     check(len(rows) == len(report["results"]), "two rows of one name")
     check("lunar" not in report["skipped"], f"lunar was skipped: {report['skipped'].get('lunar')}")
     for experiment, workloads in ROWS.items():
         for system in ("lunar", *COMPARED.get(experiment, ())):
             there = {workload for one, workload, its in rows if (one, its) == (experiment, system)}
-            wanted = set() if system in report["skipped"] else workloads - ({"zipf"} if system == "fio" else set())
+            wanted = set() if system in report["skipped"] else workloads - ({"zipf"}
+                if system == "fio" else set())
             check(there == wanted, f"{experiment} {system}: rows {sorted(there ^ wanted)}")
     for row in report["results"]:
         check_row(row)
@@ -165,13 +189,16 @@ def check_json(directory):
 
 def check_short_runs(_):
     """A run lasts until an operation counts, however late its threads begin on a busy machine."""
-    words = [LUNAR, "bench", "kv-child", "--system", "lunar", "--library", LYING, "--dram", "67108864",
+    words = [LUNAR, "bench", "kv-child", "--system", "lunar", "--library", LYING, "--dram",
+             "67108864",
              "--keys", "1000", "--keys-max", "1000", "--value-bytes", "24", "--memory", "67108864"]
     orders = [f"run get uniform {how} {seed}\n" for seed in range(10)
               for how in ("sync 1 1 0 0 0", "async 1 2 0 0 0", "async 1 2 0 0 1000")]
-    child = subprocess.run(words, input="load 1\n" + "".join(orders), capture_output=True, text=True, check=False)
+    child = subprocess.run(words, input="load 1\n" + "".join(orders), capture_output=True,
+                           text=True, check=False)
     results = [line for line in child.stdout.splitlines() if line.startswith("result ")][1:]
-    check(len(results) == len(orders), f"short runs: exit code {child.returncode}: {child.stdout[-500:]}")
+    check(len(results) == len(orders),
+          f"short runs: exit code {child.returncode}: {child.stdout[-500:]}")
     for order, result in zip(orders, results):
         check(float(result.split(" ops=")[1].split()[0]) > 0, f"{order.strip()}: {result}")
 
@@ -179,7 +206,8 @@ def check_short_runs(_):
 def check_wrong_values(directory):
     """A library that changes a bit of some values: synchronous and asynchronous reads notice."""
     code, report, _ = report_of(directory, *TINY, "--experiments", "memory", "--library", LYING)
-    check(code == 1 and any("did not find what was written" in failure for failure in report["failures"]),
+    check(code == 1
+          and any("did not find what was written" in failure for failure in report["failures"]),
           f"wrong values: exit code {code}: {report['failures']}")
     for row in report["results"]:
         if "get" in row["workload"]:
@@ -197,15 +225,18 @@ def check_interrupted(directory):
         _, err = child.communicate()
         check(child.returncode == code, f"{how.name}: exit code {child.returncode}: {err[-1000:]}")
         if how == signal.SIGKILL:
-            check(bool(traces(child.pid, directory)), "kill -9 left nothing: this test cannot tell a sweep")
+            check(bool(traces(child.pid, directory)),
+                  "kill -9 left nothing: this test cannot tell a sweep")
             _, _, _, err = run(directory, *TINY, "--experiments", "index")
-            check("left by a killed run" in err, f"the run after kill -9 does not say what it swept: {err[-500:]}")
+            check("left by a killed run" in err,
+                  f"the run after kill -9 does not say what it swept: {err[-500:]}")
         check_gone(child.pid, directory, how.name)
 
 
 def check_refusals(directory):
     for words, part in ((["--experiments", "put"], "put"), (["--dram", "1m"], "--dram"),
-                        (["--systems", "oracle"], "oracle"), (["--library", "/nowhere.so"], "/nowhere.so"),
+                        (["--systems", "oracle"], "oracle"),
+                        (["--library", "/nowhere.so"], "/nowhere.so"),
                         (["--htc", "on"], "--htc"), (["--durability", "x"], "x")):
         _, code, out, err = run(directory, *words)
         check(code == 2 and not out and part in err, f"{words}: {code}: {err}")
@@ -215,7 +246,8 @@ def main():
     if os.geteuid() != 0:
         print("skip: root: memory cgroups need it")
         return 77
-    return run_checks(check_refusals, check_short_runs, check_json, check_wrong_values, check_interrupted)
+    return run_checks(check_refusals, check_short_runs, check_json, check_wrong_values,
+                      check_interrupted)
 
 
 sys.exit(main())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lunar bench redis` from outside, at tiny sizes. Its JSON keeps the contract, it refuses what it cannot do, and
-nothing of it is left behind: not at the end, not after SIGINT, and after kill -9 not once the next run has swept."""
+"""`lunar bench redis` from outside, at tiny sizes. Its JSON keeps the contract, it refuses what it
+cannot do, and nothing of it is left behind: not at the end, not after SIGINT, and after kill -9 not
+once the next run has swept."""
 import json
 import os
 import shutil
@@ -14,7 +15,8 @@ from build_tree import LUNAR
 
 SYSTEMS = "lunar,run,swap"
 TINY = {"--dram": "16m", "--data": "24m", "--seconds": "0.2", "--connections": "8"}
-NUMBERS = ["threads", "depth", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s", "machine_cpu_s",
+NUMBERS = ["threads", "depth", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s",
+           "machine_cpu_s",
            "generator_cpu_s", "must_read_bytes", "disk_read_bytes", "mismatches"]
 
 
@@ -27,7 +29,8 @@ def needs(as_root):
 def start(words, directory):
     tiny = [word for flag, value in TINY.items() if flag not in words for word in (flag, value)]
     return subprocess.Popen([LUNAR, "bench", "redis", "--quick", *tiny, "--lun", directory, *words],
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
 
 
 def finish(child):
@@ -36,16 +39,19 @@ def finish(child):
 
 def traces(pid, directory):
     """What a run of process `pid` would have left."""
-    found = [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith("lunar-bench-")]
+    found = [os.path.join(directory, name) for name in os.listdir(directory)
+             if name.startswith("lunar-bench-")]
     with open("/proc/swaps", encoding="utf-8") as swaps:
         found += [line.split()[0] for line in swaps if f"lunar-bench-{pid}" in line]
     for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
         if os.path.isdir(root):
-            found += [os.path.join(root, name) for name in os.listdir(root) if name.startswith(f"lunar-bench-{pid}-")]
+            found += [os.path.join(root, name) for name in os.listdir(root)
+                      if name.startswith(f"lunar-bench-{pid}-")]
     for name in os.listdir("/proc"):
         try:
             with open(f"/proc/{name}/cmdline", encoding="utf-8", errors="replace") as line:
-                if name.isdigit() and int(name) != pid and f"lunar-bench-{pid}-redis" in line.read():
+                if (name.isdigit() and int(name) != pid
+                    and f"lunar-bench-{pid}-redis" in line.read()):
                     found.append(f"process {name}")
         except OSError:
             pass
@@ -67,7 +73,8 @@ def report_of(child):
 
 
 def test_json(directory):
-    child = start(["--json", "--systems", SYSTEMS, "--workloads", "get,hotcold,save,expire,get-pipe-fits,hash-fits",
+    child = start(["--json", "--systems", SYSTEMS, "--workloads",
+                   "get,hotcold,save,expire,get-pipe-fits,hash-fits",
                    "--rate", "200"], directory)
     report = report_of(child)
     assert report["bench"] == "redis" and report["host"]["cpus"] > 0, "bench or host is missing"
@@ -76,11 +83,14 @@ def test_json(directory):
     rows = {(row["system"], row["workload"]): row for row in report["results"]}
     present = {system for system, _ in rows}
     for system in SYSTEMS.split(","):
-        assert system in present or report["skipped"].get(system), f"{system} is neither measured nor named in skipped"
-        assert not (system in present and system in report["skipped"]), f"{system} is both measured and skipped"
+        assert system in present or report["skipped"].get(system), (
+            f"{system} is neither measured nor named in skipped")
+        assert not (system in present
+                    and system in report["skipped"]), f"{system} is both measured and skipped"
     for (system, workload), row in rows.items():
         for name in NUMBERS:
-            assert isinstance(row.get(name), (int, float)), f"{system} {workload}: {name} is no number"
+            assert isinstance(row.get(name),
+                              (int, float)), f"{system} {workload}: {name} is no number"
         assert row["ops_per_s"] > 0 and row["mismatches"] == 0
         assert row["p50_ns"] <= row["p99_ns"] <= row["p999_ns"]
         assert row["depth"] == (16 if "pipe" in workload or "load" in workload else 1)
@@ -91,10 +101,12 @@ def test_json(directory):
         assert workload != "hotcold" or row["cold_ops_per_s"] > 0
     for system in present:
         names = {workload for one, workload in rows if one == system}
-        wanted = {"load", "get", "hotcold", "save", "load-expire", "expire", "load-fits", "get-pipe-fits",
+        wanted = {"load", "get", "hotcold", "save", "load-expire", "expire", "load-fits",
+                  "get-pipe-fits",
                   "load-hash-fits", "hash-fits"}
         assert names == wanted
-    for name, ours, baseline in (("swap", "lunar", "swap"), ("run", "lunar", "run"), ("run_over_swap", "run", "swap")):
+    for name, ours, baseline in (("swap", "lunar", "swap"), ("run", "lunar", "run"),
+                                 ("run_over_swap", "run", "swap")):
         ratios = report["ratios"].get(name, {})
         assert bool(ratios) == (ours in present and baseline in present)
         if ratios:
@@ -105,16 +117,19 @@ def test_json(directory):
 
 
 def test_workloads(directory):
-    """The rows that prepare their servers, two shards a side, values of 100 bytes; what each row must have done."""
+    """The rows that prepare their servers, two shards a side, values of 100 bytes; what each row
+    must have done."""
     rows = "evict,replica,collections,get"
-    child = start(["--json", "--systems", "lunar", "--workloads", rows, "--shards", "2", "--dram", "32m",
+    child = start(["--json", "--systems", "lunar", "--workloads", rows, "--shards", "2", "--dram",
+                   "32m",
                    "--data", "40m", "--value-size", "100", "--rate", "200"], directory)
     report = report_of(child)
     assert report["failures"] == [] and report["options"]["shards"] == "2"
     found = {row["workload"]: row for row in report["results"]}
     loads = {"load", "load-evict", "load-replica", "load-collections"}
     assert set(found) == loads | set(rows.split(","))
-    assert all(row["ops_per_s"] > 0 and row["mismatches"] == 0 for row in found.values()), f"{found}"
+    assert all(row["ops_per_s"] > 0 and row["mismatches"] == 0
+               for row in found.values()), f"{found}"
     assert found["replica"]["lag_s"] > 0, "no replica was waited for"
     assert found["collections"]["cold_ops_per_s"] > 0, "no client read whole hashes"
     check_gone(child.pid, directory, "a run of two shards")
@@ -128,13 +143,15 @@ def swap_state():
 
 @pytest.mark.parametrize("kind", ["zswap", "zram"])
 def test_compressed(directory, kind):
-    """Their state and what they hold are in the report, and the machine is as before. With little room beyond its data
-    the kernel may end the server while it compresses: the bench must say so, and more room is tried."""
+    """Their state and what they hold are in the report, and the machine is as before. With little
+    room beyond its data the kernel may end the server while it compresses: the bench must say so,
+    and more room is tried."""
     if not os.path.isdir("/sys/class/zram-control") or not os.path.isdir("/sys/module/zswap"):
         pytest.skip("swap: zswap or zram is not in this kernel")
     before = swap_state()
     for allowance in ("16m", "24m", "32m"):
-        child = start(["--json", "--systems", "swap", "--workloads", "get", "--compressible", "--swap", kind,
+        child = start(["--json", "--systems", "swap", "--workloads", "get", "--compressible",
+                       "--swap", kind,
                        "--data", "48m", "--allowance", allowance], directory)
         out, err = finish(child)
         check_gone(child.pid, directory, kind)
@@ -167,7 +184,8 @@ def begin_runs(words, directory):
 
 def test_interrupted(directory):
     for signal_number in (signal.SIGINT, signal.SIGKILL):
-        child = begin_runs(["--workloads", "get", "--seconds", "30", "--systems", "run,swap"], directory)
+        child = begin_runs(["--workloads", "get", "--seconds", "30", "--systems", "run,swap"],
+                           directory)
         if signal_number == signal.SIGINT:
             second = start(["--workloads", "get"], directory)
             _, err = finish(second)
@@ -178,7 +196,8 @@ def test_interrupted(directory):
             assert child.returncode == 130
             check_gone(child.pid, directory, "SIGINT")
             continue
-        assert bool(traces(child.pid, directory)), "kill -9 left nothing: this test cannot tell a sweep"
+        assert bool(traces(child.pid,
+                           directory)), "kill -9 left nothing: this test cannot tell a sweep"
         sweeper = start(["--workloads", "hot-fits", "--systems", "run"], directory)
         _, err = finish(sweeper)
         assert sweeper.returncode == 0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The `lunar` command from outside: every refusal is one line, exits as documented and touches nothing; what is started
-// keeps its pid, arguments, exit code and signals. LUNAR_BIN names another binary to test.
+// The `lunar` command from outside: every refusal is one line, exits as documented and touches
+// nothing; what is started keeps its pid, arguments, exit code and signals. LUNAR_BIN names another
+// binary to test.
 // Threading: one thread; starts processes.
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -34,7 +35,8 @@ bool userfaultfd_works() {
   return true;
 }
 
-// A refusal of `lunar run`: exit code, one line that begins as all do, and every part of it that is named.
+// A refusal of `lunar run`: exit code, one line that begins as all do, and every part of it that is
+// named.
 void check_refused(const Ended& ended, int code, const std::vector<std::string>& parts) {
   INFO(ended.err);
   CHECK(ended.code == code);
@@ -47,7 +49,8 @@ void check_refused(const Ended& ended, int code, const std::vector<std::string>&
   }
 }
 
-void run_refused(const std::vector<std::string>& flags, const std::vector<std::string>& parts, const Spawn& how = {}) {
+void run_refused(const std::vector<std::string>& flags, const std::vector<std::string>& parts,
+                 const Spawn& how = {}) {
   std::vector<std::string> words = {"run"};
   words.insert(words.end(), flags.begin(), flags.end());
   words.insert(words.end(), {"--", "/bin/echo", "started"});
@@ -61,7 +64,7 @@ std::string trimmed(std::string text) {
 
 }  // namespace
 
-// ---- refusals ------------------------------------------------------------------------------------------------------
+// ---- refusals -----------------------------------------------------------------------------------
 
 TEST_CASE("run refuses sizes that do not parse, are too small or too large") {
   run_refused({"--dram", "lots"}, {"--dram", "'lots'", "256m"});
@@ -82,7 +85,8 @@ TEST_CASE("run names the variable or file that a bad value came from") {
   run_refused({}, {"LUNAR_DRAM", "4 MiB"}, {{"LUNAR_DRAM=4m"}, "", false});
   TempDir dir;
   std::string config = dir.write("lunar.conf", "\ndarm = 1g\n");
-  run_refused({}, {config + ":2", "'darm'", "did you mean 'dram'"}, {{"LUNAR_CONFIG=" + config}, "", false});
+  run_refused({}, {config + ":2", "'darm'", "did you mean 'dram'"},
+              {{"LUNAR_CONFIG=" + config}, "", false});
   run_refused({}, {dir.path + "/none"}, {{"LUNAR_CONFIG=" + dir.path + "/none"}, "", false});
   config = dir.write("small.conf", "dram = 4m\n");
   run_refused({}, {"config file, dram", "4 MiB"}, {{"LUNAR_CONFIG=" + config}, "", false});
@@ -107,9 +111,11 @@ TEST_CASE("run refuses unknown flags with the nearest name") {
 }
 
 TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
-  run_refused({"--dram", "64m", "--lun", "/var/tmp/no/such/place"}, {"--lun", "does not exist", "fallocate"});
+  run_refused({"--dram", "64m", "--lun", "/var/tmp/no/such/place"},
+              {"--lun", "does not exist", "fallocate"});
   // one line, and no control characters
-  run_refused({"--dram", "64m", "--lun", "/no/such\nplace\x1b[2J"}, {"--lun", "/no/such\\x0aplace\\x1b[2J"});
+  run_refused({"--dram", "64m", "--lun", "/no/such\nplace\x1b[2J"},
+              {"--lun", "/no/such\\x0aplace\\x1b[2J"});
   run_refused({"--dram", "64m", "--lun", "/dev/null"}, {"--lun", "/dev/null", "neither"});
   run_refused({"--dram", "64m", "--lun", "/proc"}, {"--lun", "/proc"});
   run_refused({"--dram", "64m", "--lun", ""}, {"--lun", "empty"});
@@ -121,15 +127,19 @@ TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   run_refused({"--dram", "64m", "--lun", "sim:1g", "--lun", "sim:16m"},
               {"--lun", "sim:1g sim:16m", "32 MiB", "64 MiB"});
   run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", ""}, {"--lun", "empty"});
-  run_refused({"--dram", "64m", "--lun", "/var/my tmp"}, {"--lun", "'/var/my tmp'", "blank", "ln -s"});
+  run_refused({"--dram", "64m", "--lun", "/var/my tmp"},
+              {"--lun", "'/var/my tmp'", "blank", "ln -s"});
   run_refused({"--dram", "64m", "--lun", "stripe:/var/tmp;/no/such"}, {"--lun", "/no/such"});
-  for (const char* device : {"nvme:/dev/no-such", "/dev/no-such", "pmem:/no/such", "stripe:/dev/no-such;/var/tmp"}) {
-    run_refused({"--dram", "64m", "--lun", device}, {"--lun", "no", "such does not exist", "lunar doctor"});
+  for (const char* device :
+       {"nvme:/dev/no-such", "/dev/no-such", "pmem:/no/such", "stripe:/dev/no-such;/var/tmp"}) {
+    run_refused({"--dram", "64m", "--lun", device},
+                {"--lun", "no", "such does not exist", "lunar doctor"});
     CHECK_FALSE(lunar_command({"run", "--lun", device, "--", "true"}).says("fallocate"));
   }
   for (const char* letter : {"/etc/passwd", "file:/etc/passwd"}) {
     run_refused({"--dram", "64m", "--lun", letter}, {"--lun"});
-    CHECK_FALSE(lunar_command({"run", "--dram", "64m", "--lun", letter, "--", "true"}).says("truncate"));
+    CHECK_FALSE(
+        lunar_command({"run", "--dram", "64m", "--lun", letter, "--", "true"}).says("truncate"));
   }
   TempDir dir;
   std::string file = dir.write("lun", "precious");
@@ -150,10 +160,11 @@ TEST_CASE("run refuses a LUN this user may not write") {
   TempDir dir;
   if (run({"/usr/bin/test", "-x", lunar_binary()}, {{}, "", true}).code != 0)
     LUNAR_SKIP("reachable", "nobody cannot reach the binary");
-  run_refused({"--dram", "64m", "--lun", dir.path}, {"--lun", dir.path, "not writable", "permission denied"},
-              {{}, "", true});
+  run_refused({"--dram", "64m", "--lun", dir.path},
+              {"--lun", dir.path, "not writable", "permission denied"}, {{}, "", true});
   std::string file = dir.write("lun", "", 0600);
-  run_refused({"--dram", "64m", "--lun", file}, {"--lun", file, "permission denied"}, {{}, "", true});
+  run_refused({"--dram", "64m", "--lun", file}, {"--lun", file, "permission denied"},
+              {{}, "", true});
 }
 
 TEST_CASE("without the right to userfaultfd run and doctor name sysctl, device node and command") {
@@ -165,52 +176,65 @@ TEST_CASE("without the right to userfaultfd run and doctor name sysctl, device n
   if (run({"/usr/bin/test", "-x", lunar_binary()}, {{}, "", true}).code != 0)
     LUNAR_SKIP("reachable", "nobody cannot reach the binary");
   run_refused({"--dram", "64m"},
-              {"vm.unprivileged_userfaultfd is 0", "/dev/userfaultfd", "sudo sysctl -w vm.unprivileged_userfaultfd=1"},
+              {"vm.unprivileged_userfaultfd is 0", "/dev/userfaultfd",
+               "sudo sysctl -w vm.unprivileged_userfaultfd=1"},
               {{}, "", true});
   Ended doctor = lunar_command({"doctor"}, {{}, "", true});
   CHECK(doctor.code == 1);
   CHECK(doctor.out.find("sudo sysctl -w vm.unprivileged_userfaultfd=1") != std::string::npos);
-  CHECK(lunar_command({"doctor", "--json"}, {{}, "", true}).out.find("\"can_run\":false") != std::string::npos);
+  CHECK(lunar_command({"doctor", "--json"}, {{}, "", true}).out.find("\"can_run\":false") !=
+        std::string::npos);
 }
 
-TEST_CASE("on a kernel before 6.8 run and doctor name the version and the command that brings a newer kernel") {
+TEST_CASE(
+    "on a kernel before 6.8 run and doctor name the version and the command that brings a newer "
+    "kernel") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "run refuses before it looks at the kernel");
   const Spawn old{{"LD_PRELOAD=" OLD_KERNEL, "ASAN_OPTIONS=verify_asan_link_order=0"}, "", false};
-  run_refused({"--dram", "64m"}, {"Linux 6.8 or newer", "sudo apt install linux-image-6.12-amd64"}, old);
+  run_refused({"--dram", "64m"}, {"Linux 6.8 or newer", "sudo apt install linux-image-6.12-amd64"},
+              old);
   const Ended doctor = lunar_command({"doctor"}, old);
   CHECK(doctor.code == 1);
   CHECK(doctor.out.find("Linux 6.8 or newer") != std::string::npos);
   CHECK(doctor.out.find("sudo apt install linux-image-6.12-amd64") != std::string::npos);
 }
 
-// ---- programs ------------------------------------------------------------------------------------------------------
+// ---- programs -----------------------------------------------------------------------------------
 
 TEST_CASE("run tells not found (127) from not executable (126)") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "run refuses before it looks at the command");
   TempDir dir;
   check_refused(lunar_command({"run", "--dram", "64m", "--", "no-such-command"}), 127,
                 {"no-such-command", "not found"});
-  check_refused(lunar_command({"run", "--dram", "64m", "--", "./no-such-command"}), 127, {"no such file"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", "./no-such-command"}), 127,
+                {"no such file"});
   check_refused(lunar_command({"run", "--dram", "64m", "--", ""}), 127, {"empty"});
-  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.path}), 126, {dir.path, "directory"});
-  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("plain", "x")}), 126, {"plain", "chmod +x"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.path}), 126,
+                {dir.path, "directory"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("plain", "x")}), 126,
+                {"plain", "chmod +x"});
   std::string binary("\1\2\0\3", 4);
   check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("data", binary, 0755)}), 126,
                 {"data", "format"});
-  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("s1", "#!/no/such/shell\n", 0755)}), 127,
-                {"s1", "/no/such/shell"});
-  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("s2", "#!/usr/bin/env no-such-tongue\n", 0755)}),
+  check_refused(
+      lunar_command({"run", "--dram", "64m", "--", dir.write("s1", "#!/no/such/shell\n", 0755)}),
+      127, {"s1", "/no/such/shell"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--",
+                               dir.write("s2", "#!/usr/bin/env no-such-tongue\n", 0755)}),
                 127, {"s2", "no-such-tongue"});
-  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("s3", "#!\n", 0755)}), 126, {"s3", "#!"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("s3", "#!\n", 0755)}), 126,
+                {"s3", "#!"});
 }
 
 TEST_CASE("run refuses programs that the loader would not preload into") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "run refuses before it looks at the command");
   TempDir dir;
   const std::string program = STATIC_PROGRAM;
-  check_refused(lunar_command({"run", "--dram", "64m", "--", program}), 125, {program, "statically linked"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", program}), 125,
+                {program, "statically linked"});
   std::string script = dir.write("script", "#!" + program + "\n", 0755);
-  check_refused(lunar_command({"run", "--dram", "64m", "--", script}), 125, {script, "statically linked"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", script}), 125,
+                {script, "statically linked"});
 }
 
 TEST_CASE("run refuses setuid programs") {
@@ -226,8 +250,8 @@ TEST_CASE("run refuses setuid programs") {
 
 TEST_CASE("the command keeps its pid, arguments, exit code and signals") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
-  Ended ended = lunar_command(
-      {"run", "--dram", "64m", "--", "/bin/sh", "-c", "echo $$ \"$0\" \"$@\"; exit 7", "a b", "--dram", "*"});
+  Ended ended = lunar_command({"run", "--dram", "64m", "--", "/bin/sh", "-c",
+                               "echo $$ \"$0\" \"$@\"; exit 7", "a b", "--dram", "*"});
   INFO(ended.err);
   CHECK(ended.code == 7);
   CHECK(ended.err.empty());  // silent by default
@@ -235,13 +259,16 @@ TEST_CASE("the command keeps its pid, arguments, exit code and signals") {
   CHECK(lunar_command({"run", "--dram", "64m", "/bin/sh", "-c", "kill -TERM $$"}).code == -15);
   TempDir dir;
   // A text without #! is a shell script, as it is to every shell.
-  CHECK(lunar_command({"run", "--dram", "64m", dir.write("plain", "echo $1\n", 0755), "there"}).out == "there\n");
+  CHECK(
+      lunar_command({"run", "--dram", "64m", dir.write("plain", "echo $1\n", 0755), "there"}).out ==
+      "there\n");
 }
 
 TEST_CASE("an allocator in front of the library is refused") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
   const auto with = [](const std::string& preload, const std::string& program) {
-    return lunar_command({"run", "--dram", "64m", "--", "/bin/sh", "-c", "LD_PRELOAD=" + preload + " exec " + program});
+    return lunar_command({"run", "--dram", "64m", "--", "/bin/sh", "-c",
+                          "LD_PRELOAD=" + preload + " exec " + program});
   };
   for (const char* program : {"/bin/true", MALLOC_POINTER}) {
     Ended ended = with("libjemalloc.so.2:$LD_PRELOAD", program);
@@ -258,16 +285,17 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
   TempDir dir;
   std::string script =
-      "echo $LUNAR_DRAM $LUNAR_LUN $LUNAR_MMAP $LUNAR_STATS_FILE; echo $LD_PRELOAD; echo $LUNAR_ACCOUNT; "
+      "echo $LUNAR_DRAM $LUNAR_LUN $LUNAR_MMAP $LUNAR_STATS_FILE; echo $LD_PRELOAD; echo "
+      "$LUNAR_ACCOUNT; "
       "stat -L -c %s /proc/self/fd/${LUNAR_ACCOUNT%%:*}";
-  Ended ended = lunar_command(
-      {"run", "--dram=64m", "--lun", "file:lun", "--no-mmap", "--stats-file", "live", "--", "/bin/sh", "-c", script},
-      {{"LD_PRELOAD="}, dir.path, false});
+  Ended ended = lunar_command({"run", "--dram=64m", "--lun", "file:lun", "--no-mmap",
+                               "--stats-file", "live", "--", "/bin/sh", "-c", script},
+                              {{"LD_PRELOAD="}, dir.path, false});
   CHECK(ended.code == 125);  // file:lun is not there
   dir.write("lun", "");
-  ended = lunar_command(
-      {"run", "--dram=64m", "--lun", "file:lun", "--no-mmap", "--stats-file", "live", "--", "/bin/sh", "-c", script},
-      {{}, dir.path, false});
+  ended = lunar_command({"run", "--dram=64m", "--lun", "file:lun", "--no-mmap", "--stats-file",
+                         "live", "--", "/bin/sh", "-c", script},
+                        {{}, dir.path, false});
   INFO(ended.err);
   INFO(ended.out);
   REQUIRE(ended.code == 0);
@@ -296,15 +324,19 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   CHECK(live.header.sequence % 2 == 0);
 }
 
-TEST_CASE("a program whose library another build's account meets is refused in a line that says what to do") {
+TEST_CASE(
+    "a program whose library another build's account meets is refused in a line that says what to "
+    "do") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
   // as another build would have it: the first byte of its magic number differs
-  const Ended ended = lunar_command({"run", "--dram", "64m", "--", "/bin/sh", "-c",
-                                     "printf X | dd of=/proc/self/fd/${LUNAR_ACCOUNT%%:*} bs=1 conv=notrunc "
-                                     "status=none; exec dd if=/dev/zero of=/dev/null bs=80M count=1 status=none"});
+  const Ended ended =
+      lunar_command({"run", "--dram", "64m", "--", "/bin/sh", "-c",
+                     "printf X | dd of=/proc/self/fd/${LUNAR_ACCOUNT%%:*} bs=1 conv=notrunc "
+                     "status=none; exec dd if=/dev/zero of=/dev/null bs=80M count=1 status=none"});
   INFO(ended.err);
   CHECK(ended.code != 0);
-  CHECK(ended.says("another build of Lunar made this tree's DRAM account; start the whole tree again"));
+  CHECK(ended.says(
+      "another build of Lunar made this tree's DRAM account; start the whole tree again"));
 }
 
 TEST_CASE("several LUNs reach the command as one list of absolute paths") {
@@ -312,9 +344,9 @@ TEST_CASE("several LUNs reach the command as one list of absolute paths") {
   TempDir dir;
   dir.write("a", "");
   dir.write("b", "");
-  Ended ended =
-      lunar_command({"run", "--dram=64m", "--lun", "a", "--lun=file:b", "--", "/bin/sh", "-c", "echo \"$LUNAR_LUN\""},
-                    {{}, dir.path, false});
+  Ended ended = lunar_command({"run", "--dram=64m", "--lun", "a", "--lun=file:b", "--", "/bin/sh",
+                               "-c", "echo \"$LUNAR_LUN\""},
+                              {{}, dir.path, false});
   INFO(ended.err);
   CHECK(trimmed(ended.out) == dir.path + "/a file:" + dir.path + "/b");
 }
@@ -325,15 +357,18 @@ TEST_CASE("run refuses a LUN in a working directory whose name has a blank") {
   REQUIRE(run({"/bin/mkdir", inner}).code == 0);
   dir.write("in ner/a", "");
   run_refused({"--dram", "64m", "--lun", "file:a"}, {"--lun", "blank"}, {{}, inner, false});
-  run_refused({"--dram", "64m", "--lun", "a", "--lun", dir.path}, {"--lun", "blank"}, {{}, inner, false});
-  run_refused({"--dram", "64m", "--lun", inner + "/a", "--lun", dir.path}, {"--lun", inner + "/a", "blank"});
-  run_refused({"--dram", "64m", "--size", "800t", "--lun", inner + "/a"}, {"--size", inner + "/a"});  // alone it may
+  run_refused({"--dram", "64m", "--lun", "a", "--lun", dir.path}, {"--lun", "blank"},
+              {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", inner + "/a", "--lun", dir.path},
+              {"--lun", inner + "/a", "blank"});
+  // alone it may
+  run_refused({"--dram", "64m", "--size", "800t", "--lun", inner + "/a"}, {"--size", inner + "/a"});
 }
 
 TEST_CASE("only the process that was asked for prints its table; its small helpers do not") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
-  Ended ended = lunar_command(
-      {"run", "--dram", "64m", "--stats", "/bin/sh", "-c", "ls / >/dev/null; echo $LUNAR_ROOT $$; exit 0"});
+  Ended ended = lunar_command({"run", "--dram", "64m", "--stats", "/bin/sh", "-c",
+                               "ls / >/dev/null; echo $LUNAR_ROOT $$; exit 0"});
   INFO(ended.err);
   CHECK(trimmed(ended.out) == std::to_string(ended.pid) + " " + std::to_string(ended.pid));
   CHECK(ended.says("lunar: stats: pid " + std::to_string(ended.pid) + "\n"));
@@ -342,8 +377,8 @@ TEST_CASE("only the process that was asked for prints its table; its small helpe
 
 TEST_CASE("an unknown variable is one warning, and the command runs") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
-  Ended ended =
-      lunar_command({"run", "--dram", "64m", "/bin/sh", "-c", "/bin/true; echo ran"}, {{"LUNAR_DRMA=1g"}, "", false});
+  Ended ended = lunar_command({"run", "--dram", "64m", "/bin/sh", "-c", "/bin/true; echo ran"},
+                              {{"LUNAR_DRMA=1g"}, "", false});
   CHECK(ended.code == 0);
   CHECK(ended.out == "ran\n");
   CHECK(ended.err_lines() == 1);
@@ -351,17 +386,18 @@ TEST_CASE("an unknown variable is one warning, and the command runs") {
   CHECK(ended.says("did you mean LUNAR_DRAM?"));
 }
 
-// ---- the rest of the command ---------------------------------------------------------------------------------------
+// ---- the rest of the command --------------------------------------------------------------------
 
 TEST_CASE("help and version go to standard output and succeed") {
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{{"--help"},
-                                                                                     {"-h"},
-                                                                                     {"--version"},
-                                                                                     {"help"},
-                                                                                     {"help", "run"},
-                                                                                     {"run", "--help"},
-                                                                                     {"doctor", "--help"},
-                                                                                     {"help", "options"}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--help"},
+                                             {"-h"},
+                                             {"--version"},
+                                             {"help"},
+                                             {"help", "run"},
+                                             {"run", "--help"},
+                                             {"doctor", "--help"},
+                                             {"help", "options"}}) {
     Ended ended = lunar_command(words);
     INFO(words[0]);
     CHECK(ended.code == 0);
@@ -373,10 +409,11 @@ TEST_CASE("help and version go to standard output and succeed") {
     CHECK(help.find(part) != std::string::npos);
   CHECK(help.find("test") == std::string::npos);  // switches for tests are not shown
   std::string options = lunar_command({"help", "options"}).out;
-  for (size_t at; (at = options.find("\n                ")) != std::string::npos;)  // lines that were wrapped
+  for (size_t at;
+       (at = options.find("\n                ")) != std::string::npos;)  // lines that were wrapped
     options.replace(at, options.find_first_not_of("\n ", at) - at, " ");
-  for (const char* part :
-       {"key stats_file, flag --stats-file", "LUNAR_KV_DRAM", "LUNAR_RAID0_DEVICES", "man 3 ark_create"})
+  for (const char* part : {"key stats_file, flag --stats-file", "LUNAR_KV_DRAM",
+                           "LUNAR_RAID0_DEVICES", "man 3 ark_create"})
     CHECK(options.find(part) != std::string::npos);
   CHECK(options.find("LUNAR_SEED") == std::string::npos);  // nor are the tests' own
   std::string page = lunar_command({"help", "options", "--markdown"}).out;
@@ -434,7 +471,10 @@ TEST_CASE("doctor names all refused system calls, not only the first") {
   if (child == 0) {
     if (!refuse_calls({SYS_vmsplice, SYS_memfd_create, SYS_eventfd2})) _exit(3);
     const Ended doctor = lunar_command({"doctor", "--json"});
-    _exit(doctor.code == 1 && doctor.out.find("vmsplice, memfd_create, eventfd2 (") != std::string::npos ? 0 : 1);
+    _exit(doctor.code == 1 &&
+                  doctor.out.find("vmsplice, memfd_create, eventfd2 (") != std::string::npos
+              ? 0
+              : 1);
   }
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
@@ -443,7 +483,8 @@ TEST_CASE("doctor names all refused system calls, not only the first") {
 
 // `words` below limits that the shell sets.
 Ended below_limits(const std::string& limits, std::vector<std::string> words) {
-  std::vector<std::string> shell = {"/bin/sh", "-c", "ulimit -c 0; " + limits + "; exec \"$@\"", "sh", lunar_binary()};
+  std::vector<std::string> shell = {"/bin/sh", "-c", "ulimit -c 0; " + limits + "; exec \"$@\"",
+                                    "sh", lunar_binary()};
   shell.insert(shell.end(), words.begin(), words.end());
   return run(shell);
 }
@@ -453,8 +494,8 @@ TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
   const std::vector<std::string> program = {
       "run", "--dram", "32m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"};
   for (const char* data : {"4000", "8000", "10000", "11000", "25000", "33000"}) {
-    const Ended ended =
-        below_limits("ulimit -d " + std::string(data), {"run", "--dram", "32m", "--", "/bin/echo", "started"});
+    const Ended ended = below_limits("ulimit -d " + std::string(data),
+                                     {"run", "--dram", "32m", "--", "/bin/echo", "started"});
     INFO(data << ": " << ended.err);
     CHECK(ended.code == 125);
     CHECK(ended.out.empty());
@@ -481,15 +522,16 @@ TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
 
 TEST_CASE("a full LUN is one line that names --size") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
-  const Ended ended = lunar_command(
-      {"run", "--dram", "32m", "--size", "64m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"});
+  const Ended ended = lunar_command({"run", "--dram", "32m", "--size", "64m", "--",
+                                     "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"});
   INFO(ended.err);
   CHECK(ended.code > 0);
   CHECK(ended.says("allocation refused"));
   CHECK(ended.err.find("--size") == ended.err.rfind("--size"));
 }
 
-TEST_CASE("a LUN that is too small is one line that says how much of it there is for this process") {
+TEST_CASE(
+    "a LUN that is too small is one line that says how much of it there is for this process") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
   TempDir dir;
   const std::string device = dir.path + "/l.img", named = device + "#cold";
@@ -508,7 +550,8 @@ TEST_CASE("a LUN that is too small is one line that says how much of it there is
     for (const char* part : parts) CHECK(ended.says(part));
     CHECK_FALSE(ended.says("--size"));  // is not what bounds it
   };
-  check(refused(named, "40"), {"this process may use", "the first one half, each child an eighth", "lunar lun resize"});
+  check(refused(named, "40"),
+        {"this process may use", "the first one half, each child an eighth", "lunar lun resize"});
   // The LUN itself gives less than 8 times the budget.
   check(refused("sim:64m", "200"), {"free space there, or give another --lun"});
 }

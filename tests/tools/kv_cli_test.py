@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lunar kv` from outside, on files and a loop device. Every refusal is one line and exits as documented; what reads
-leaves the place byte by byte as it was; streams bring any bytes back; every damage that is made is named; a load that
-is killed loses nothing."""
+"""`lunar kv` from outside, on files and a loop device. Every refusal is one line and exits as
+documented; what reads leaves the place byte by byte as it was; streams bring any bytes back; every
+damage that is made is named; a load that is killed loses nothing."""
 import json
 import os
 import random
@@ -11,18 +11,23 @@ import struct
 import subprocess
 
 from build_tree import LUNAR
-from kv_command import (MIB, SEGMENT, as_json, digest, done, loading_into, logged_store, make, pairs_of,
-                        refused, run, some_pairs, stream_of, text_of)
+from kv_command import (MIB, SEGMENT, as_json, digest, done, loading_into, logged_store, make,
+                        pairs_of, refused, run, some_pairs, stream_of, text_of)
 
 HEAD = 64 << 10
 
 
 def test_create(directory):
     place = os.path.join(directory, "new.kv")
-    made = as_json("create", place, "--size", "16m", "--segment", "64k", "--keys", "1000", "--shards", "4")
-    told = {"place": place, "place_bytes": 16 * MIB, "segment_bytes": SEGMENT, "segments": 254, "shards": 4}
+    made = as_json("create", place, "--size", "16m", "--segment", "64k", "--keys", "1000",
+                   "--shards", "4")
+    told = {
+        "place": place, "place_bytes": 16 * MIB, "segment_bytes": SEGMENT, "segments": 254,
+        "shards": 4
+    }
     assert made == told
-    assert os.stat(place).st_size == 16 * MIB and os.stat(place).st_mode & 0o077 == 0, "the file that create makes"
+    assert os.stat(place).st_size == 16 * MIB and os.stat(
+        place).st_mode & 0o077 == 0, "the file that create makes"
     refused(["create", place], ["holds a key/value store", "--force"], place)
     done("set", place, "a", "1")
     done("create", place, "--force")
@@ -42,13 +47,15 @@ def test_create(directory):
         file.truncate(64 << 10)
     refused(["create", small], ["small"], small)
     refused(["create", small, "--force"], ["small"], small)
-    for words, part in ((["--size", "1m"], "2m"), (["--size", "x"], "not a size"), (["--segment", "3m"], "64k"),
-                        (["--shards", "0"], "--shards"), (["--bogus"], "--bogus")):
+    for words, part in ((["--size", "1m"], "2m"), (["--size", "x"], "not a size"),
+                        (["--segment", "3m"], "64k"), (["--shards", "0"], "--shards"),
+                        (["--bogus"], "--bogus")):
         refused(["create", os.path.join(directory, "never"), *words], [part])
     never = os.path.join(directory, "never")
     little = ["--dram: 1 MiB", "too little for a store of", "; give "]
     refused(["create", never, "--size", "64m", "--dram", "1m"], little)
-    least = run("create", never, "--size", "64m", "--dram", "1m").stderr.decode().split("; give ")[1].strip()
+    least = run("create", never, "--size", "64m", "--dram",
+                "1m").stderr.decode().split("; give ")[1].strip()
     told = run("create", never, "--size", "64m", environment={**os.environ, "LUNAR_KV_DRAM": "1m"})
     assert told.returncode == 2 and b"LUNAR_KV_DRAM: 1 MiB" in told.stderr
     enough = os.path.join(directory, "enough")
@@ -60,7 +67,8 @@ def test_create(directory):
     # A hint takes no more than there is.
     done("create", hinted, "--size", "64m", "--keys", "1000000000000", "--dram", "64m")
     done("set", hinted, "a", "b", "--dram", "64m")
-    told = run("get", hinted, "a", "--dram", "9m").stderr.decode()   # the log would fit; its index began larger
+    told = run("get", hinted, "a", "--dram",
+               "9m").stderr.decode()   # the log would fit; its index began larger
     assert "--dram: 9 MiB of DRAM is too little" in told and "; give " in told, told
     done("get", hinted, "a", "--dram", told.split("; give ")[1].strip())
     refused(["create", never, "--size", "64m", "--keys", "-1"], ["--keys", "-1"])
@@ -99,7 +107,8 @@ def test_pairs(directory):
     assert done("get", place, "") == b"of no key", "an empty key"
     told = as_json("get", place, "00ff", "--hex")
     assert told == {"key_base64": "AP8=", "value_base64": "/gE="}, "get --json of bytes"
-    assert as_json("get", place, "plain") == {"key": "plain", "value": "a value"}, "get --json of text"
+    assert as_json("get", place, "plain") == {"key": "plain",
+                                              "value": "a value"}, "get --json of text"
     refused(["get", place, "nothing"], ["no key 'nothing'"], place, code=1)
     refused(["get", place, "0", "--hex"], ["hexadecimal"], place)
     refused(["get", place], ["KEY"], place)
@@ -111,25 +120,28 @@ def test_pairs(directory):
     assert found.startswith(b"from ") and found.count(b"\n") == 1, "scan --prefix --limit --values"
     assert b"\\x00\\xff\n" in done("scan", place), "scan shows what is no text"
     done("set", place, "a\\\tb\u00e9")
-    assert done("scan", place, "--prefix", "a") == "a\\\\\\x09b\u00e9\n".encode(), "scan shows what can be read"
+    assert done("scan", place, "--prefix",
+                "a") == "a\\\\\\x09b\u00e9\n".encode(), "scan shows what can be read"
     done("del", place, "a\\\tb\u00e9")
     assert len(done("scan", place, "--prefix", "from").splitlines()) == 2, "scan --prefix"
     assert done("scan", place, "--prefix", "00", "--hex") == b"00ff\n", "scan --prefix --hex"
     lines = [json.loads(line) for line in done("scan", place, "--json").splitlines()]
-    assert {"key": "from file", "value_bytes": 300_000} in lines and {"key": "", "value_bytes": 9} in lines
+    assert {"key": "from file", "value_bytes": 300_000} in lines and {"key": "", "value_bytes": 9
+                                                                      } in lines
     assert done("scan", place, "--limit", "0") == b"", "scan --limit 0"
     assert as_json("del", place, "plain", "from file") == {"deleted": 2, "absent": 0}, "del --json"
     result = run("del", place, "empty", "plain")
     assert result.returncode == 1 and b"'plain'" in result.stderr
     assert len(done("scan", place).splitlines()) == 4, "del"
-    for words in (["dump"], ["dump", "--json"], ["scan"], ["info"], ["info", "--json"], ["check"], ["check", "--json"],
-                  ["compact"], ["compact", "--json"], ["set", "a", "b", "--json"], ["del", "a", "--json"],
-                  ["get", "a"]):
+    for words in (["dump"], ["dump", "--json"], ["scan"], ["info"], ["info", "--json"], ["check"],
+                  ["check", "--json"], ["compact"], ["compact", "--json"],
+                  ["set", "a", "b", "--json"], ["del", "a", "--json"], ["get", "a"]):
         words[1:1] = [place]
         if words[0] == "get":
             done("set", place, "a", "b")
         with open("/dev/full", "wb") as full:
-            result = subprocess.run([LUNAR, "kv", *words], stdout=full, stderr=subprocess.PIPE, check=False)
+            result = subprocess.run([LUNAR, "kv", *words], stdout=full, stderr=subprocess.PIPE,
+                                    check=False)
         assert result.returncode == 4 and result.stderr.count(b"standard output: ") == 1
 
 
@@ -139,7 +151,8 @@ def test_streams(directory):
     assert pairs_of(place) == pairs, "lines bring back what was loaded"
     dump = done("dump", place)
     assert dump.startswith(b"LunarKV dump 1\r\n"), "the head of a dump"
-    assert len(dump) == 16 + sum(17 + len(key) + len(value) for key, value in pairs.items()) + 17, "the size of a dump"
+    contents = sum(17 + len(key) + len(value) for key, value in pairs.items())
+    assert len(dump) == 16 + contents + 17, "the size of a dump"
     other = make(directory, "other.kv")
     loaded = as_json("load", other, given=dump)
     pair_bytes = sum(len(key) + len(value) for key, value in pairs.items())
@@ -157,29 +170,32 @@ def test_streams(directory):
     assert told != b"" and as_json("info", nothing)["keys"] == 0, "the dump of an empty store"
     # Not a whole stream: nothing of it is kept here, as it is shorter than what the place has free.
     begun, flipped = dump[:16], bytes([dump[100] ^ 1])
-    for code, what, stream in ((4, "is cut off", dump[:-1]), (4, "is cut off", dump[:1000]),
-                               (4, "checksum", dump[:100] + flipped + dump[101:]), (4, "goes on", dump + b"x"),
-                               (2, "not of this version", b"LunarKV dump 9\r\n" + dump[16:]), (2, "is empty", b""),
-                               (2, "is empty up to line 1", b"\xef\xbb\xbf"),
-                               (2, "is empty up to line 2", b"\xef\xbb\xbf\n \n"),
-                               (2, "100 GiB", begun + b"P" + struct.pack("<QQ", 1 << 62, 1)),
-                               (2, "is cut off", begun + b"P" + struct.pack("<QQ", 1 << 36, 1)),
-                               (2, "is damaged", begun + b"Q"), (2, "line 1 is not a JSON", b"hello\n"),
-                               (4, "line 2 has no value", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
-                               (2, "line 1 has no key", b'{"value":5}\n'),
-                               (2, "line 1 has a number as its value", b'{"key":"a","value":5}\n'),
-                               (2, "line 1 has null as its key", b'{"key":null,"value":"b"}\n'),
-                               (2, "line 1 has an array as its key_base64", b'{"key_base64":[],"value":"b"}\n'),
-                               (2, "line 1 has a key_base64 that is not", b'{"key_base64":"A","value":""}\n'),
-                               (2, "is UTF-16", '{"key":"a","value":"b"}\n'.encode("utf-16")),
-                               (2, "line 1 is not a JSON", b'{"key":"a","value":"b"}{"key":"c","value":"d"}\n'),
-                               (2, "line 1 is not a JSON", b'{"key":"a","value":"b"},\n'),
-                               (2, "line 1 is not a JSON", b'{"key":"\\ud800","value":""}\n')):
+    for code, what, stream in (
+            (4, "is cut off", dump[:-1]), (4, "is cut off", dump[:1000]),
+            (4, "checksum", dump[:100] + flipped + dump[101:]), (4, "goes on", dump + b"x"),
+            (2, "not of this version", b"LunarKV dump 9\r\n" + dump[16:]), (2, "is empty", b""),
+            (2, "is empty up to line 1", b"\xef\xbb\xbf"),
+            (2, "is empty up to line 2", b"\xef\xbb\xbf\n \n"),
+            (2, "100 GiB", begun + b"P" + struct.pack("<QQ", 1 << 62, 1)),
+            (2, "is cut off", begun + b"P" + struct.pack("<QQ", 1 << 36, 1)),
+            (2, "is damaged", begun + b"Q"), (2, "line 1 is not a JSON", b"hello\n"),
+            (4, "line 2 has no value", b'{"key":"a","value":"b"}\n{"key":"a"}\n'),
+            (2, "line 1 has no key", b'{"value":5}\n'),
+            (2, "line 1 has a number as its value", b'{"key":"a","value":5}\n'),
+            (2, "line 1 has null as its key", b'{"key":null,"value":"b"}\n'),
+            (2, "line 1 has an array as its key_base64", b'{"key_base64":[],"value":"b"}\n'),
+            (2, "line 1 has a key_base64 that is not", b'{"key_base64":"A","value":""}\n'),
+            (2, "is UTF-16", '{"key":"a","value":"b"}\n'.encode("utf-16")),
+            (2, "line 1 is not a JSON", b'{"key":"a","value":"b"}{"key":"c","value":"d"}\n'),
+            (2, "line 1 is not a JSON", b'{"key":"a","value":"b"},\n'),
+            (2, "line 1 is not a JSON", b'{"key":"\\ud800","value":""}\n')):
         changed = "pairs of the stream may be in it" if code == 4 else "nothing was changed"
-        refused(["load", nothing], [what, "standard input", nothing, changed], code=code, given=stream)
+        refused(["load", nothing], [what, "standard input", nothing, changed], code=code,
+                given=stream)
         assert as_json("info", nothing)["keys"] == 0
     refused(["load", nothing, path + ".none"], ["stream.none", "No such file"], nothing)
-    done("load", nothing, given=b'\n{"value":"v\\u00e9\\n\\ud83d\\ude00","other":[1],"key":"k\\u0000"}\n')
+    done("load", nothing,
+         given=b'\n{"value":"v\\u00e9\\n\\ud83d\\ude00","other":[1],"key":"k\\u0000"}\n')
     assert pairs_of(nothing) == {b"k\0": "v\u00e9\n\U0001f600".encode()}
     done("load", nothing, given=b'\xef\xbb\xbf{"key":"marked","value":"1"}\n')
     assert done("get", nothing, "marked") == b"1", "a byte order mark in front of the first line"
@@ -196,7 +212,8 @@ def test_streams(directory):
 
 
 def test_blank_places(directory):
-    """What is blank becomes a store by a load; what holds something else is named, and nothing is proposed for it."""
+    """What is blank becomes a store by a load; what holds something else is named, and nothing is
+    proposed for it."""
     pairs = some_pairs(100)
     dump = done("dump", make(directory, "source.kv", pairs=pairs))
     blank, empty = os.path.join(directory, "blank"), os.path.join(directory, "emptied")
@@ -249,7 +266,8 @@ def test_blank_places(directory):
     with open(note, "wb") as file:
         file.write(b"short")
     refused(["get", note, "a"], ["holds unknown data", "is the name right?"], note)
-    for words in (["info", letter], ["get", letter, "a"], ["set", letter, "a", "b"], ["load", letter]):
+    for words in (["info", letter], ["get", letter, "a"], ["set", letter, "a", "b"],
+                  ["load", letter]):
         refused(words, ["holds unknown data", "is the name right?"], letter, given=dump)
         assert b"create" not in run(*words, given=dump).stderr
 
@@ -257,7 +275,8 @@ def test_blank_places(directory):
 def test_readers_write_nothing(directory):
     place = make(directory, "readers.kv", pairs=some_pairs(2000, large=2))
     before = digest(place)
-    for words in (["info"], ["check"], ["scan"], ["dump"], ["get", "empty"], ["info", "--json"], ["dump", "--json"]):
+    for words in (["info"], ["check"], ["scan"], ["dump"], ["get", "empty"], ["info", "--json"],
+                  ["dump", "--json"]):
         done(words[0], place, *words[1:])
         assert digest(place) == before
     info = as_json("info", place)
@@ -275,7 +294,9 @@ def test_readers_write_nothing(directory):
 def test_in_use(directory):
     place = make(directory, "used.kv", pairs={b"a": b"1"})
     with loading_into(place) as loading:
-        loading.stdin.write(stream_of({b"%d" % number: b"x" * 200 for number in range(40_000)})[: 4 * MIB])
+        loading.stdin.write(
+            stream_of({b"%d" % number: b"x" * 200
+                       for number in range(40_000)})[:4 * MIB])
         loading.stdin.flush()   # more than pipe and buffers take: it is open by now
         for verb in ("info", "check", "scan", "dump", "compact"):
             refused([verb, place], ["in use", "used.kv"])
@@ -284,7 +305,8 @@ def test_in_use(directory):
         loading.kill()
         loading.communicate()
     assert pairs_of(place).get(b"a") == b"1", "what was there before a load that was killed"
-    with subprocess.Popen([LUNAR, "kv", "dump", place], stdout=subprocess.PIPE) as dumping:   # readers share
+    with subprocess.Popen([LUNAR, "kv", "dump", place],
+                          stdout=subprocess.PIPE) as dumping:   # readers share
         assert as_json("info", place)["keys"] >= 1, "two readers"
         dumping.communicate()
 
@@ -296,7 +318,8 @@ def test_killed_loads(directory):
     for round_number in range(12):
         new = {b"new %d" % number: b"%d" % round_number * 300 for number in range(9000)}
         stream = stream_of(new)
-        cut = chance.randrange(len(stream) // 2, len(stream))   # at other places: before, in, behind its saves
+        cut = chance.randrange(len(stream) // 2,
+                               len(stream))   # at other places: before, in, behind its saves
         with loading_into(place) as loading:
             try:
                 loading.stdin.write(stream[:cut])
@@ -347,7 +370,8 @@ def damage_of_values(store):
     """A byte of a value: the key is named, and its place; everything else is read as ever."""
     for key in (b"key 7", b"key 1234", b"key 2999"):
         value = next(v for k, v in store.pairs.items() if k == key)
-        at = store.image.index(key + b"\0" * (-len(key) % 8) + value)   # the key, padded, then the value
+        at = store.image.index(key + b"\0" * (-len(key) % 8) +
+                               value)   # the key, padded, then the value
         found = store.damaged(at + 8 + len(value) // 2, 3)
         one = found["damages"][0]
         alone = len(found["damages"]) == 1 and found["pairs_lost"] == 1
@@ -360,15 +384,16 @@ def damage_of_values(store):
             f"get of a damaged pair: {result}")
         result = run("dump", store.place, "--json")
         lines = result.stdout.splitlines()
-        assert result.returncode == 3 and len(lines) == len(store.pairs) - 1 and b"1 pair that" in result.stderr, (
-            "a dump leaves it out")
+        assert result.returncode == 3 and len(lines) == len(
+            store.pairs) - 1 and b"1 pair that" in result.stderr, ("a dump leaves it out")
         assert key.decode() in done("check", store.place, code=3).decode(), "check names it"
 
 
 def damage_of_keys(store):
     """A byte of the key itself, or of the lengths before it: lost, without a name."""
     at = store.image.index(b"key 500\0")
-    assert store.damaged(at - 14, 0)["verdict"] == "clean", "the version of a record means nothing on the device"
+    assert store.damaged(
+        at - 14, 0)["verdict"] == "clean", "the version of a record means nothing on the device"
     for offset in (at + 4, at - 8, at - 12):
         found = store.damaged(offset, 3)
         assert len(found["damages"]) == 1 and "key" not in found["damages"][0]
@@ -388,7 +413,8 @@ def damage_of_large_pairs(store):
 
 def damage_elsewhere(store):
     # Copies that are not needed: no pair is lost.
-    for offset, what in ((20, "superblock"), (60 * 1024 + 20, "superblock"), (4096 + 40, "root of the saved state"),
+    for offset, what in ((20, "superblock"), (60 * 1024 + 20, "superblock"),
+                         (4096 + 40, "root of the saved state"),
                          (16 * MIB - 65536 + 40, "root of")):
         found = store.damaged(offset, 1)
         assert found["verdict"] == "damaged without loss" and what in found["damages"][0]["what"]
@@ -397,7 +423,8 @@ def damage_elsewhere(store):
     first = struct.unpack_from("<Q", store.image, state - 24)[0] - 1
     found = store.damaged(HEAD + first * SEGMENT + 100, 1)
     one = found["damages"][0]
-    assert found["verdict"] == "damaged without loss" and one["what"] == "saved state" and one["segment"] == first
+    assert found["verdict"] == "damaged without loss" and one["what"] == "saved state" and one[
+        "segment"] == first
     assert found["records"] + found["large_pairs"] == len(store.pairs)
     # One block of it is computed from the others; the next save ends that.
     lines = done("dump", "--json", store.place).splitlines()
@@ -412,7 +439,8 @@ def damage_elsewhere(store):
             file.seek(HEAD + first * SEGMENT + block + 100)
             file.write(b"\xff" * 1000)
     for verb in ("info", "dump", "scan", "compact"):
-        refused([verb, store.place], ["saved state is damaged", f"segment {first}", "kv dump --salvage"], store.place,
+        refused([verb, store.place],
+                ["saved state is damaged", f"segment {first}", "kv dump --salvage"], store.place,
                 code=3)
     # Its index from the second block on is gone: what it named comes from the records alone.
     shutil.copyfile(store.sound, store.place)
@@ -427,14 +455,17 @@ def damage_elsewhere(store):
 
 
 def damage_of_the_head(store):
-    """Both superblocks, as `dd` with the wrong name leaves it: the store is found by its roots, and never made anew."""
+    """Both superblocks, as `dd` with the wrong name leaves it: the store is found by its roots, and
+    never made anew."""
     for bytes_gone, code in ((64 << 10, 0), (128 << 10, 3)):   # the second time with records
         shutil.copyfile(store.sound, store.place)
         with open(store.place, "r+b") as file:
             file.write(bytes(bytes_gone))
-        for words in (["info"], ["dump"], ["get", "key 1"], ["set", "key 1", "a"], ["load"], ["compact"]):
-            refused([words[0], store.place, *words[1:]], ["both superblocks are damaged", "kv dump --salvage"],
-                    store.place, code=3, given=b'{"key":"a","value":"b"}')
+        for words in (["info"], ["dump"], ["get", "key 1"], ["set", "key 1", "a"],
+                      ["load"], ["compact"]):
+            refused([words[0], store.place, *words[1:]],
+                    ["both superblocks are damaged", "kv dump --salvage"], store.place, code=3,
+                    given=b'{"key":"a","value":"b"}')
         refused(["create", store.place], ["holds a key/value store", "--force"], store.place)
         before = digest(store.place)
         found = as_json("check", store.place, code=3 if code else 1)
@@ -442,9 +473,13 @@ def damage_of_the_head(store):
         assert first == ["superblock"] * 2
         result = run("dump", "--salvage", "--json", store.place)
         assert result.returncode == code
-        pairs = {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, result.stdout.splitlines())}
+        pairs = {
+            text_of(pair, "key"): text_of(pair, "value")
+            for pair in map(json.loads, result.stdout.splitlines())
+        }
         wrong = any(store.pairs.get(key) != value for key, value in pairs.items())
-        assert not wrong and len(store.pairs) == len(pairs) + found["pairs_lost"], "what comes out without a head"
+        assert not wrong and len(
+            store.pairs) == len(pairs) + found["pairs_lost"], "what comes out without a head"
         assert digest(store.place) == before, "salvage writes"
     # All of the roots are gone, too: one line, and nothing changed.
     with open(store.place, "r+b") as file:
@@ -456,18 +491,21 @@ def damage_of_the_head(store):
 
 
 def damage_of_roots(store):
-    """Roots that are damaged in both copies: the other image is read, and nothing passes for certain."""
+    """Roots that are damaged in both copies: the other image is read, and nothing passes for
+    certain."""
     for at in (4096, 8192):
         shutil.copyfile(store.sound, store.place)
         for offset in (at, 16 * MIB - 65536 + at - 4096):
             flip(store.place, offset + 40)
-        refused(["dump", store.place], ["roots of its saved state are damaged"], store.place, code=3)
+        refused(["dump", store.place], ["roots of its saved state are damaged"], store.place,
+                code=3)
         result = run("dump", "--salvage", "--json", store.place)
         assert result.returncode == 3 and result.stderr.count(b"\n") >= 1
     for offset in (4096, 8192, 16 * MIB - 65536, 16 * MIB - 61440):
         flip(store.place, offset + 41)
-    refused(["dump", "--salvage", store.place], ["roots of its saved state are damaged", "earlier dump or a backup"],
-            store.place, code=3)
+    refused(["dump", "--salvage", store.place],
+            ["roots of its saved state are damaged", "earlier dump or a backup"], store.place,
+            code=3)
     # A save that was interrupted between its two copies is no damage.
     shutil.copyfile(store.sound, store.place)
     with open(store.place, "rb") as file:
@@ -478,7 +516,8 @@ def damage_of_roots(store):
     with open(store.place, "rb") as file:
         file.seek(16 * MIB - 65536)
         now = file.read(8192)
-    newest = 4096 if struct.unpack_from("<Q", now, 4096 + 32) > struct.unpack_from("<Q", now, 32) else 0
+    newest = 4096 if struct.unpack_from("<Q", now, 4096 +
+                                        32) > struct.unpack_from("<Q", now, 32) else 0
     with open(store.place, "r+b") as file:
         file.seek(16 * MIB - 65536 + newest)
         file.write(back[newest:newest + 4096])
@@ -501,21 +540,28 @@ def damage_of_dead_space(store):
     with open(store.place, "wb") as file:
         file.write(store.image[:12 * MIB])
     result = run("dump", "--salvage", "--json", store.place)
-    pairs = {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, result.stdout.splitlines())}
+    pairs = {
+        text_of(pair, "key"): text_of(pair, "value")
+        for pair in map(json.loads, result.stdout.splitlines())
+    }
     assert pairs == store.pairs and result.returncode == 0
     used = max(store.image.index(value[:50]) for value in store.pairs.values() if len(value) > 50)
     with open(store.place, "wb") as file:
         file.write(store.image[:used // 2 // 4096 * 4096])
     result = run("dump", "--salvage", "--json", store.place)
-    pairs = {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, result.stdout.splitlines())}
+    pairs = {
+        text_of(pair, "key"): text_of(pair, "value")
+        for pair in map(json.loads, result.stdout.splitlines())
+    }
     assert result.returncode == 3 and b"left out" in result.stderr
-    assert pairs and all(store.pairs.get(key) == value for key, value in pairs.items()), "half of it: values"
+    assert pairs and all(store.pairs.get(key) == value
+                         for key, value in pairs.items()), "half of it: values"
 
 
 def test_damage(directory):
     store = DamagedStore(directory)
-    for test in (damage_of_values, damage_of_keys, damage_of_large_pairs, damage_elsewhere, damage_of_the_head,
-                 damage_of_roots, damage_of_dead_space):
+    for test in (damage_of_values, damage_of_keys, damage_of_large_pairs, damage_elsewhere,
+                 damage_of_the_head, damage_of_roots, damage_of_dead_space):
         test(store)
 
 
@@ -530,7 +576,10 @@ def test_salvage(directory):
     before = digest(place)
     result = run("dump", "--salvage", "--json", place)
     assert result.returncode == 3 and b"20 pairs" in result.stderr and b"check" in result.stderr
-    found = {text_of(pair, "key"): text_of(pair, "value") for pair in map(json.loads, result.stdout.splitlines())}
+    found = {
+        text_of(pair, "key"): text_of(pair, "value")
+        for pair in map(json.loads, result.stdout.splitlines())
+    }
     assert found == {key: pairs[key] for key in list(pairs)[:20]}, "what was before the damage"
     report = as_json("check", place, code=3)
     named = {damage["key"] for damage in report["damages"] if "key" in damage}
@@ -556,7 +605,8 @@ def test_compact(directory):
     gained = (after["free"] - before["free"]) * SEGMENT
     assert after["records"] < before["records"] / 2 and told["gained_bytes"] == gained
     assert told["moved_bytes"] > 0 and told["damaged_segments"] == 0
-    assert pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", "compact lost something"
+    assert pairs_of(place) == pairs and as_json(
+        "check", place)["verdict"] == "clean", "compact lost something"
     again = as_json("compact", place)
     assert again["gained_bytes"] == 0
 
@@ -569,9 +619,11 @@ def test_grow(directory):
     refused(["grow", place, "--size", "2m"], ["large already"], place)
     told = as_json("grow", place, "--size", "48m")
     assert os.stat(place).st_size == 48 * MIB and told["place_bytes"] > before["place_bytes"]
-    assert pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", "grow lost something"
+    assert pairs_of(place) == pairs, "grow lost something"
+    assert as_json("check", place)["verdict"] == "clean"
     os.truncate(place, 64 * MIB)   # as a device that was made larger
-    assert as_json("grow", place)["place_bytes"] > told["place_bytes"], "grow by what the place has gained"
+    grown = as_json("grow", place)["place_bytes"]
+    assert grown > told["place_bytes"], "grow by what the place has gained"
     done("set", place, "large", given=os.urandom(40 * MIB))
     assert as_json("check", place)["verdict"] == "clean", "after it"
 

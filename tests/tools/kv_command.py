@@ -17,13 +17,15 @@ SEGMENT = 64 << 10
 
 def run(*words, given=b"", environment=None, as_nobody=False):
     extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
-    return subprocess.run([LUNAR, "kv", *words], input=given, capture_output=True, check=False, env=environment,
+    return subprocess.run([LUNAR, "kv", *words], input=given, capture_output=True, check=False,
+                          env=environment,
                           **extra)
 
 
 def loading_into(place):
     """A load that reads what is written to its standard input."""
-    return subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    return subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)
 
 
@@ -58,7 +60,8 @@ def refused(words, parts, place=None, code=2, given=b"", as_nobody=False):
 
 
 def text_of(pair, name):
-    return base64.b64decode(pair[name + "_base64"]) if name + "_base64" in pair else pair[name].encode()
+    return (base64.b64decode(pair[name + "_base64"])
+            if name + "_base64" in pair else pair[name].encode())
 
 
 def pairs_of(place):
@@ -73,7 +76,8 @@ def base64_of(data):
 
 def stream_of(pairs):
     """As tools/kv/stream.h has it, but for the checksum, which only a dump can give: as lines."""
-    lines = ({"key_base64": base64_of(key), "value_base64": base64_of(value)} for key, value in pairs.items())
+    lines = ({"key_base64": base64_of(key), "value_base64": base64_of(value)} for key,
+             value in pairs.items())
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
@@ -110,7 +114,8 @@ def write_durably(place, pairs):
 
 
 def logged_store(directory, name, pairs):
-    """A store in whose log they are: a process sets them, each durable, and is gone before it closes the store."""
+    """A store in whose log they are: a process sets them, each durable, and is gone before it
+    closes the store."""
     place = os.path.join(directory, name)
     with open(place, "wb") as file:
         file.truncate(64 * MIB)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places of stores that several processes want at the same time, or that the user may not use: each process either does
-what it is told or says why not, in one line, and nothing is lost."""
+"""Places of stores that several processes want at the same time, or that the user may not use: each
+process either does what it is told or says why not, in one line, and nothing is lost."""
 import contextlib
 import ctypes
 import errno
@@ -12,7 +12,8 @@ import subprocess
 import time
 
 from build_tree import LUNAR
-from kv_command import (MIB, as_json, digest, done, loading_into, logged_store, make, pairs_of, refused, run,
+from kv_command import (MIB, as_json, digest, done, loading_into, logged_store, make, pairs_of,
+                        refused, run,
                         stream_of)
 
 PAIRS = {b"a": b"1", b"b": b"2"}
@@ -38,19 +39,22 @@ def ends(children):
 
 
 def one_line(code, err, parts, what):
-    assert code == 2 and err.count(b"\n") == 1 and any(part in err for part in parts), f"{what}: exit {code}: {err!r}"
+    assert code == 2 and err.count(b"\n") == 1 and any(part in err for part in parts), (
+        f"{what}: exit {code}: {err!r}")
 
 
 def test_creators_at_one_time(directory):
     """One makes the store; nobody takes the file away from it."""
     for number in range(8):
         place = os.path.join(directory, f"new{number}")
-        found = ends([started("create", place, "--size", "8m", "--segment", "64k") for _ in range(4)])
+        found = ends([started("create", place, "--size", "8m", "--segment", "64k")
+                      for _ in range(4)])
         assert [code for code, _ in found].count(0) == 1
         for code, err in found:
             if code != 0:
                 one_line(code, err, [b"in use", b"holds a key/value store"], "four creators")
-        assert as_json("check", place)["verdict"] == "clean" and os.stat(place).st_size == 8 * MIB, "what they made"
+        assert as_json("check", place)["verdict"] == "clean", "what they made"
+        assert os.stat(place).st_size == 8 * MIB, "what they made"
 
 
 def test_loads_at_one_time(directory):
@@ -59,17 +63,20 @@ def test_loads_at_one_time(directory):
         place = os.path.join(directory, f"empty{number}")
         open(place, "wb").close()
         os.environ["LUNAR_KV_SIZE"] = "8m"
-        found = ends([started("load", place, given=stream_of({b"load %d" % i: b"x" * 1000})) for i in range(4)])
+        found = ends([started("load", place, given=stream_of({b"load %d" % i: b"x" * 1000}))
+                      for i in range(4)])
         del os.environ["LUNAR_KV_SIZE"]
         wanted = {b"load %d" % i for i, (code, _) in enumerate(found) if code == 0}
         for code, err in found:
             if code != 0:
                 one_line(code, err, [b"in use"], "four loads")
-        assert wanted and set(pairs_of(place)) == wanted, f"four loads: {found}: {sorted(pairs_of(place))}"
+        assert wanted and set(pairs_of(place)) == wanted, (
+            f"four loads: {found}: {sorted(pairs_of(place))}")
 
 
 def test_a_refused_creator_next_to_another(directory):
-    """The file that the refused one made, and takes away, is not the one in which the other's store lies."""
+    """The file that the refused one made, and takes away, is not the one in which the other's store
+    lies."""
     place = os.path.join(directory, "refused")
     for _ in range(12):
         refused_one = started("create", place, "--size", "500g", "--dram", "2m")
@@ -78,7 +85,8 @@ def test_a_refused_creator_next_to_another(directory):
         if first_code == 0:   # it came upon the other's file of 8 MiB, for which its DRAM is enough
             one_line(code, err, [b"holds a key/value store", b"in use"], "next to a creator")
         elif code != 0:
-            one_line(code, err, [b"in use", b"was removed", b"too small"], "next to a refused creator")
+            one_line(code, err, [b"in use", b"was removed", b"too small"],
+                     "next to a refused creator")
             continue
         assert as_json("check", place)["verdict"] == "clean", "the store next to a refused creator"
         os.unlink(place)
@@ -86,7 +94,8 @@ def test_a_refused_creator_next_to_another(directory):
 
 def lock_alone(file):
     """As an open store has it (superpipe/ownership.h): the description, shared, the whole file."""
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK,
+                struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def test_an_empty_file_in_use(directory):
@@ -114,11 +123,13 @@ def test_a_refused_creator_of_an_empty_file(directory):
     except OSError as error:
         print(f"skipped in part: no attributes of files: {error}")
     refused(["create", place, "--size", "8m", "--dram", "1m"], ["is too little"], place)
-    assert os.stat(place).st_size == 0, "a refused creator left the size that it had given to the file"
+    assert os.stat(place).st_size == 0, (
+        "a refused creator left the size that it had given to the file")
 
 
 def without_locks():
-    """As on a file system that has none: F_OFD_SETLK and F_OFD_GETLK are refused (a filter of seccomp, x86-64)."""
+    """As on a file system that has none: F_OFD_SETLK and F_OFD_GETLK are refused (a filter of
+    seccomp, x86-64)."""
     load, equal, answer, fcntl_number, errno_flag, allow = 0x20, 0x15, 0x06, 72, 0x50000, 0x7fff0000
     program = b"".join(struct.pack("HBBI", *instruction) for instruction in (
         (load, 0, 0, 0),                         # the number of the system call
@@ -132,7 +143,8 @@ def without_locks():
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(memory))
     libc = ctypes.CDLL(None)
     no_new_privileges, seccomp_filter = 38, 2
-    if libc.prctl(no_new_privileges, 1, 0, 0, 0) != 0 or libc.prctl(22, seccomp_filter, header, 0, 0) != 0:
+    if libc.prctl(no_new_privileges, 1, 0, 0, 0) != 0 or libc.prctl(22, seccomp_filter, header, 0,
+        0) != 0:
         os._exit(99)
 
 
@@ -141,7 +153,8 @@ def test_creators_where_nothing_can_be_locked(directory):
     new, empty = os.path.join(directory, "unlocked"), os.path.join(directory, "unlocked-empty")
     open(empty, "wb").close()
     for place in (new, empty):
-        result = subprocess.run([LUNAR, "kv", "create", place, "--size", "8m"], capture_output=True, check=False,
+        result = subprocess.run([LUNAR, "kv", "create", place, "--size", "8m"], capture_output=True,
+                                check=False,
                                 preexec_fn=without_locks)
         one_line(result.returncode, result.stderr, [b"lock"], "without locks")
     assert not os.path.exists(new), "a refused creator left an empty file"
@@ -149,26 +162,31 @@ def test_creators_where_nothing_can_be_locked(directory):
 
 
 def test_readers_of_a_damaged_store(directory):
-    """Two salvages at the same time give the same; a writer is refused meanwhile, and a salvage while there is one."""
+    """Two salvages at the same time give the same; a writer is refused meanwhile, and a salvage
+    while there is one."""
     pairs = {b"key %d" % number: os.urandom(30_000) for number in range(60)}
     place = logged_store(directory, "logged", pairs)
     with open(place, "r+b") as file:
         file.seek(file.read().index(pairs[b"key 50"][:500]) + 100)
         file.write(b"damaged!")
     before = digest(place)
-    with subprocess.Popen([LUNAR, "kv", "dump", "--salvage", place], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    with subprocess.Popen([LUNAR, "kv", "dump", "--salvage", place], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE,
                           pipesize=4096, bufsize=0) as first:
-        head = first.stdout.read(1)   # more than its buffers take: it has the store open until this is read
+        # more than its buffers take: it has the store open until this is read
+        head = first.stdout.read(1)
         second = run("dump", "--salvage", place)
         refused(["set", place, "a", "b"], ["in use"], place)
         refused(["create", place, "--force"], ["in use"], place)
         out, err = first.communicate()
-    assert (first.returncode, head + out, err) == (second.returncode, second.stdout, second.stderr) and len(out) > MIB
+    assert (first.returncode, head + out, err) == (second.returncode, second.stdout,
+                                                   second.stderr) and len(out) > MIB
     assert second.returncode == 3 and second.stderr.count(b"\n") == 1
     assert digest(place) == before, "salvage writes"
     place = make(directory, "sound", pairs=PAIRS)
     with loading_into(place) as loading:
-        loading.stdin.write(stream_of({b"%d" % number: b"x" * 200 for number in range(20_000)})[: 2 * MIB])
+        loading.stdin.write(stream_of({b"%d" % number: b"x" * 200
+                                       for number in range(20_000)})[: 2 * MIB])
         loading.stdin.flush()   # more than pipe and buffers take: it is open by now
         refused(["dump", "--salvage", place], ["in use"])
         loading.kill()
@@ -178,7 +196,8 @@ def test_readers_of_a_damaged_store(directory):
 
 def test_rights_of_users(directory, as_root):
     """As a user who may not read, may not write, or may not make a file."""
-    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[], check=False)
+    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[],
+                           check=False)
     if reach.returncode != 0:
         print("skipped in part: the user `nobody` cannot reach the binary")
         return
@@ -193,18 +212,21 @@ def test_rights_of_users(directory, as_root):
     for mode, verbs in ((0o600, readers + writers), (0o644, writers)):
         os.chmod(place, mode)
         for verb, *words in verbs:
-            refused([verb, place, *words], [place, "permission"], place, given=stream_of(PAIRS), as_nobody=True)
+            refused([verb, place, *words], [place, "permission"], place, given=stream_of(PAIRS),
+                    as_nobody=True)
     for verb, *words in readers:
         result = run(verb, place, *words, as_nobody=True)
         assert result.returncode == 0 and result.stderr == b""
     os.chmod(place, 0o666)
     refused(["load", place, stream], [stream, "Permission denied"], place, as_nobody=True)
-    refused(["set", place, "a", "--file", stream], [stream, "Permission denied"], place, as_nobody=True)
+    refused(["set", place, "a", "--file", stream], [stream, "Permission denied"], place,
+            as_nobody=True)
     empty = os.path.join(directory, "empty")
     open(empty, "wb").close()
     for mode in (0o600, 0o644):
         os.chmod(empty, mode)
-        refused(["load", empty], [empty, "permission"], empty, given=stream_of(PAIRS), as_nobody=True)
+        refused(["load", empty], [empty, "permission"], empty, given=stream_of(PAIRS),
+                as_nobody=True)
     new = os.path.join(directory, "new")
     refused(["create", new, "--size", "8m"], [new, "ermission denied"], as_nobody=True)
     assert not os.path.exists(new), "a file in a directory that may not be written"
@@ -215,7 +237,8 @@ def test_rights_of_users(directory, as_root):
 
 
 def test_what_does_not_fit_into_memory(directory):
-    """A value or a line that is larger than the memory there is: refused, and no stream seems to end before it."""
+    """A value or a line that is larger than the memory there is: refused, and no stream seems to
+    end before it."""
     place = make(directory, "limited", pairs=PAIRS)
     long = os.path.join(directory, "long")
     with open(long, "wb") as file:
@@ -227,9 +250,11 @@ def test_what_does_not_fit_into_memory(directory):
     limits = (300 * MIB, 300 * MIB)
     for words, code in ((["set", place, "a", "--file", long], 4), (["load", place, long], 2),
                         (["load", place, behind], 4)):
-        result = subprocess.run([LUNAR, "kv", *words, "--dram", "16m"], capture_output=True, check=False,
+        result = subprocess.run([LUNAR, "kv", *words, "--dram", "16m"], capture_output=True,
+                                check=False,
                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
-        assert result.returncode == code and result.stderr.count(b"\n") == 1 and b"memory" in result.stderr
+        assert (result.returncode == code and result.stderr.count(b"\n") == 1
+                and b"memory" in result.stderr)
     refused(["set", place, "a", "--file", directory], [directory, "directory"], place)
     assert pairs_of(place) == PAIRS, "the pairs after values that did not fit"
 
@@ -237,9 +262,11 @@ def test_what_does_not_fit_into_memory(directory):
 def test_a_device_that_cannot_be_written(directory, attach):
     place = make(directory, "read-only", pairs=PAIRS)
     device = attach(place, "-r")
-    for verb, *words in (["info"], ["check"], ["scan"], ["dump"], ["dump", "--salvage"], ["get", "a"]):
+    for verb, *words in (["info"], ["check"], ["scan"], ["dump"], ["dump", "--salvage"],
+                         ["get", "a"]):
         done(verb, device, *words)
-    for verb, *words in (["set", "a", "3"], ["del", "a"], ["load"], ["compact"], ["create", "--force"]):
+    for verb, *words in (["set", "a", "3"], ["del", "a"], ["load"], ["compact"],
+                         ["create", "--force"]):
         refused([verb, device, *words], [device, "read-only"], place, given=stream_of(PAIRS))
     blank = os.path.join(directory, "blank")
     with open(blank, "wb") as file:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lunar lun` from outside, on files and a loop device. Every refusal is one line, exits as documented and leaves the
-device byte by byte as it was; what is done shows in `list`, `info` and `check`, and every --json is JSON. HOLDER
-(lun_holder.cpp) has a LUN open."""
+"""`lunar lun` from outside, on files and a loop device. Every refusal is one line, exits as
+documented and leaves the device byte by byte as it was; what is done shows in `list`, `info` and
+`check`, and every --json is JSON. HOLDER (lun_holder.cpp) has a LUN open."""
 import contextlib
 import hashlib
 import json
@@ -26,13 +26,15 @@ LIMIT_S = 60
 
 def run(*words, environment=None, as_nobody=False):
     extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
-    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True,
                           check=False, env=environment, **extra)
 
 
 def holder_of(path, name):
     """A process that has the LUN open; without a name, a scratch LUN of its own."""
-    return subprocess.Popen([HOLDER, path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([HOLDER, path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            text=True)
 
 
 def done(*words, code=0):
@@ -76,7 +78,8 @@ def untouched(device, *words, code=0):
 
 
 def at_terminal(answer, *words):
-    """The same with a terminal that answers the first question: exit code and all that was shown."""
+    """The same with a terminal that answers the first question: exit code and all that was
+    shown."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(LUNAR, [LUNAR, "lun", *words])
@@ -117,7 +120,8 @@ def made_by(*command):
     tool = shutil.which(command[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if tool is None:
         return False
-    subprocess.run([tool, *command[1:]], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run([tool, *command[1:]], check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
     return True
 
 
@@ -131,7 +135,8 @@ def superblock(path):
     """The few fields of the format that are needed here (physical_format.h)."""
     with open(path, "rb") as file:
         head = file.read(4096)
-    names = ["device_bytes", "extent_bytes", "extent_count", "image_bytes", "front_offset", "data_offset",
+    names = ["device_bytes", "extent_bytes", "extent_count", "image_bytes", "front_offset",
+             "data_offset",
              "back_offset"]
     return dict(zip(names, struct.unpack_from("<7Q", head, 40)))
 
@@ -143,7 +148,7 @@ def images(path):
     return [front, front + size, back, back + size]
 
 
-# ---- wrong use -----------------------------------------------------------------------------------------------------
+# ---- wrong use -----------------------------------------------------------------------------------
 
 def test_wrong_words(directory):
     path = formatted(directory, "words.img")
@@ -161,7 +166,8 @@ def test_wrong_words(directory):
     refused(["check", f"{path}#first"], ["#first", "the device alone"], [path])
     refused(["check", path, "--repair=yes"], ["--repair takes no value"], [path])
     for name in (".hidden", "-dash", "a b", "x" * 32, "ä", ""):
-        refused(["create", f"{path}#{name}", "--size", "1m"], ["not a name for a LUN"] if name else [], [path])
+        refused(["create", f"{path}#{name}", "--size", "1m"], ["not a name for a LUN"] if name
+                else [], [path])
     for size in ("lots", "-5m", "0", "5q", "99999999999999t"):
         refused(["create", f"{path}#x", f"--size={size}"], ["--size"], [path])
         if size not in ("-5m",):
@@ -179,16 +185,18 @@ def test_no_such_device(directory):
     refused(["list", directory + "/none"], [directory + "/none"])
     refused(["create", directory + "/none#x", "--size", "1m", "--format"], [directory + "/none"])
     assert not os.path.exists(directory + "/none"), "create made a file"
-    refused(["create", "tape:/dev/st0#x", "--size", "1m", "--format"], ["tape", "file", "nvme", "pmem", "capi", "sim"])
+    refused(["create", "tape:/dev/st0#x", "--size", "1m", "--format"],
+            ["tape", "file", "nvme", "pmem", "capi", "sim"])
     refused(["list", "tape:/dev/st0"], ["tape", "nvme"])
     refused(["info", "/dev/null"], ["/dev/null"])
     refused(["check", directory], [directory])
 
 
-# ---- what must not be touched --------------------------------------------------------------------------------------
+# ---- what must not be touched --------------------------------------------------------------------
 
 def test_foreign(directory):
-    """Each kind of thing that a device can hold is named, kept, and erased only under its own name."""
+    """Each kind of thing that a device can hold is named, kept, and erased only under its own
+    name."""
     kinds = []
     path = blank(directory, "ext4.img", 16)
     if made_by("mkfs.ext4", "-q", "-F", path):
@@ -197,7 +205,8 @@ def test_foreign(directory):
     if made_by("mkswap", path):
         kinds.append((path, "swap"))
     path = blank(directory, "dos.img", 16)
-    patch(path, 446, struct.pack("<B3sB3sII", 0, b"\0\2\0", 0x83, b"\0\2\0", 2048, 16384))   # one partition
+    # one partition
+    patch(path, 446, struct.pack("<B3sB3sII", 0, b"\0\2\0", 0x83, b"\0\2\0", 2048, 16384))
     patch(path, 510, b"\x55\xaa")
     kinds.append((path, "dos"))
     path = blank(directory, "data.img", 16)
@@ -224,7 +233,8 @@ def test_foreign(directory):
         assert as_json("info", path).get("formatted") is False
     for path, word in kinds:
         named = run("create", f"{path}#x", "--size", "1m").stderr.split("--erase=")[1].split()[0]
-        code, shown, answered = at_terminal("n", "create", f"{path}#x", "--size", "1m", f"--erase={named}")
+        code, shown, answered = at_terminal("n", "create", f"{path}#x", "--size", "1m",
+                                            f"--erase={named}")
         assert code == 2 and answered, f"{path}: a no at the terminal: {code} {shown}"
         out = as_json("create", f"{path}#x", "--size", "1m", f"--erase={named}", "--yes")
         assert out.get("formatted") is True and out["created"]["name"] == "x"
@@ -237,7 +247,8 @@ def test_unsuitable(directory):
     empty = blank(directory, "blank.img", 64)
     refused(["create", f"{empty}#x", "--size", "1m"], ["blank", "--format"], [empty])
     refused(["create", f"{empty}#x", "--size", "1m", "--yes"], ["--format"], [empty])
-    refused(["create", f"{empty}#x", "--size", "1m", "--erase=ext4", "--yes"], ["blank", "--format"], [empty])
+    refused(["create", f"{empty}#x", "--size", "1m", "--erase=ext4", "--yes"],
+            ["blank", "--format"], [empty])
     refused(["create", f"{empty}#x", "--size", "65m", "--format"], ["--size"], [empty])
     refused(["create", f"{empty}#x", "--size", "64m", "--format"], ["--size"], [empty])
     refused(["list", empty], [empty], [empty])
@@ -253,7 +264,8 @@ def test_unsuitable(directory):
 
 
 def test_no_rights(directory, as_root):
-    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[], check=False)
+    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[],
+                           check=False)
     if reach.returncode != 0:
         pytest.skip("reachable: the user `nobody` cannot reach the binary")
     path = formatted(directory, "rights.img")
@@ -263,7 +275,8 @@ def test_no_rights(directory, as_root):
     node = os.path.join(directory, "ng0n1")
     with contextlib.suppress(PermissionError):   # some containers allow no device nodes
         os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(241, 0))
-        for words in (["list", f"nvme:{node}"], ["create", f"nvme:{node}#x", "--size", "1m", "--format"]):
+        for words in (["list", f"nvme:{node}"],
+                      ["create", f"nvme:{node}#x", "--size", "1m", "--format"]):
             refused(words, [node, "setfacl"], as_nobody=True)
     os.chmod(path, 0o644)   # may be read, not written
     refused(["create", f"{path}#x", "--size", "1m"], [path], [path], as_nobody=True)
@@ -276,8 +289,10 @@ def test_in_use(directory):
         assert holder.stdout.readline() == "open\n", "the holder did not open the LUN"
         refused(["remove", f"{path}#first", "--yes"], ["in use"], [path])
         refused(["resize", f"{path}#first", "-1m", "--yes"], [], [path])
-        refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
-        assert as_json("list", path)["devices"][0]["virtual_luns"][0]["in_use"] is True, "list: in_use"
+        refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"],
+                [path])
+        first = as_json("list", path)["devices"][0]["virtual_luns"][0]
+        assert first["in_use"] is True, "list: in_use"
         done("create", f"{path}#second", "--size", "1m")   # others may go on
         done("remove", f"{path}#second", "--yes")
         holder.stdin.close()
@@ -297,21 +312,24 @@ def test_scratch(directory):
             f"list with a scratch LUN: {luns}")
         assert "(scratch)" in done("list", path), "list: (scratch)"
         assert as_json("check", path)["verdict"] == "clean", "check with a scratch LUN"
-        refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
+        refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"],
+                [path])
         holder.kill()
     settled([path], {"first": False}, "after kill -9")
     assert as_json("check", path)["verdict"] == "clean", "check after kill -9"
 
 
-# ---- what is done --------------------------------------------------------------------------------------------------
+# ---- what is done --------------------------------------------------------------------------------
 
 def test_life(directory):
     path = blank(directory, "life.img", 64)
     out = as_json("create", f"{path}#one", "--size", "5m", "--format")
     assert out["formatted"] is True and out["created"]["size_bytes"] == 5 * MIB and out["luns"] == 1
     out = as_json("create", f"{path}#two", "--size", "1.5m")
-    assert out["formatted"] is False and out["created"]["size_bytes"] == 3 * MIB // 2 and out["luns"] == 2
-    for name, words in {"shrink": ["resize", f"{path}#one", "-1m"], "remove": ["remove", f"{path}#one"],
+    assert (out["formatted"] is False and out["created"]["size_bytes"] == 3 * MIB // 2
+            and out["luns"] == 2)
+    for name, words in {"shrink": ["resize", f"{path}#one", "-1m"],
+                        "remove": ["remove", f"{path}#one"],
                         "repair": ["check", path, "--repair"]}.items():
         refused(words, ["--yes"], [path])
         code, shown, answered = at_terminal("", *words)
@@ -330,9 +348,10 @@ def test_life(directory):
     names = {lun["name"] for lun in device["virtual_luns"]}
     assert names == {"one", "two"} and device["free_bytes"] == 0
     table = done("list", path)
-    assert "one" in table and "two" in table and "2 LUNs on 1 device" in table and "created" in table
+    assert all(word in table for word in ("one", "two", "2 LUNs on 1 device", "created"))
     info = as_json("info", path)
-    assert info["formatted"] and info["raw"]["kind"] == "file" and info["uuid"] == device["uuid"], f"info: {info}"
+    assert info["formatted"] and info["raw"]["kind"] == "file" and info["uuid"] == device["uuid"], (
+        f"info: {info}")
     assert as_json("info", f"{path}#two")["lun"]["size_bytes"] == 3 * MIB // 2, "info #two"
     for word in (path, "extents", "uuid", "discard", "window", "sqpoll"):
         assert word in done("info", path)
@@ -342,7 +361,8 @@ def test_life(directory):
     assert as_json("list", path)["devices"][0]["virtual_luns"] == [], "list of none"
     verdict = as_json("check", path)
     assert verdict["verdict"] == "clean" and verdict["extents_used"] == 0
-    code, shown, answered = at_terminal("y", "create", f"{blank(directory, 'asked.img', 16)}#x", "--size", "1m")
+    code, shown, answered = at_terminal("y", "create", f"{blank(directory, 'asked.img', 16)}#x",
+                                        "--size", "1m")
     assert code == 0 and answered, f"create on a blank device at the terminal: {code} {shown}"
 
 
@@ -353,22 +373,25 @@ def test_damage(directory):
     patch(path, images(path)[1] + 200, b"\xff" * 16)
     verdict = as_json("check", path, code=1)
     assert verdict.get("verdict") == "needs repair" and verdict["problems"] == 1
-    assert as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of one damaged copy"
+    assert as_json("check", path, "--repair", "--yes",
+                   code=1)["verdict"] == "mended", "repair of one damaged copy"
     assert as_json("check", path)["verdict"] == "clean", "check after the repair"
     names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
     assert names == {"first", "second"}
     for offset in images(path):
         patch(path, offset + 200, b"\xff" * 16)
-    for words in (["list", path], ["check", path, "--repair", "--yes"], ["create", f"{path}#x", "--size", "1m"]):
+    for words in (["list", path], ["check", path, "--repair", "--yes"],
+                  ["create", f"{path}#x", "--size", "1m"]):
         refused(words, [path], [path], code=3)
-    assert untouched(path, "check", path, "--json", code=3)["verdict"] == "damaged", "check of a damaged device"
+    assert untouched(path, "check", path, "--json",
+                     code=3)["verdict"] == "damaged", "check of a damaged device"
     as_json("create", f"{path}#new", "--size", "1m", "--erase=lunar", "--yes")   # said by name
     done("check", path)
 
 
 def test_looks(directory):
-    """list, info and check write nothing: not where a copy is damaged, and not where a killed owner's scratch LUN is
-    left."""
+    """list, info and check write nothing: not where a copy is damaged, and not where a killed
+    owner's scratch LUN is left."""
     def luns():
         return untouched(path, "list", path, "--json")["devices"][0]["virtual_luns"]
 
@@ -387,7 +410,8 @@ def test_looks(directory):
     assert [lun["name"] for lun in told["virtual_luns"]] == ["first"]
     assert [lun.get("type") for lun in told["virtual_luns"]] == ["named"]
     told = untouched(path, "check", path, "--json")
-    assert told["verdict"] == "clean" and any("owners are gone" in line for line in told["findings"]), (
+    assert told["verdict"] == "clean" and any("owners are gone" in line
+                                              for line in told["findings"]), (
         f"check with a dead scratch LUN: {told}")
     extents = told["extents_used"]
     info = untouched(path, "info", path, "--json")
@@ -398,9 +422,11 @@ def test_looks(directory):
     assert "damaged copy" in done("info", path), "info of a damaged copy"
     told = untouched(path, "check", path, "--json", code=1)
     assert told["verdict"] == "needs repair" and told["extents_used"] == extents
-    assert as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of a damaged copy"
+    assert as_json("check", path, "--repair", "--yes",
+                   code=1)["verdict"] == "mended", "repair of a damaged copy"
     told = as_json("check", path)
-    assert told["extents_used"] == extents and not told["findings"], f"the dead LUN was not freed: {told}"
+    assert told["extents_used"] == extents and not told["findings"], (
+        f"the dead LUN was not freed: {told}")
     os.chmod(path, 0o400)
     patch(path, 40, b"\x01")   # the superblock
     for words in verbs:
@@ -409,30 +435,35 @@ def test_looks(directory):
 
 
 def test_erased_head(directory):
-    """The head is gone, the copy at the end is not: nothing formats over it unasked, and a repair brings it back."""
+    """The head is gone, the copy at the end is not: nothing formats over it unasked, and a repair
+    brings it back."""
     path = formatted(directory, "head.img")
     patch(path, 0, bytes(4096))   # what follows is there: not blank, but nothing anybody knows
     refused(["create", f"{path}#x", "--size", "1m", "--format"], ["unknown data"], [path])
-    assert as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased block"
+    assert as_json("check", path, "--repair", "--yes",
+                   code=1)["verdict"] == "mended", "repair of an erased block"
     done("check", path)
     patch(path, 0, bytes(65536))
     refused(["list", path], ["lunar lun check"], [path], code=3)
     refused(["create", f"{path}#x", "--size", "1m"], ["--format"], [path])
     refused(["create", f"{path}#x", "--size", "1m", "--format"], ["--erase=lunar", "check"], [path])
     refused(["check", path], [path], [path], code=3)
-    assert as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased head"
+    assert as_json("check", path, "--repair", "--yes",
+                   code=1)["verdict"] == "mended", "repair of an erased head"
     luns = as_json("list", path)["devices"][0]["virtual_luns"]
     assert [lun["name"] for lun in luns] == ["first"], "the LUN came back"
     done("check", path)
     patch(path, 0, bytes(65536))
     done("create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes")
-    assert [lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["x"], "erased by name"
+    luns = as_json("list", path)["devices"][0]["virtual_luns"]
+    assert [lun["name"] for lun in luns] == ["x"], "erased by name"
 
 
 def test_other_contents(directory):
     """What holds something else is named, and no check says how to erase it."""
     store = os.path.join(directory, "users.kv")
-    subprocess.run([LUNAR, "kv", "create", store, "--size", "4m"], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([LUNAR, "kv", "create", store, "--size", "4m"], stdout=subprocess.DEVNULL,
+                   check=True)
     named = ["holds a key/value store of Lunar (`lunar kv info", store]
     for words in (["check", store], ["list", store], ["create", f"{store}#x", "--size", "1m"],
                   ["create", f"{store}#x", "--size", "1m", "--format"]):
@@ -440,11 +471,12 @@ def test_other_contents(directory):
     for words in (["check", store], ["list", store]):
         err = run(*words).stderr
         assert "wipefs" not in err and "truncate" not in err and "erase" not in err
-    assert "a key/value store of Lunar (`lunar kv info" in done("info", store), "info of a key/value store"
-    assert as_json("info", store)["holds"] == "a key/value store of Lunar", "info --json of a key/value store"
+    assert "a key/value store of Lunar (`lunar kv info" in done("info", store)
+    assert as_json("info", store)["holds"] == "a key/value store of Lunar"
     patch(store, 0, bytes(4096))   # its first superblock: the other one tells
     refused(["check", store], named, [store])
-    ran = subprocess.run([LUNAR, "run", "--dram", "16m", "--lun", store, "--", "/bin/true"], stdin=subprocess.DEVNULL,
+    ran = subprocess.run([LUNAR, "run", "--dram", "16m", "--lun", store, "--", "/bin/true"],
+                         stdin=subprocess.DEVNULL,
                          capture_output=True, text=True, check=False)
     assert ran.returncode == 125 and named[0] in ran.stderr
     letter = os.path.join(directory, "letter")
@@ -457,7 +489,8 @@ def test_at_once(directory):
     """Eight of them, of whom the first formats."""
     path = blank(directory, "many.img", 64)
     many = [subprocess.Popen([LUNAR, "lun", "create", f"{path}#lun{i}", "--size", "1m", "--format"],
-                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.PIPE, text=True)
             for i in range(8)]
     for child in many:
         _, err = child.communicate()
@@ -474,39 +507,46 @@ def test_composite(directory):
     out = as_json("create", f"{uri}#x", "--size", "40m", "--format")
     assert out["formatted"] is True
     members = as_json("info", uri)["raw"]["members"]
-    assert len(members) == 2 and all(m["status"] == "Enabled" for m in members), f"members: {members}"
+    assert len(members) == 2 and all(m["status"] == "Enabled"
+                                     for m in members), f"members: {members}"
     rows = as_json("paths", uri)["paths"]
     assert [row["connection"] for row in rows] == paths
     assert "Enabled" in done("paths", uri) and "connection" in done("paths", uri), "paths: table"
     assert len(as_json("paths", paths[0])["paths"]) == 1, "paths of a plain file"
     done("check", uri)
-    refused(["create", f"{paths[0]}#y", "--size", "1m", "--format", "--yes"], ["--erase="], paths)   # a member alone
+    # a member alone
+    refused(["create", f"{paths[0]}#y", "--size", "1m", "--format", "--yes"], ["--erase="], paths)
     refused(["list", "stripe:" + ";".join(reversed(paths))], [], paths)
     foreign_part = blank(directory, "part.ext4", 32)
     patch(foreign_part, 0, b"foreign")
     fresh = blank(directory, "part2.img", 16)
     stripe = f"stripe:{fresh};{foreign_part}"
-    refused(["create", f"{stripe}#x", "--size", "1m", "--format", "--yes"], [foreign_part, "--erase="],
+    refused(["create", f"{stripe}#x", "--size", "1m", "--format", "--yes"],
+            [foreign_part, "--erase="],
             [fresh, foreign_part])
 
 
 def mounted(directory, device):
     place = os.path.join(directory, "mnt")
     os.makedirs(place, exist_ok=True)
-    if subprocess.run(["mount", "-o", "ro", device, place], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+    if subprocess.run(["mount", "-o", "ro", device, place], stderr=subprocess.DEVNULL,
+                      check=False).returncode != 0:
         return   # many containers forbid it
     try:
-        refused(["create", f"{device}#x", "--size", "1m", "--erase=ext4", "--yes"], ["mounted on " + place], [device])
+        refused(["create", f"{device}#x", "--size", "1m", "--erase=ext4", "--yes"],
+                ["mounted on " + place], [device])
         assert as_json("info", device)["holds"] == "ext4", "info of a mounted device"
     finally:
         subprocess.run(["umount", place], check=False)
 
 
 def settled(devices, expected, what):
-    """Which LUNs there are and which of them are in use, once the kernel has torn down what their owners left."""
+    """Which LUNs there are and which of them are in use, once the kernel has torn down what their
+    owners left."""
     end = time.monotonic() + 10
     while True:
-        luns = [lun for device in as_json("list", *devices)["devices"] for lun in device["virtual_luns"]]
+        luns = [lun for device in as_json("list", *devices)["devices"]
+                for lun in device["virtual_luns"]]
         shown = {lun["name"]: lun["in_use"] for lun in luns}
         if shown == expected or time.monotonic() > end:
             assert shown == expected
@@ -520,30 +560,35 @@ import json, os, subprocess, sys
 lunar, devices = sys.argv[1], sys.argv[2:]
 pages = [os.urandom(64) * 64 for _ in range(6 * 1024)]
 sums = [hash(page) for page in pages]
-plain = {name: value for name, value in os.environ.items() if not name.startswith(("LUNAR_", "LD_PRELOAD"))}
-seen = subprocess.run([lunar, "lun", "list", *devices, "--json"], env=plain, stdout=subprocess.PIPE, check=True)
+own = ("LUNAR_", "LD_PRELOAD")
+plain = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+seen = subprocess.run([lunar, "lun", "list", *devices, "--json"], env=plain,
+                      stdout=subprocess.PIPE, check=True)
 heap = devices[0] + "#heap"
-busy = subprocess.run([lunar, "run", "--dram", "16m", "--lun", heap, "true"], env=plain, stderr=subprocess.PIPE)
+busy = subprocess.run([lunar, "run", "--dram", "16m", "--lun", heap, "true"], env=plain,
+                      stderr=subprocess.PIPE)
 print(json.dumps({"whole": sums == [hash(page) for page in pages], "seen": json.loads(seen.stdout),
                   "code": busy.returncode, "line": busy.stderr.decode()}))
 """
 
 
 def test_heap(directory):
-    """`lunar run` on a named LUN of one device and a scratch LUN of another: a stripe, with a heap larger than the
-    DRAM."""
+    """`lunar run` on a named LUN of one device and a scratch LUN of another: a stripe, with a heap
+    larger than the DRAM."""
     devices = [formatted(directory, "heap0.img", 128), formatted(directory, "heap1.img", 128)]
     done("create", f"{devices[0]}#heap", "--size", "80m")
     flags = ["--dram", "16m", "--size", "128m", "--lun", f"{devices[0]}#heap", "--lun", devices[1]]
     program = [sys.executable, "-c", HEAP, LUNAR, *devices]
-    result = subprocess.run([LUNAR, "run", *flags, "--", *program], stdin=subprocess.DEVNULL, capture_output=True,
+    result = subprocess.run([LUNAR, "run", *flags, "--", *program], stdin=subprocess.DEVNULL,
+                            capture_output=True,
                             text=True, check=False)
     if "userfaultfd" in result.stderr:
         pytest.skip("userfaultfd: nothing can be started")
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
     assert told["whole"] is True, "the heap came back changed"
-    shown = {lun["name"]: lun["in_use"] for device in told["seen"]["devices"] for lun in device["virtual_luns"]}
+    shown = {lun["name"]: lun["in_use"] for device in told["seen"]["devices"]
+             for lun in device["virtual_luns"]}
     assert shown == {"first": False, "heap": True, "": True}
     assert told["code"] == 125 and "in use" in told["line"]
     settled(devices, {"first": False, "heap": False}, "after the run")
@@ -558,7 +603,8 @@ def test_loop_device(directory, attach):
     assert as_json("create", f"{device}#x", "--size", "2m", "--format")["formatted"] is True
     assert device in [found["device"] for found in as_json("list")["devices"]]
     assert as_json("info", device)["raw"]["kind"] == "block"
-    assert as_json("paths", device)["paths"][0]["parent"] == backing, "a loop device hangs on its file"
+    parent = as_json("paths", device)["paths"][0]["parent"]
+    assert parent == backing, "a loop device hangs on its file"
     second = os.path.join(directory, "second-node")
     with contextlib.suppress(PermissionError):   # two nodes of one device are one device
         os.mknod(second, 0o600 | stat.S_IFBLK, os.stat(device).st_rdev)
@@ -566,7 +612,8 @@ def test_loop_device(directory, attach):
         with holder_of(device, "held") as holder:
             assert holder.stdout.readline() == "open\n", "the holder did not open the LUN"
             refused(["remove", f"{second}#held", "--yes"], ["in use"], [device])
-            refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [device])
+            refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"],
+                    [device])
             holder.stdin.close()
             holder.wait()
         settled([device], {"x": False, "held": False}, "after their owner's end")
@@ -574,7 +621,8 @@ def test_loop_device(directory, attach):
     done("check", device)
     if made_by("mkfs.ext4", "-q", "-F", device):
         refused(["create", f"{device}#x", "--size", "1m", "--format", "--yes"], ["ext4"], [device])
-        refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"], ["in use", device], [backing])
+        refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"],
+                ["in use", device], [backing])
         mounted(directory, device)
 
 

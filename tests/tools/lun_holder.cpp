@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lun_holder DEVICE NAME: has a virtual LUN open until its standard input ends; an empty NAME makes a scratch one. For
-// lun_cli_test.py.
+// lun_holder DEVICE NAME: has a virtual LUN open until its standard input ends; an empty NAME makes
+// a scratch one. For lun_cli_test.py.
 // Threading: one thread.
 #include <cstdio>
 

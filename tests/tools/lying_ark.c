@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * libarkdb, but that of every 64th value which is read one bit is wrong: what a bench that checks its values must
- * notice. */
+ * libarkdb, but that of every 64th value which is read one bit is wrong: what a bench that checks
+ * its values must notice. */
 #include <arkdb.h>
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -15,7 +15,8 @@ static void spoil(char* value, int64_t length) {
   if (length > 0 && atomic_fetch_add(&reads, 1) % 64 == 0) value[length - 1] ^= 1;
 }
 
-int ark_get(ARK* ark, uint64_t klen, void* key, uint64_t room, void* value, uint64_t offset, int64_t* length) {
+int ark_get(ARK* ark, uint64_t klen, void* key, uint64_t room, void* value, uint64_t offset,
+            int64_t* length) {
   int (*get)(ARK*, uint64_t, void*, uint64_t, void*, uint64_t, int64_t*);
   *(void**)&get = dlsym(RTLD_NEXT, "ark_get");
   const int code = get(ark, klen, key, room, value, offset, length);
@@ -37,9 +38,10 @@ static void came_back(int code, uint64_t tag, int64_t length) {
   done.callback(code, done.tag, length);
 }
 
-int ark_get_async_cb(ARK* ark, uint64_t klen, void* key, uint64_t room, void* value, uint64_t offset,
-                     void (*callback)(int, uint64_t, int64_t), uint64_t tag) {
-  int (*get)(ARK*, uint64_t, void*, uint64_t, void*, uint64_t, void (*)(int, uint64_t, int64_t), uint64_t);
+int ark_get_async_cb(ARK* ark, uint64_t klen, void* key, uint64_t room, void* value,
+                     uint64_t offset, void (*callback)(int, uint64_t, int64_t), uint64_t tag) {
+  int (*get)(ARK*, uint64_t, void*, uint64_t, void*, uint64_t, void (*)(int, uint64_t, int64_t),
+             uint64_t);
   *(void**)&get = dlsym(RTLD_NEXT, "ark_get_async_cb");
   struct call* call = malloc(sizeof *call);
   if (!call) return 12;

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A loader that is not glibc's, without any libc: stands for musl's. Prints the program's LD_PRELOAD ("LD_PRELOAD=" if
- * there is none), and ends by 9. x86-64 only. */
+ * A loader that is not glibc's, without any libc: stands for musl's. Prints the program's
+ * LD_PRELOAD ("LD_PRELOAD=" if there is none), and ends by 9. x86-64 only. */
 static long call(long number, long a, long b, long c) {
   long result;
-  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+  __asm__ volatile("syscall"
+                   : "=a"(result)
+                   : "a"(number), "D"(a), "S"(b), "d"(c)
+                   : "rcx", "r11", "memory");
   return result;
 }
 

@@ -17,10 +17,12 @@ LOADER = "/lib64/ld-linux-x86-64.so.2"
 STARTS = {   # what a Python program does to become, or start, sys.argv[1]
     "execv": "os.execv(name, [name])",
     "execve": "os.execve(name, [name], os.environ)",
-    "execvp": "os.environ['PATH'] = '/nowhere:' + os.path.dirname(name); os.execvp(os.path.basename(name), ['x'])",
+    "execvp": "os.environ['PATH'] = '/nowhere:' + os.path.dirname(name); "
+              "os.execvp(os.path.basename(name), ['x'])",
     "fexecve": "os.execve(os.open(name, os.O_RDONLY), [name], os.environ)",
     "posix_spawn": "end(os.posix_spawn(name, [name], os.environ))",
-    "posix_spawnp": "os.environ['PATH'] = os.path.dirname(name); end(os.posix_spawnp(os.path.basename(name), ['x'], "
+    "posix_spawnp": "os.environ['PATH'] = os.path.dirname(name); "
+                    "end(os.posix_spawnp(os.path.basename(name), ['x'], "
                     "os.environ))",
     "subprocess": "sys.exit(subprocess.call([name]))",
     "system": "sys.exit(os.waitstatus_to_exitcode(os.system(name)))",
@@ -33,8 +35,10 @@ BEGIN = ("import ctypes, os, subprocess, sys\nname = sys.argv[1]\n"
 
 
 def lunar(*command, flags=(), before=(), **variables):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LUNAR_", "LD_"))}
-    ended = subprocess.run([*before, LUNAR, "run", "--dram", "32m", *flags, "--", *command], capture_output=True,
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith(("LUNAR_", "LD_"))}
+    ended = subprocess.run([*before, LUNAR, "run", "--dram", "32m", *flags, "--", *command],
+                           capture_output=True,
                            text=True, check=False, env={**environment, **variables})
     if "userfaultfd" in ended.stderr and os.geteuid() != 0:
         pytest.skip("userfaultfd: " + ended.stderr.splitlines()[0])
@@ -62,8 +66,10 @@ def other_machine(directory):
 def test_refused(directory):
     """`lunar run` refuses each of them in one line, also behind a #! line or glibc's loader."""
     script = written(directory, "script", f"#!{OTHER_LIBC}\n".encode())
-    for words, says in (([OTHER_LIBC], "another C library"), ([script], "another C library"), ([STATIC], "statically"),
-                        ([SANITIZED], "AddressSanitizer"), ([other_machine(directory)], "another architecture"),
+    for words, says in (([OTHER_LIBC], "another C library"), ([script], "another C library"),
+                        ([STATIC], "statically"),
+                        ([SANITIZED], "AddressSanitizer"),
+                        ([other_machine(directory)], "another architecture"),
                         ([LOADER, OTHER_LIBC], "another C library"),
                         ([LOADER, "--argv0", "x", "--inhibit-cache", STATIC], "statically")):
         ended = lunar(*words)
@@ -93,13 +99,15 @@ def test_limit_on_data():
 def test_counted_commits(directory, as_root):
     """With the setting covered for this process alone."""
     strict = written(directory, "strict", b"2\n")
-    cover = f"mount --make-rprivate / && mount --bind {strict} /proc/sys/vm/overcommit_memory && exec \"$@\""
+    cover = (f"mount --make-rprivate / && mount --bind {strict} /proc/sys/vm/overcommit_memory && "
+             'exec "$@"')
     refused_under(["unshare", "-m", "sh", "-c", cover, "sh"], "sysctl vm.overcommit_memory=0")
 
 
 def child(how, name, says, keeps, code=9):
-    """Started by a program that is served it runs without the library and without a word on standard error; with
-    `--log info` one line says so. keeps: the library's name may stay in its environment."""
+    """Started by a program that is served it runs without the library and without a word on
+    standard error; with `--log info` one line says so. keeps: the library's name may stay in its
+    environment."""
     ended = lunar(sys.executable, "-c", BEGIN + STARTS[how], name, flags=["--log", "info"])
     if ended.returncode == 126 or "Exec format error" in ended.stderr:
         return   # this kernel does not run such programs
@@ -119,7 +127,8 @@ def test_children(directory):
     child("execve", SANITIZED, "sanitizer", False)
     child("execve", STATIC, "statically linked", True, 0)
     child("execve", other_machine(directory), "another architecture", False)
-    child("subprocess", written(directory, "script", f"#! {OTHER_LIBC} -x\n".encode()), "another C library", False)
+    child("subprocess", written(directory, "script", f"#! {OTHER_LIBC} -x\n".encode()),
+          "another C library", False)
     other = ctypes.util.find_library("z") or "libc.so.6"   # other libraries stay
     assert lunar("/bin/sh", "-c", OTHER_LIBC, LD_PRELOAD=other).stdout == f"LD_PRELOAD={other}\n"
 
@@ -133,9 +142,11 @@ def test_setuid_child(directory, as_root):
 
 def test_loader():
     """`lunar run -- ld.so PROGRAM` serves the program."""
-    program = "import ctypes; print(ctypes.CDLL(None).lunar_is_tiered is not None, bytearray(50 << 20).count(0))"
+    program = ("import ctypes; print(ctypes.CDLL(None).lunar_is_tiered is not None, "
+               "bytearray(50 << 20).count(0))")
     for words in ([LOADER], [LOADER, "--argv0", "python3"]):
-        ended = lunar(*words, os.path.realpath(sys.executable), "-c", program, flags=["--stats"], PYTHONMALLOC="malloc")
+        ended = lunar(*words, os.path.realpath(sys.executable), "-c", program, flags=["--stats"],
+                      PYTHONMALLOC="malloc")
         assert (ended.returncode, ended.stdout) == (0, f"True {50 << 20}\n"), ended.stderr
         assert "stats: armed 1" in ended.stderr
     ended = lunar(LOADER, "--version")

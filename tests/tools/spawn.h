@@ -68,7 +68,8 @@ inline Ended run(const std::vector<std::string>& words, const Spawn& how = {}) {
   arguments.push_back(nullptr);
   std::string path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
   environment = {path.data(), home.data()};
-  for (const std::string& variable : how.variables) environment.push_back(const_cast<char*>(variable.c_str()));
+  for (const std::string& variable : how.variables)
+    environment.push_back(const_cast<char*>(variable.c_str()));
   environment.push_back(nullptr);
   Ended ended;
   ended.pid = fork();
@@ -80,7 +81,9 @@ inline Ended run(const std::vector<std::string>& words, const Spawn& how = {}) {
     for (int fd = 3; fd < 1024; ++fd) close(fd);
     if (!how.directory.empty() && chdir(how.directory.c_str()) != 0) _exit(99);
     constexpr unsigned kNobody = 65534;
-    if (how.as_nobody && (setgroups(0, nullptr) != 0 || setgid(kNobody) != 0 || setuid(kNobody) != 0)) _exit(99);
+    if (how.as_nobody &&
+        (setgroups(0, nullptr) != 0 || setgid(kNobody) != 0 || setuid(kNobody) != 0))
+      _exit(99);
     execve(arguments[0], arguments.data(), environment.data());
     _exit(98);
   }

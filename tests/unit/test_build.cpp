@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every other test relies on: the runtime is linked once, its version is readable, and the host page is sane.
-// Single-threaded; touches no LUN.
+// What every other test relies on: the runtime is linked once, its version is readable, and the
+// host page is sane. Single-threaded; touches no LUN.
 #include <unistd.h>
 
 #include "lunar/lunar.h"

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether a device behaves as superpipe/device.h says, whatever it is:
 //
-//   device_conformance URI [--keep|--scratch]    OVERWRITES the first 24 MiB of URI (and its last blocks). --keep: only
-//                                                opens and shows it; --scratch: opens it as a scratch LUN, twice
+//   device_conformance URI [--keep|--scratch]    OVERWRITES the first 24 MiB of URI (and its last
+//                                                blocks). --keep: only opens and shows it;
+//                                                --scratch: opens it as a scratch LUN, twice
 //                                                (refused when it holds data)
 //
-// A line a part, then `ok`; or `FAIL`, the first thing that was wrong, and 1. LUNAR_SEED=N replays. 2: the arguments,
-// or the device could not be opened. Run by hand and in virtual machines (tests/vm) on hardware that a test host seldom
-// has; on files, loop devices and sim: by tools/test.
+// A line a part, then `ok`; or `FAIL`, the first thing that was wrong, and 1. LUNAR_SEED=N replays.
+// 2: the arguments, or the device could not be opened. Run by hand and in virtual machines
+// (tests/vm) on hardware that a test host seldom has; on files, loop devices and sim: by
+// tools/test.
 // Threading: one thread, but for the parts that say otherwise.
 #include <errno.h>
 #include <fcntl.h>
@@ -64,7 +66,8 @@ struct Memory {
   char* base;
   size_t bytes;
   explicit Memory(size_t want) : bytes(want) {
-    base = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    base = static_cast<char*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     EXPECT(base != MAP_FAILED, "out of memory");
   }
   ~Memory() { munmap(base, bytes); }
@@ -101,9 +104,10 @@ struct Way {
     int got;
     do got = context->wait(&response, 1, 30'000'000'000);
     while (got == -EINTR);
-    EXPECT(got == 1, "wait gave %d within 30 s, for %s at %llu of %u parts, the first of %zu bytes", got,
-           command.op == Op::kRead ? "a read" : "another", static_cast<unsigned long long>(command.offset.value),
-           command.iov_count, command.iov ? command.iov->iov_len : 0);
+    EXPECT(got == 1, "wait gave %d within 30 s, for %s at %llu of %u parts, the first of %zu bytes",
+           got, command.op == Op::kRead ? "a read" : "another",
+           static_cast<unsigned long long>(command.offset.value), command.iov_count,
+           command.iov ? command.iov->iov_len : 0);
     EXPECT(response.tag == command.tag, "a response with another tag");
     return response.result;
   }
@@ -151,15 +155,16 @@ Device* open_device(const std::string& uri, bool read_only = false, bool scratch
 void show(Device* device) {
   const Capabilities can = device->capabilities();
   printf(
-      "%s (%s): %s, align %u; discard %d, window %d, sqpoll %d, polled %d, persistent %d, fua %s, atomic "
+      "%s (%s): %s, align %u; discard %d, window %d, sqpoll %d, polled %d, persistent %d, fua %s, "
+      "atomic "
       "%llu, transfer %s, memory align %u\n",
-      device->name(), device->kind(), format_size(device->size_bytes()).text, device->io_align(), can.discard,
-      can.window, can.sqpoll, can.polled, can.persistent, fua_text(can.fua),
-      static_cast<unsigned long long>(can.atomic_write_bytes), format_size(can.transfer_bytes_max).text,
-      can.memory_align);
+      device->name(), device->kind(), format_size(device->size_bytes()).text, device->io_align(),
+      can.discard, can.window, can.sqpoll, can.polled, can.persistent, fua_text(can.fua),
+      static_cast<unsigned long long>(can.atomic_write_bytes),
+      format_size(can.transfer_bytes_max).text, can.memory_align);
 }
 
-// ---- parts ----------------------------------------------------------------------------------------------------------
+// ---- parts --------------------------------------------------------------------------------------
 
 void sizes(Device* device, const Way& way) {
   const uint32_t align = device->io_align();
@@ -213,13 +218,15 @@ void vectors(Device* device, const Way& way, char* memory, size_t bytes) {
              static_cast<long long>(moved), total);
       for (const iovec& part : parts) {
         const auto* at = static_cast<char*>(part.iov_base);
-        EXPECT(memcmp(at, model.data() + (at - memory), part.iov_len) == 0, "a part of %u came back different", n);
+        EXPECT(memcmp(at, model.data() + (at - memory), part.iov_len) == 0,
+               "a part of %u came back different", n);
       }
     }
   }
 }
 
-// Random reads and writes, several at a time and never over each other, by two contexts and without, against a model.
+// Random reads and writes, several at a time and never over each other, by two contexts and
+// without, against a model.
 void random_work(Device* device, const ContextOptions& options, unsigned depth) {
   const uint32_t align = device->io_align();
   Attached one(device, options), two(device);
@@ -240,7 +247,8 @@ void random_work(Device* device, const ContextOptions& options, unsigned depth) 
     std::vector<Command> commands[2];
     for (unsigned i = 0; i < depth; ++i) {
       Job& job = jobs[i];
-      size_t bytes = (1 + random_numbers() % (random_numbers() % 4 ? 8 : 64 * kKiB / align)) * align;
+      size_t bytes =
+          (1 + random_numbers() % (random_numbers() % 4 ? 8 : 64 * kKiB / align)) * align;
       if (bytes > stride) bytes = stride;
       job.at = i * stride + random_numbers() % ((stride - bytes) / align + 1) * align;
       job.part = {buffers.base + i * 64 * kKiB, bytes};
@@ -257,8 +265,8 @@ void random_work(Device* device, const ContextOptions& options, unsigned depth) 
       size_t sent = 0, got = 0;
       while (got < commands[which].size()) {
         if (sent < commands[which].size()) {
-          const int taken =
-              context->submit(commands[which].data() + sent, static_cast<unsigned>(commands[which].size() - sent));
+          const int taken = context->submit(commands[which].data() + sent,
+                                            static_cast<unsigned>(commands[which].size() - sent));
           EXPECT(taken >= 0 || taken == -EAGAIN, "submit gave %s", errno_name(taken));
           if (taken > 0) sent += static_cast<size_t>(taken);
         }
@@ -267,20 +275,23 @@ void random_work(Device* device, const ContextOptions& options, unsigned depth) 
         EXPECT(n > 0 || n == -EINTR, "wait gave %d", n);
         for (int i = 0; i < n; ++i, ++got) {
           const Job& job = jobs[responses[i].tag];
-          EXPECT(responses[i].result == static_cast<int64_t>(job.part.iov_len), "%s of %zu at %llu gave %lld",
-                 job.command.op == Op::kRead ? "read" : "write", job.part.iov_len,
-                 static_cast<unsigned long long>(job.at), static_cast<long long>(responses[i].result));
+          EXPECT(responses[i].result == static_cast<int64_t>(job.part.iov_len),
+                 "%s of %zu at %llu gave %lld", job.command.op == Op::kRead ? "read" : "write",
+                 job.part.iov_len, static_cast<unsigned long long>(job.at),
+                 static_cast<long long>(responses[i].result));
           if (job.command.op == Op::kRead)
             EXPECT(memcmp(job.part.iov_base, model.data() + job.at, job.part.iov_len) == 0,
                    "a read of %zu at %llu came back different", job.part.iov_len,
                    static_cast<unsigned long long>(job.at));
         }
       }
-      EXPECT(context->in_flight() == 0, "in_flight %u with every response taken", context->in_flight());
+      EXPECT(context->in_flight() == 0, "in_flight %u with every response taken",
+             context->in_flight());
     }
   }
   for (uint64_t at = 0; at < kModelBytes; at += kMiB) plain.read(at, first.base + at, kMiB);
-  EXPECT(memcmp(first.base, model.data(), kModelBytes) == 0, "the device holds something else at the end");
+  EXPECT(memcmp(first.base, model.data(), kModelBytes) == 0,
+         "the device holds something else at the end");
 }
 
 void discard(Device* device, const Way& way) {
@@ -291,7 +302,8 @@ void discard(Device* device, const Way& way) {
   command.length = 256 * kKiB;
   const int64_t result = way.run(command);
   if (!device->capabilities().discard) {
-    EXPECT(result < 0, "discard gave %lld, and the device says that it cannot", static_cast<long long>(result));
+    EXPECT(result < 0, "discard gave %lld, and the device says that it cannot",
+           static_cast<long long>(result));
     return;
   }
   EXPECT(result == 0, "discard gave %s", errno_name(static_cast<int>(result)));
@@ -306,8 +318,8 @@ void discard(Device* device, const Way& way) {
   }
 }
 
-// Durable writes are writes: of one part and of several, large ones too, and between others. What a power loss does to
-// them only sim: can show (unit-durability).
+// Durable writes are writes: of one part and of several, large ones too, and between others. What a
+// power loss does to them only sim: can show (unit-durability).
 void fua(Device* device, const Way& way, char* memory, size_t bytes) {
   const size_t most = bytes / 2 < kMiB ? bytes / 2 : kMiB;
   Memory in(most);
@@ -323,17 +335,19 @@ void fua(Device* device, const Way& way, char* memory, size_t bytes) {
              static_cast<long long>(moved));
       memset(in.base, 0, length);
       way.read(6 * kMiB, in.base, length);
-      EXPECT(memcmp(in.base, memory, length) == 0, "a durable write of %zu came back different", length);
+      EXPECT(memcmp(in.base, memory, length) == 0, "a durable write of %zu came back different",
+             length);
     }
   }
   EXPECT(way.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed");
 }
 
-// Atomic writes up to what the device says, at the last place of an area of it too; what is more than that is refused,
-// and changes nothing.
+// Atomic writes up to what the device says, at the last place of an area of it too; what is more
+// than that is refused, and changes nothing.
 void atomic_writes(Device* device, const Way& way) {
   const uint64_t most = device->capabilities().atomic_write_bytes;
-  EXPECT((most & (most - 1)) == 0, "atomic_write_bytes %llu", static_cast<unsigned long long>(most));
+  EXPECT((most & (most - 1)) == 0, "atomic_write_bytes %llu",
+         static_cast<unsigned long long>(most));
   Memory out(2 * kMiB), in(2 * kMiB), before(2 * kMiB);
   const auto write = [&](uint64_t offset, const iovec* parts, uint32_t count) {
     Command command = command_of(Op::kWrite, offset, parts, count, 4);
@@ -358,22 +372,26 @@ void atomic_writes(Device* device, const Way& way) {
   const iovec large = {out.base, over}, three = {out.base, 3 * align},
               two[2] = {{out.base, align}, {out.base + kPage, align}};
   if (over <= kMiB)
-    EXPECT(write(0, &large, 1) < 0, "an atomic write of %llu was taken", static_cast<unsigned long long>(over));
+    EXPECT(write(0, &large, 1) < 0, "an atomic write of %llu was taken",
+           static_cast<unsigned long long>(over));
   EXPECT(write(0, &three, 1) < 0, "an atomic write of three blocks was taken");
   EXPECT(write(0, two, 2) < 0, "an atomic write of two parts was taken");
   const iovec astride = {out.base, 2 * align};
   EXPECT(write(align, &astride, 1) < 0, "an atomic write at no multiple of its length was taken");
   way.read(0, in.base, 2 * kMiB);
-  EXPECT(memcmp(in.base, before.base, 2 * kMiB) == 0, "an atomic write that was refused changed something");
+  EXPECT(memcmp(in.base, before.base, 2 * kMiB) == 0,
+         "an atomic write that was refused changed something");
 }
 
-// What is stored in place is read by commands and the reverse; where there is no such access, no address is given.
+// What is stored in place is read by commands and the reverse; where there is no such access, no
+// address is given.
 void in_place(Device* device, const Way& way) {
   auto* at = static_cast<char*>(device->map(DeviceOffset{kPage}, kPage));
   const bool mem = strcmp(device->kind(), "mem") == 0;
   EXPECT((at != nullptr) == mem, "map gave %p", static_cast<void*>(at));
   const uint64_t size = device->size_bytes();
-  EXPECT(device->map(DeviceOffset{size}, 1) == nullptr && device->map(DeviceOffset{UINT64_MAX}, 2) == nullptr,
+  EXPECT(device->map(DeviceOffset{size}, 1) == nullptr &&
+             device->map(DeviceOffset{UINT64_MAX}, 2) == nullptr,
          "map gave what lies outside");
   if (!mem) {
     EXPECT(device->grow(size + kMiB) == -EOPNOTSUPP, "a device of one size grew");
@@ -386,7 +404,8 @@ void in_place(Device* device, const Way& way) {
   fill(at, kPage, 32);
   fill(memory.base, kPage, 32);
   way.read(kPage, memory.base + kPage, kPage);
-  EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0, "what was stored in place is not read");
+  EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0,
+         "what was stored in place is not read");
   EXPECT(device->grow(size + kMiB) == 0 && device->size_bytes() == size + kMiB, "it did not grow");
   EXPECT(device->map(DeviceOffset{kPage}, kPage) == at, "it moved");
   way.read(size, memory.base, kPage);
@@ -450,7 +469,8 @@ void full_ring(Device* device) {
     got += static_cast<unsigned>(n);
   }
   EXPECT(got == 4 && attached.context->in_flight() == 0, "more responses than commands");
-  EXPECT(attached.context->wait(responses, 8, -1) == 0, "wait with nothing in flight did not return");
+  EXPECT(attached.context->wait(responses, 8, -1) == 0,
+         "wait with nothing in flight did not return");
   EXPECT(attached.context->reap(responses, 8) == 0, "reap with nothing in flight gave something");
 }
 
@@ -465,10 +485,12 @@ void watches(Device* device) {
   way.read(0, memory.base, kPage);
   Response response;
   const uint64_t start = sys::now_ns();
-  EXPECT(attached.context->wait(&response, 1, 20'000'000) == 0, "wait gave something with nothing there");
+  EXPECT(attached.context->wait(&response, 1, 20'000'000) == 0,
+         "wait gave something with nothing there");
   EXPECT(sys::now_ns() - start >= 19'000'000, "wait returned before its time");
   EXPECT(write(ends[1], "x", 1) == 1, "no pipe");
-  EXPECT(attached.context->wait(&response, 1, 10'000'000'000) == 1 && response.tag == 500, "the watch did not fire");
+  EXPECT(attached.context->wait(&response, 1, 10'000'000'000) == 1 && response.tag == 500,
+         "the watch did not fire");
   close(ends[0]);
   close(ends[1]);
 }
@@ -507,7 +529,8 @@ void shared_context(Device* device) {
             }
             if (done[t] == kNotYet) (void)context->await(2'000'000);
           }
-          EXPECT(done[t] == static_cast<int64_t>(kPage), "a command gave %lld", static_cast<long long>(done[t].load()));
+          EXPECT(done[t] == static_cast<int64_t>(kPage), "a command gave %lld",
+                 static_cast<long long>(done[t].load()));
         }
         EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0, "a page came back different");
       }
@@ -530,7 +553,8 @@ void descriptors(Device* device) {
     EXPECT(device->fd(i) == other, "reopen did not replace the descriptor");
   }
   plain.read(0, memory.base + kPage, kPage);
-  EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0, "a page came back different after reopen");
+  EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0,
+         "a page came back different after reopen");
   if (strcmp(device->kind(), "capi") == 0) {
     const int node = device->fd(0);
     device->reopen(0, -1);
@@ -538,14 +562,16 @@ void descriptors(Device* device) {
     device->reopen(0, node);
   }
   // memory of its own, or not IBM's way
-  if (strcmp(device->kind(), "sim") == 0 || strcmp(device->kind(), "mem") == 0 || strcmp(device->kind(), "capi") == 0)
+  if (strcmp(device->kind(), "sim") == 0 || strcmp(device->kind(), "mem") == 0 ||
+      strcmp(device->kind(), "capi") == 0)
     return;
   const pid_t child = fork();
   if (child == 0) {
     Attached attached(device);
     const Way way{device, attached.context};
     way.read(0, memory.base + kPage, kPage);
-    EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0, "a forked child reads something else");
+    EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0,
+           "a forked child reads something else");
     fill(memory.base, kPage, 4712);
     way.write(0, memory.base, kPage);
     _exit(0);
@@ -554,7 +580,8 @@ void descriptors(Device* device) {
   EXPECT(waitpid(child, &status, 0) == child && status == 0, "the forked child failed");
   fill(memory.base, kPage, 4712);
   plain.read(0, memory.base + kPage, kPage);
-  EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0, "what a forked child wrote is not there");
+  EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0,
+         "what a forked child wrote is not there");
 }
 
 void read_only(const std::string& uri) {
@@ -563,12 +590,14 @@ void read_only(const std::string& uri) {
   const Way plain{device, nullptr};
   plain.read(0, memory.base, kPage);
   const iovec part = {memory.base, kPage};
-  EXPECT(plain.run(command_of(Op::kWrite, 0, &part, 1)) < 0, "a device opened read-only was written");
+  EXPECT(plain.run(command_of(Op::kWrite, 0, &part, 1)) < 0,
+         "a device opened read-only was written");
   {
     Attached attached(device);
     const Way way{device, attached.context};
     way.read(0, memory.base, kPage);
-    EXPECT(way.run(command_of(Op::kWrite, 0, &part, 1)) < 0, "a device opened read-only was written");
+    EXPECT(way.run(command_of(Op::kWrite, 0, &part, 1)) < 0,
+           "a device opened read-only was written");
   }
   device_close(device);
 }
@@ -597,7 +626,8 @@ void part(const char* name, Function run) {
   part_name = name;
   const uint64_t start = sys::now_ns();
   run();
-  printf("  %-40s %llu ms\n", name, static_cast<unsigned long long>((sys::now_ns() - start) / 1'000'000));
+  printf("  %-40s %llu ms\n", name,
+         static_cast<unsigned long long>((sys::now_ns() - start) / 1'000'000));
   fflush(stdout);
 }
 
@@ -612,7 +642,8 @@ void all_parts(const std::string& uri) {
   Memory window(4 * kMiB), other(4 * kMiB);
   part("transfer: vectors", [&] { vectors(device, plain, other.base, other.bytes); });
   part("transfer: discard", [&] { discard(device, plain); });
-  part("transfer: flush", [&] { EXPECT(plain.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed"); });
+  part("transfer: flush",
+       [&] { EXPECT(plain.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed"); });
   part("transfer: durable writes", [&] { fua(device, plain, other.base, other.bytes); });
   part("transfer: atomic writes", [&] { atomic_writes(device, plain); });
   part("transfer: in place", [&] { in_place(device, plain); });
@@ -626,19 +657,23 @@ void all_parts(const std::string& uri) {
     const Way way{device, attached.context};
     part("context: sizes", [&] { sizes(device, way); });
     part("context: vectors", [&] { vectors(device, way, other.base, other.bytes); });
-    part("context: vectors in the window", [&] { vectors(device, way, window.base, window.bytes); });
+    part("context: vectors in the window",
+         [&] { vectors(device, way, window.base, window.bytes); });
     part("context: one buffer in the window", [&] {
       fill(window.base, 2 * kMiB, 5);
       way.write(kPage, window.base, 2 * kMiB);
       way.read(kPage, window.base + 2 * kMiB, 2 * kMiB);
       EXPECT(memcmp(window.base, window.base + 2 * kMiB, 2 * kMiB) == 0, "came back different");
       const iovec astride = {window.base + window.bytes - kPage, kPage};
-      EXPECT(way.run(command_of(Op::kRead, 0, &astride, 1)) == kPage, "the window's last page failed");
+      EXPECT(way.run(command_of(Op::kRead, 0, &astride, 1)) == kPage,
+             "the window's last page failed");
     });
     part("context: discard", [&] { discard(device, way); });
-    part("context: flush", [&] { EXPECT(way.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed"); });
+    part("context: flush",
+         [&] { EXPECT(way.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed"); });
     part("context: durable writes", [&] { fua(device, way, other.base, other.bytes); });
-    part("context: durable writes in the window", [&] { fua(device, way, window.base, window.bytes); });
+    part("context: durable writes in the window",
+         [&] { fua(device, way, window.base, window.bytes); });
     part("context: atomic writes", [&] { atomic_writes(device, way); });
     part("context: in place", [&] { in_place(device, way); });
     part("context: outside", [&] { outside(device, way); });
@@ -652,7 +687,8 @@ void all_parts(const std::string& uri) {
   part("a shared context", [&] { shared_context(device); });
   part("descriptors and fork", [&] { descriptors(device); });
   device_close(device);
-  if (uri.compare(0, 4, "sim:") != 0 && uri.compare(0, 4, "mem:") != 0) part("read-only", [&] { read_only(uri); });
+  if (uri.compare(0, 4, "sim:") != 0 && uri.compare(0, 4, "mem:") != 0)
+    part("read-only", [&] { read_only(uri); });
 }
 
 }  // namespace
@@ -661,7 +697,9 @@ int main(int argc, char** argv) {
   const bool keep = argc == 3 && strcmp(argv[2], "--keep") == 0,
              scratch = argc == 3 && strcmp(argv[2], "--scratch") == 0;
   if (argc < 2 || argc > 3 || (argc == 3 && !keep && !scratch)) {
-    fprintf(stderr, "usage: device_conformance URI [--keep|--scratch]    (without --keep URI IS OVERWRITTEN)\n");
+    fprintf(stderr,
+            "usage: device_conformance URI [--keep|--scratch]    (without --keep URI IS "
+            "OVERWRITTEN)\n");
     return 2;
   }
   const uint64_t seed = tier::run_seed();

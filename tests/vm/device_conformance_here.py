@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs device_conformance on what any host has: a file, sim:, capi: over a stand-in for IBM's library, and as root a
-loop device. `device_conformance_here.py PROGRAM FAKE_CBLK FAKE_CBLK_WITH_OUR_MARKER [SETTINGS]`: with SETTINGS, only a
-file with these."""
+"""Runs device_conformance on what any host has: a file, sim:, capi: over a stand-in for IBM's
+library, and as root a loop device. `device_conformance_here.py PROGRAM FAKE_CBLK
+FAKE_CBLK_WITH_OUR_MARKER [SETTINGS]`: with SETTINGS, only a file with these."""
 import os
 import shutil
 import subprocess
@@ -25,10 +25,12 @@ def check_refusals(program, disk, fake, marked):
                        (f"capi:{disk},lib=fake.so", "not an absolute path"),
                        (f"capi:{disk},library={fake}", "known: lib"),
                        (f"capi:{disk}x,lib={fake}", "CAPI disks are /dev/sgN")):
-        ended = subprocess.run([program, uri, "--keep"], capture_output=True, text=True, check=False)
+        ended = subprocess.run([program, uri, "--keep"], capture_output=True, text=True,
+                               check=False)
         told = [line for line in ended.stdout.splitlines() if line.startswith("cannot open: ")]
         if ended.returncode != 2 or len(told) != 1 or words not in told[0]:
-            print(f"FAIL {uri}: no line with `{words}`, but {ended.returncode}:\n{ended.stdout}{ended.stderr}")
+            print(f"FAIL {uri}: no line with `{words}`, but "
+                  f"{ended.returncode}:\n{ended.stdout}{ended.stderr}")
             return False
     return True
 
@@ -44,21 +46,24 @@ def loop_device(path):
 
 def main():
     program, fake, marked = (os.path.abspath(path) for path in sys.argv[1:4])
-    with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
+    with tempfile.TemporaryDirectory(prefix="lunar-test-",
+                                     dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
         disk, below = os.path.join(folder, "disk"), os.path.join(folder, "loop")
         for path in (disk, below):   # a file behind a loop device is in use
             with open(path, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
         if not check_refusals(program, disk, fake, marked):
             return 1
-        uris = ["sim:64m,latency_us=5,cache=1m,atomic=16k", "mem:64m", disk, f"capi:{disk},lib={fake}"]
+        uris = ["sim:64m,latency_us=5,cache=1m,atomic=16k", "mem:64m", disk,
+                f"capi:{disk},lib={fake}"]
         if len(sys.argv) > 4:
             return run(program, f"file:{disk}{sys.argv[4]}")
         loop = loop_device(below)
         if loop:
             uris.append(loop)
         try:
-            for options in (["--scratch"], []):   # scratch use first: it wants a disk that holds nothing
+            # scratch use first: it wants a disk that holds nothing
+            for options in (["--scratch"], []):
                 for uri in uris:
                     if options and uri.startswith("mem:"):   # is memory itself
                         continue

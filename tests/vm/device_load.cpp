@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Load on a device while its paths come and go:
 //
-//   device_load URI SECONDS     OVERWRITES the first 32 MiB of URI (a raw URI of lun/compose.h: paths:A;B and the like)
+//   device_load URI SECONDS     OVERWRITES the first 32 MiB of URI (a raw URI of lun/compose.h:
+//                               paths:A;B and the like)
 //
-// Four threads, each with a context of its own (an eighth of the commands go by transfer() instead), write stamped
-// blocks of their own part, read them back and compare. Prints `running` once every thread has done some, then at the
-// end a line a path, and `N I/Os, E failed`; any failed I/O, wrong content, or a thread that made no progress in the
-// last second is FAIL and 1. LUNAR_SEED=N replays. Threading: as said.
+// Four threads, each with a context of its own (an eighth of the commands go by transfer()
+// instead), write stamped blocks of their own part, read them back and compare. Prints `running`
+// once every thread has done some, then at the end a line a path, and `N I/Os, E failed`; any
+// failed I/O, wrong content, or a thread that made no progress in the last second is FAIL and 1.
+// LUNAR_SEED=N replays. Threading: as said.
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -57,7 +59,8 @@ struct Worker {
   std::vector<bool> busy = std::vector<bool>(kBlocksOfThread);
 
   uint64_t stamp(uint64_t block, size_t word) const {
-    return ((index + 1) * 0x9e3779b97f4a7c15u) ^ (block << 40) ^ (uint64_t{version[block]} << 12) ^ word;
+    return ((index + 1) * 0x9e3779b97f4a7c15u) ^ (block << 40) ^ (uint64_t{version[block]} << 12) ^
+           word;
   }
   void fill(const Lane& lane) {
     auto* words = reinterpret_cast<uint64_t*>(lane.memory);
@@ -114,8 +117,8 @@ struct Worker {
       failed.fetch_add(1);
       return;
     }
-    memory =
-        static_cast<char*>(mmap(nullptr, kDepth * kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    memory = static_cast<char*>(
+        mmap(nullptr, kDepth * kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     unsigned idle[kDepth], idle_count = 0;
     for (unsigned i = 0; i < kDepth; ++i) {
       lanes[i].memory = memory + i * kBlock;
@@ -152,9 +155,10 @@ void show_paths() {
   PathInfo paths[8];
   const int n = device_paths(device, paths, 8);
   for (int i = 0; i < n; ++i)
-    printf("path %s %s %s: %llu I/Os, %llu errors, %llu failovers\n", paths[i].name, paths[i].connection,
-           paths[i].status, static_cast<unsigned long long>(paths[i].ios),
-           static_cast<unsigned long long>(paths[i].errors), static_cast<unsigned long long>(paths[i].failovers));
+    printf("path %s %s %s: %llu I/Os, %llu errors, %llu failovers\n", paths[i].name,
+           paths[i].connection, paths[i].status, static_cast<unsigned long long>(paths[i].ios),
+           static_cast<unsigned long long>(paths[i].errors),
+           static_cast<unsigned long long>(paths[i].failovers));
 }
 
 }  // namespace
@@ -201,7 +205,8 @@ int main(int argc, char** argv) {
   uint64_t total = 0;
   for (const std::atomic<uint64_t>& one : done) total += one.load();
   printf("%llu I/Os, %llu failed, %llu wrong\n", static_cast<unsigned long long>(total),
-         static_cast<unsigned long long>(failed.load()), static_cast<unsigned long long>(wrong.load()));
+         static_cast<unsigned long long>(failed.load()),
+         static_cast<unsigned long long>(wrong.load()));
   if (failed.load() || wrong.load() || still > 0) {
     puts(still > 0 ? "FAIL: a thread stands still" : "FAIL");
     return 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Stands in for IBM's libcflsh_block where there is no CAPI hardware: the few calls that capi: makes, over a regular
- * file. Commands are carried out when their result is asked for, newest first, so that no caller relies on their order.
- * At most 100 blocks a command; a full queue is EWOULDBLOCK. With FAKE_IS_LUNARS it carries Lunar's marker and must be
- * refused.
+ * Stands in for IBM's libcflsh_block where there is no CAPI hardware: the few calls that capi:
+ * makes, over a regular file. Commands are carried out when their result is asked for, newest
+ * first, so that no caller relies on their order. At most 100 blocks a command; a full queue is
+ * EWOULDBLOCK. With FAKE_IS_LUNARS it carries Lunar's marker and must be refused.
  * Threading: as IBM's: any thread (a lock a chunk). */
 #include <errno.h>
 #include <fcntl.h>

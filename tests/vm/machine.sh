@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests in virtual machines share (redis_service, devices, kernels): the options, the base system of this
-# host's Debian release, the disk image, and a bounded boot by qemu whose second serial line is the result. Sourced by
-# bash, by a script in tests/vm whose header is its help.
-#   vm_arguments "$@"          options and what is needed; sets root, build, directory (of this run, gone at the end)
+# What the tests in virtual machines share (redis_service, devices, kernels): the options, the base
+# system of this host's Debian release, the disk image, and a bounded boot by qemu whose second
+# serial line is the result. Sourced by bash, by a script in tests/vm whose header is its help.
+#   vm_arguments "$@"          options and what is needed; sets root, build, directory (of this run,
+#                              gone at the end)
 #   vm_built FILE...           these files below build/, all of Lunar built when one is not there
-#   vm_guest                   a copy of the base system to put things into, with Debian 13's kernel; sets guest
-#   vm_libraries FILE...       the guest gets the shared libraries that these want and it does not have (static programs
-#                              want none)
+#   vm_guest                   a copy of the base system to put things into, with Debian 13's
+#                              kernel; sets guest
+#   vm_libraries FILE...       the guest gets the shared libraries that these want and it does not
+#                              have (static programs want none)
 #   vm_disk SIZE               makes the disk out of it
-#   vm_boot MINUTES APPEND [QEMU-ARGUMENT]...   boots from the disk, shows the result; 0 when its last line is PASS
-# The guest is a q35 machine with two CPUs in two NUMA nodes of $memory_mib / 2; /dev/ttyS0 is its console, /dev/ttyS1
-# its result.
+#   vm_boot MINUTES APPEND [QEMU-ARGUMENT]...   boots from the disk, shows the result; 0 when its
+#                                               last line is PASS
+# The guest is a q35 machine with two CPUs in two NUMA nodes of $memory_mib / 2; /dev/ttyS0 is its
+# console, /dev/ttyS1 its result.
 vm_name=$(basename "$0")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$root/build
-vm_parent=/var/tmp vm_base='' vm_accelerator=tcg,thread=multi vm_machine='' vm_kernel='' directory='' guest=''
+vm_parent=/var/tmp vm_base='' vm_accelerator=tcg,thread=multi vm_machine='' vm_kernel='' \
+  directory='' guest=''
 # Of all the tests here, so that one --image serves them.
 vm_packages=systemd-sysv,dbus,udev,kmod,procps,redis-server,libhiredis-dev,libnuma1,liburing2
 vm_packages+=,initramfs-tools,zstd
@@ -41,7 +45,8 @@ vm_arguments() {
     shift
   done
   [ "$(id -u)" = 0 ] ||
-    { echo "tests/vm/$vm_name: must run as root (debootstrap): sudo tests/vm/$vm_name" >&2; exit 2; }
+    { echo "tests/vm/$vm_name: must run as root (debootstrap):" \
+      "sudo tests/vm/$vm_name" >&2; exit 2; }
   for need in debootstrap:debootstrap qemu-system-x86_64:qemu-system-x86 mkfs.ext4:e2fsprogs; do
     command -v "${need%:*}" >/dev/null && continue
     echo "tests/vm/$vm_name: ${need%:*} is missing: apt-get install ${need#*:}" >&2
@@ -87,24 +92,27 @@ vm_guest() {
 vm_libraries() {
   local library
   mkdir -p "$guest/usr/local/lib"
-  { ldd "$@" 2>/dev/null || true; } | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u | while read -r library; do
+  { ldd "$@" 2>/dev/null || true; } | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
+    while read -r library; do
     [ -e "$guest$library" ] || cp -L "$library" "$guest/usr/local/lib/"
   done
   ldconfig -r "$guest"
 }
 
-# Of Debian 13 also where the guest is Debian 12, whose kernel the pager refuses. The package alone, by apt with lists
-# of its own. With --image it is fetched once. Sets vm_kernel.
+# Of Debian 13 also where the guest is Debian 12, whose kernel the pager refuses. The package alone,
+# by apt with lists of its own. With --image it is fetched once. Sets vm_kernel.
 vm_guest_kernel() {
   local release=trixie cache=$vm_base.kernels mirror archive version apt
   mirror=$(host_mirror)
   mkdir -p "$cache/$release/lists/partial" "$cache/$release/archives/partial"
   cache=$(realpath "$cache/$release")
   : >>"$cache/status"
-  mirror="[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian}"
+  mirror="[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]\
+ ${mirror:-http://deb.debian.org/debian}"
   echo "deb $mirror $release main" >"$cache/sources.list"
-  apt=(-o "Dir::State=$cache" -o "Dir::State::lists=$cache/lists" -o "Dir::State::status=$cache/status"
-    -o "Dir::Cache=$cache" -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=/dev/null
+  apt=(-o "Dir::State=$cache" -o "Dir::State::lists=$cache/lists"
+    -o "Dir::State::status=$cache/status" -o "Dir::Cache=$cache"
+    -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=/dev/null
     -o APT::Sandbox::User=root)
   archive=$(compgen -G "$cache/linux-image-*.deb" | tail -n 1) || {
     apt-get "${apt[@]}" -qq update &&
@@ -126,7 +134,8 @@ vm_guest_kernel() {
   # What this machine's disk needs, and no more: packing and unpacking the rest takes minutes.
   echo MODULES=list >"$guest/etc/initramfs-tools/conf.d/lunar"
   printf '%s\n' virtio_pci virtio_blk ext4 crc32c_generic >"$guest/etc/initramfs-tools/modules"
-  { chroot "$guest" depmod "$version" && chroot "$guest" update-initramfs -c -k "$version"; } >"$directory/log" 2>&1 ||
+  { chroot "$guest" depmod "$version" && chroot "$guest" update-initramfs -c -k "$version"; } \
+    >"$directory/log" 2>&1 ||
     { tail -n 20 "$directory/log" >&2; return 1; }
   vm_kernel=$directory/boot/vmlinuz-$version   # the guest may be gone when it boots
   mkdir -p "$directory/boot"
@@ -143,7 +152,8 @@ vm_boot() {
   shift 2
   : >"$directory/console"
   : >"$directory/result"
-  nice -n 19 qemu-system-x86_64 -M q35 -accel "$vm_accelerator" -cpu max -smp 2,sockets=2 -m "$memory_mib" \
+  nice -n 19 qemu-system-x86_64 -M q35 -accel "$vm_accelerator" -cpu max -smp 2,sockets=2 \
+    -m "$memory_mib" \
     -nodefaults -display none -no-reboot \
     -object memory-backend-ram,id=m0,size=${half}M -object memory-backend-ram,id=m1,size=${half}M \
     -numa node,nodeid=0,cpus=0,memdev=m0 -numa node,nodeid=1,cpus=1,memdev=m1 \

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar-bench, which `lunar bench NAME` starts: measurements side by side with what a user would pick instead. One file
-// per bench. A program of its own, so that who builds `lunar` does not build the benches.
+// lunar-bench, which `lunar bench NAME` starts: measurements side by side with what a user would
+// pick instead. One file per bench. A program of its own, so that who builds `lunar` does not build
+// the benches.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 
@@ -17,11 +18,16 @@ namespace lunar::tools {
 namespace {
 constexpr const char* kHelp =
     "Usage: lunar bench NAME [--json] [--quick] ...\n"
-    "  fault      page faults: Lunar against kernel swap on the same disk, under the same memory limit\n"
-    "  fits       programs whose data fits into DRAM: plain, with Lunar below its budget, and with the pager active\n"
-    "  redis      redis-server with Lunar (the module; `lunar run`) against redis-server with kernel swap\n"
-    "  kv         Lunar's key/value store (libarkdb) against RocksDB, LMDB and the bare disk (fio)\n"
-    "  superpipe  random block I/O: a superpipe context and the block library against fio, Linux AIO and threads\n"
+    "  fault      page faults: Lunar against kernel swap on the same disk, under the same memory "
+    "limit\n"
+    "  fits       programs whose data fits into DRAM: plain, with Lunar below its budget, and with "
+    "the pager active\n"
+    "  redis      redis-server with Lunar (the module; `lunar run`) against redis-server with "
+    "kernel swap\n"
+    "  kv         Lunar's key/value store (libarkdb) against RocksDB, LMDB and the bare disk "
+    "(fio)\n"
+    "  superpipe  random block I/O: a superpipe context and the block library against fio, Linux "
+    "AIO and threads\n"
     "`lunar bench NAME --help` lists the options. Swap and memory limits need root (sudo).\n";
 
 struct Bench {

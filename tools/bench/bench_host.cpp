@@ -23,7 +23,8 @@ std::string directory_for_files(const std::string& lun) {
   struct stat info{};
   if (stat(lun.c_str(), &info) != 0) return "/var/tmp";
   if (S_ISDIR(info.st_mode)) return lun;
-  if (S_ISREG(info.st_mode) && lun.find('/') != std::string::npos) return lun.substr(0, lun.rfind('/') + 1);
+  if (S_ISREG(info.st_mode) && lun.find('/') != std::string::npos)
+    return lun.substr(0, lun.rfind('/') + 1);
   return "/var/tmp";
 }
 }  // namespace
@@ -31,26 +32,28 @@ std::string directory_for_files(const std::string& lun) {
 BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
   BenchHost host;
   host.journal = std::make_unique<SetupJournal>();
-  for (const std::string& line : host.journal->sweep()) fmt::print(stderr, "lunar: bench: {}\n", line);
+  for (const std::string& line : host.journal->sweep())
+    fmt::print(stderr, "lunar: bench: {}\n", line);
   host.directory = directory_for_files(lun);
   const uint64_t available = machine_memory("MemAvailable");
   const uint64_t wanted = memory_bytes + 64 * kMiBytes;
   if (available < wanted) {
-    throw std::runtime_error(
-        fmt::format("{} MiB of memory are available, {} are needed for all backends at once: use a smaller "
-                    "--dram",
-                    available / kMiBytes, wanted / kMiBytes));
+    throw std::runtime_error(fmt::format(
+        "{} MiB of memory are available, {} are needed for all backends at once: use a smaller "
+        "--dram",
+        available / kMiBytes, wanted / kMiBytes));
   }
   if (is_memory_file_system(host.directory)) {
-    throw std::runtime_error(
-        fmt::format("{} is a memory file system: give a directory on a disk by --lun DIR", host.directory));
+    throw std::runtime_error(fmt::format(
+        "{} is a memory file system: give a directory on a disk by --lun DIR", host.directory));
   }
   std::string why;
   host.disk_stat = disk_stat_path(host.directory, &why);
   if (host.disk_stat.empty()) host.skipped["disk_bytes"] = why + ": bytes moved cannot be checked";
   const CgroupPlace place = find_cgroup_place();
   if (geteuid() != 0) {
-    host.skipped["cgroup"] = "making a memory cgroup needs root (sudo): Lunar runs under its own cap only";
+    host.skipped["cgroup"] =
+        "making a memory cgroup needs root (sudo): Lunar runs under its own cap only";
     host.skipped["swap"] = "swap and a memory cgroup need root: run with sudo";
   } else if (place.version == 0) {
     host.skipped["cgroup"] = place.why_not;

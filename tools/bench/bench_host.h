@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench asks of the machine before it sets anything up, what it must skip there, and the LUN file of a backend.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// What a bench asks of the machine before it sets anything up, what it must skip there, and the LUN
+// file of a backend. Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>
 #include <memory>
@@ -24,8 +24,8 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes);
 
 // of a LUN file: header and rounding, above what is asked for as LUN space
 constexpr uint64_t kLunOverheadBytes = 4 << 20;
-// A new file of that and `bytes`, written whole: holes are not read from the disk. Throws std::runtime_error,
-// Interrupted.
+// A new file of that and `bytes`, written whole: holes are not read from the disk. Throws
+// std::runtime_error, Interrupted.
 void write_lun_file(const std::string& path, uint64_t bytes);
 
 }  // namespace lunar::tools

@@ -15,9 +15,11 @@
 
 namespace lunar::tools {
 
-Flag add_choice(Flags& flags, const char* name, std::vector<std::string>& values, const std::vector<std::string>& known,
-                const std::string& help) {
-  return flags.add(name, values, fmt::format("{}: any of {}", help, fmt::join(known, ","))).list().one_of(known);
+Flag add_choice(Flags& flags, const char* name, std::vector<std::string>& values,
+                const std::vector<std::string>& known, const std::string& help) {
+  return flags.add(name, values, fmt::format("{}: any of {}", help, fmt::join(known, ",")))
+      .list()
+      .one_of(known);
 }
 
 static std::optional<Flag> add_seconds(Flags& flags, BenchOptions& options) {
@@ -25,14 +27,17 @@ static std::optional<Flag> add_seconds(Flags& flags, BenchOptions& options) {
   return flags.add("--seconds", options.seconds, "length of one measurement").range(0.05, 3600.0);
 }
 
-BenchFlags::BenchFlags(Flags& flags, BenchOptions& options, const std::string& lun_help, const std::string& quick_help)
+BenchFlags::BenchFlags(Flags& flags, BenchOptions& options, const std::string& lun_help,
+                       const std::string& quick_help)
     : options_(options),
       seconds_(add_seconds(flags, options)),
-      rounds_(flags.add("--rounds", options.rounds, "runs of each system; medians are quoted").range(1, 100)) {
+      rounds_(flags.add("--rounds", options.rounds, "runs of each system; medians are quoted")
+                  .range(1, 100)) {
   flags.add("--lun", options.lun, lun_help);
   flags.add("--seed", options.seed, "of data and operations");
   if (!options.systems.empty())
-    add_choice(flags, "--systems", options.systems, std::vector<std::string>(options.systems), "systems to compare");
+    add_choice(flags, "--systems", options.systems, std::vector<std::string>(options.systems),
+               "systems to compare");
   flags.add("--quick", options.quick, quick_help);
   flags.add("--json", options.json, "print one JSON object instead of the table");
 }
@@ -45,18 +50,21 @@ void BenchFlags::settle(double quick_seconds, unsigned quick_rounds) const {
 
 MemoryFlags::MemoryFlags(Flags& flags, BenchOptions& options, const Defaults& defaults)
     : options_(options), defaults_(defaults), allowance_(defaults.allowance) {
-  flags.add(
-      "--dram", dram_,
-      fmt::format("DRAM budget of each system (default {}; {} with --quick)", defaults.dram, defaults.quick_dram));
+  flags.add("--dram", dram_,
+            fmt::format("DRAM budget of each system (default {}; {} with --quick)", defaults.dram,
+                        defaults.quick_dram));
   flags.add("--data", data_, "bytes of data (default: 4 times --dram)");
-  flags.add("--allowance", allowance_, "memory limit of each system above --dram: code, stacks, buffers, page tables");
+  flags.add("--allowance", allowance_,
+            "memory limit of each system above --dram: code, stacks, buffers, page tables");
 }
 
 void MemoryFlags::settle(unsigned quick_times) {
-  const std::string dram = !dram_.empty() ? dram_ : options_.quick ? defaults_.quick_dram : defaults_.dram;
+  const std::string dram = !dram_.empty()   ? dram_
+                           : options_.quick ? defaults_.quick_dram
+                                            : defaults_.dram;
   options_.dram_bytes = size_option("--dram", dram);
-  options_.data_bytes =
-      data_.empty() ? (options_.quick ? quick_times : 4) * options_.dram_bytes : size_option("--data", data_);
+  options_.data_bytes = data_.empty() ? (options_.quick ? quick_times : 4) * options_.dram_bytes
+                                      : size_option("--data", data_);
   options_.allowance_bytes = size_option("--allowance", allowance_);
   if (options_.dram_bytes < defaults_.dram_min_mib << 20)
     throw FlagsError("--dram", fmt::format("at least {}m", defaults_.dram_min_mib));
@@ -82,11 +90,14 @@ int run_bench(Flags& flags, const BenchOptions& options, const std::function<voi
     if (options.dram_bytes > 0) {
       report.sizes["dram_bytes"] = static_cast<double>(options.dram_bytes);
       report.sizes["data_bytes"] = static_cast<double>(options.data_bytes);
-      report.sizes["memory_limit_bytes"] = static_cast<double>(options.dram_bytes + options.allowance_bytes);
+      report.sizes["memory_limit_bytes"] =
+          static_cast<double>(options.dram_bytes + options.allowance_bytes);
     }
-    fmt::print("{}{}", options.json ? report_json(report) : report_table(report), options.json ? "\n" : "");
+    fmt::print("{}{}", options.json ? report_json(report) : report_table(report),
+               options.json ? "\n" : "");
     if (options.json)
-      for (const std::string& failure : report.failures) fmt::print(stderr, "{}: {}\n", command, failure);
+      for (const std::string& failure : report.failures)
+        fmt::print(stderr, "{}: {}\n", command, failure);
     return report.failures.empty() ? 0 : 1;
   } catch (const Interrupted&) {
     fmt::print(stderr, "{}: interrupted; what was set up is removed\n", command);

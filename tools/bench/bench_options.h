@@ -25,11 +25,13 @@ struct BenchOptions {
   std::string lunar_options;  // of Lunar's systems, NAME=VALUE,...
 };
 
-// Adds --seconds (unless it is 0), --rounds, --lun, --seed, --systems (any of those in `options`), --quick and --json
-// to `flags`, which shows the defaults that the options have by then. After the parse call settle().
+// Adds --seconds (unless it is 0), --rounds, --lun, --seed, --systems (any of those in `options`),
+// --quick and --json to `flags`, which shows the defaults that the options have by then. After the
+// parse call settle().
 class BenchFlags {
  public:
-  BenchFlags(Flags& flags, BenchOptions& options, const std::string& lun_help, const std::string& quick_help);
+  BenchFlags(Flags& flags, BenchOptions& options, const std::string& lun_help,
+             const std::string& quick_help);
   // What --quick sets where the user gave nothing.
   void settle(double quick_seconds, unsigned quick_rounds) const;
 
@@ -57,11 +59,11 @@ class MemoryFlags {
 };
 
 // A list, comma-separated, of any of `known`.
-Flag add_choice(Flags& flags, const char* name, std::vector<std::string>& values, const std::vector<std::string>& known,
-                const std::string& help);
+Flag add_choice(Flags& flags, const char* name, std::vector<std::string>& values,
+                const std::vector<std::string>& known, const std::string& help);
 
-// A whole bench: `parse` (which throws FlagsError), then `measure` under the BenchLock, then the report on
-// standard output. 0: measured; 1: failed (and said why); 2: wrong use; 130: interrupted.
+// A whole bench: `parse` (which throws FlagsError), then `measure` under the BenchLock, then the
+// report on standard output. 0: measured; 1: failed (and said why); 2: wrong use; 130: interrupted.
 int run_bench(Flags& flags, const BenchOptions& options, const std::function<void()>& parse,
               const std::function<BenchReport()>& measure);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latencies in buckets of at most 1/64 relative width: exact below 64 ns, then 64 buckets a power of two up to 2^42 ns
-// (73 minutes). Percentiles are a bucket's middle, so within 0.8 % of the truth; the mean and the maximum are exact.
-// Threading: one thread adds; merge when it has stopped.
+// Latencies in buckets of at most 1/64 relative width: exact below 64 ns, then 64 buckets a power
+// of two up to 2^42 ns (73 minutes). Percentiles are a bucket's middle, so within 0.8 % of the
+// truth; the mean and the maximum are exact. Threading: one thread adds; merge when it has stopped.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -27,11 +27,14 @@ class Histogram {
   void clear() { *this = Histogram(); }
   uint64_t count() const { return count_; }
   uint64_t max() const { return max_; }
-  double mean() const { return count_ == 0 ? 0 : static_cast<double>(sum_) / static_cast<double>(count_); }
+  double mean() const {
+    return count_ == 0 ? 0 : static_cast<double>(sum_) / static_cast<double>(count_);
+  }
   // The value at or below which a share `q` (0..1) of all values lies; 0 when empty.
   double percentile(double q) const {
     if (count_ == 0) return 0;
-    const auto wanted = std::max<uint64_t>(1, static_cast<uint64_t>(q * static_cast<double>(count_) + 0.5));
+    const auto wanted =
+        std::max<uint64_t>(1, static_cast<uint64_t>(q * static_cast<double>(count_) + 0.5));
     uint64_t seen = 0;
     for (size_t i = 0; i < kBuckets; ++i) {
       seen += buckets_[i];

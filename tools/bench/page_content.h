@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands in a page of the benches: incompressible words that depend on the page's number, and a stamp.
+// What stands in a page of the benches: incompressible words that depend on the page's number, and
+// a stamp.
 //
 //   word 0      tag(page) in the upper half | version in the lower half
 //   word i > 0  noise[(start(page) + i) mod 16384] xor key(page)
 //
-// A write is one atomic increment of word 0, so that any number of threads may read and write any page; a separate
-// count (kept in DRAM) says which version a reader must see at least. A lost write, a stale page, a page of zeros or
-// another page's content cannot pass.
+// A write is one atomic increment of word 0, so that any number of threads may read and write any
+// page; a separate count (kept in DRAM) says which version a reader must see at least. A lost
+// write, a stale page, a page of zeros or another page's content cannot pass.
 // Threading: constant once made; may be shared. The atomics of a page's word 0 are the callers'.
 #pragma once
 #include <cstdint>
@@ -20,7 +21,9 @@ namespace lunar::tools {
 class PageContent {
  public:
   explicit PageContent(uint64_t seed, size_t page_bytes)
-      : seed_(mix64(seed)), words_(page_bytes / sizeof(uint64_t)), noise_(kNoiseWords + page_bytes / sizeof(uint64_t)) {
+      : seed_(mix64(seed)),
+        words_(page_bytes / sizeof(uint64_t)),
+        noise_(kNoiseWords + page_bytes / sizeof(uint64_t)) {
     Random random(seed);
     for (size_t i = 0; i < kNoiseWords; ++i) noise_[i] = random.next();
     for (size_t i = kNoiseWords; i < noise_.size(); ++i) noise_[i] = noise_[i - kNoiseWords];
@@ -29,7 +32,9 @@ class PageContent {
   uint64_t stamp(uint64_t page, uint32_t version) const {
     return (mix64(seed_ ^ page) & ~uint64_t{UINT32_MAX}) | version;
   }
-  uint64_t word(uint64_t page, size_t index) const { return noise_[start(page) + index] ^ key(page); }
+  uint64_t word(uint64_t page, size_t index) const {
+    return noise_[start(page) + index] ^ key(page);
+  }
   void fill(uint64_t page, void* out) const {
     auto* words = static_cast<uint64_t*>(out);
     const uint64_t* noise = &noise_[start(page)];
@@ -39,7 +44,8 @@ class PageContent {
   }
 
  private:
-  static constexpr size_t kNoiseWords = 16384;  // 128 KiB: stays in the second-level cache while pages are filled
+  // 128 KiB: stays in the second-level cache while pages are filled
+  static constexpr size_t kNoiseWords = 16384;
   size_t start(uint64_t page) const { return mix64(seed_ + 3 * page) % kNoiseWords; }
   uint64_t key(uint64_t page) const { return mix64(seed_ ^ (page + 0x9e3779b97f4a7c15ULL)); }
   uint64_t seed_;

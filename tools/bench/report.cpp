@@ -44,7 +44,10 @@ void write_host(JsonWriter& json) {
   utsname names{};
   uname(&names);
   const auto file = [](const char* path) { return trimmed(read_text(path).value_or("")); };
-  json.key("host").open('{').field("kernel", std::string(names.release)).field("machine", std::string(names.machine));
+  json.key("host")
+      .open('{')
+      .field("kernel", std::string(names.release))
+      .field("machine", std::string(names.machine));
   json.field("cpu", cpu_model()).field("cpus", sysconf(_SC_NPROCESSORS_ONLN));
   json.field("memory_bytes", machine_memory("MemTotal")).field("page_bytes", sysconf(_SC_PAGESIZE));
   json.field("lunar", version_text()).field("date", today()).field("thp", file(kThpPath));
@@ -61,8 +64,9 @@ void write_map(JsonWriter& json, const char* name, const Map& map) {
 
 void write_row(JsonWriter& json, const BenchRow& row) {
   json.open('{').field("system", row.system).field("workload", row.workload);
-  for (const auto& [name, text] : {std::pair{"experiment", &row.experiment}, std::pair{"place", &row.place},
-                                   std::pair{"durability", &row.durability}})
+  for (const auto& [name, text] :
+       {std::pair{"experiment", &row.experiment}, std::pair{"place", &row.place},
+        std::pair{"durability", &row.durability}})
     if (!text->empty()) json.field(name, *text);
   json.field("threads", row.threads).field("depth", row.depth);
   if (row.value_bytes > 0) json.field("value_bytes", row.value_bytes);
@@ -70,7 +74,9 @@ void write_row(JsonWriter& json, const BenchRow& row) {
   const RunResult middle = row.middle();
   for (const RunField& field : kRunFields)
     if (!std::isnan(middle.*field.member)) json.field(field.name, middle.*field.member);
-  json.field("spread", row.spread()).field("rounds", row.runs.size()).field("noisy_rounds", row.noisy);
+  json.field("spread", row.spread())
+      .field("rounds", row.runs.size())
+      .field("noisy_rounds", row.noisy);
   json.key("rounds_ops_per_s").open('[');
   for (const RunResult& run : row.runs) json.value(run.ops_per_s);
   json.close(']').close('}');
@@ -78,10 +84,14 @@ void write_row(JsonWriter& json, const BenchRow& row) {
 
 void write_target(JsonWriter& json, const BenchTarget& target) {
   json.open('{').field("name", target.name).field("what", target.what);
-  json.field(target.at_most ? "at_most" : "at_least", target.goal).field("measured", !target.rounds.empty());
+  json.field(target.at_most ? "at_most" : "at_least", target.goal)
+      .field("measured", !target.rounds.empty());
   if (!target.rounds.empty()) {
     const auto [least, most] = std::minmax_element(target.rounds.begin(), target.rounds.end());
-    json.field("figure", target.figure()).field("least", *least).field("most", *most).field("met", target.met());
+    json.field("figure", target.figure())
+        .field("least", *least)
+        .field("most", *most)
+        .field("met", target.met());
   }
   json.close('}');
 }
@@ -122,8 +132,9 @@ std::string targets_table(const std::vector<BenchTarget>& targets) {
       continue;
     }
     const auto [least, most] = std::minmax_element(one.rounds.begin(), one.rounds.end());
-    table.add({one.name, goal, number_text(one.figure()), number_text(*least) + " to " + number_text(*most),
-               one.met() ? "yes" : "NO", one.what});
+    table.add({one.name, goal, number_text(one.figure()),
+               number_text(*least) + " to " + number_text(*most), one.met() ? "yes" : "NO",
+               one.what});
   }
   return "\n" + table.text();
 }
@@ -192,45 +203,51 @@ void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<
 std::string ratio_text(const Ratios& ratios, const std::string& key) {
   const auto found = ratios.find(key);
   if (found == ratios.end()) return "";
-  return fmt::format("{:.3f}x ({:.3f} to {:.3f})", found->second, ratios.at(key + "_min"), ratios.at(key + "_max"));
+  return fmt::format("{:.3f}x ({:.3f} to {:.3f})", found->second, ratios.at(key + "_min"),
+                     ratios.at(key + "_max"));
 }
 
 void BenchReport::add(BenchRow row, const std::vector<RunResult>& runs) {
   if (runs.empty()) return;
   const auto found = std::find_if(rows.begin(), rows.end(), [&](const BenchRow& one) {
-    return one.system == row.system && one.experiment == row.experiment && one.workload == row.workload &&
-           one.threads == row.threads && one.depth == row.depth;
+    return one.system == row.system && one.experiment == row.experiment &&
+           one.workload == row.workload && one.threads == row.threads && one.depth == row.depth;
   });
   BenchRow& into = found != rows.end() ? *found : rows.emplace_back(std::move(row));
   into.runs.insert(into.runs.end(), runs.begin(), runs.end());
 }
 
-const BenchRow* BenchReport::find(const std::string& system, const std::string& workload, unsigned threads) const {
+const BenchRow* BenchReport::find(const std::string& system, const std::string& workload,
+                                  unsigned threads) const {
   for (const BenchRow& one : rows)
     if (one.system == system && one.workload == workload && one.threads == threads) return &one;
   return nullptr;
 }
 
-void BenchReport::compare(const std::string& baseline, const std::string& stem, const BenchRow& ours,
-                          const BenchRow& theirs) {
+void BenchReport::compare(const std::string& baseline, const std::string& stem,
+                          const BenchRow& ours, const BenchRow& theirs) {
   Ratios& all = ratios[baseline];
   std::string line;
   for (const Quantity& one : kQuantities) {
-    put_round_ratios(&all, stem + one.name, values_of(ours.runs, one.member), values_of(theirs.runs, one.member));
+    put_round_ratios(&all, stem + one.name, values_of(ours.runs, one.member),
+                     values_of(theirs.runs, one.member));
     const std::string text = one.words == nullptr ? "" : ratio_text(all, stem + one.name);
     if (!text.empty()) line += fmt::format("{} {} {}", line.empty() ? "" : ",", text, one.words);
   }
   if (all.empty()) ratios.erase(baseline);
-  if (!line.empty()) lines.push_back(fmt::format("{}/{} {}:{}", ours.system, theirs.system, stem, line));
+  if (!line.empty())
+    lines.push_back(fmt::format("{}/{} {}:{}", ours.system, theirs.system, stem, line));
 }
 
 void BenchReport::check(const std::string& what, const RunResult& run) {
   for (const std::string& failure : run_failures(run))
-    failures.push_back(fmt::format("{}: {}{}{}", what, failure, run.error.empty() ? "" : ": first: ", run.error));
+    failures.push_back(
+        fmt::format("{}: {}{}{}", what, failure, run.error.empty() ? "" : ": first: ", run.error));
 }
 
 bool BenchReport::wants(const std::vector<std::string>& systems, const std::string& system) const {
-  return skipped.count(system) == 0 && std::find(systems.begin(), systems.end(), system) != systems.end();
+  return skipped.count(system) == 0 &&
+         std::find(systems.begin(), systems.end(), system) != systems.end();
 }
 
 std::string report_json(const BenchReport& report) {
@@ -255,50 +272,75 @@ std::string report_json(const BenchReport& report) {
   return json.text();
 }
 
+namespace {
+
+struct Column {
+  const char* head;
+  std::string (*text)(const BenchRow& row, const RunResult& run);  // "": nothing to show
+};
+// A column without a text in any row is left out.
+const Column kColumns[] = {
+    {"experiment", [](const BenchRow& row, const RunResult&) { return row.experiment; }},
+    {"workload", [](const BenchRow& row, const RunResult&) { return row.workload; }},
+    {"system", [](const BenchRow& row, const RunResult&) { return row.system; }},
+    {"place", [](const BenchRow& row, const RunResult&) { return row.place; }},
+    {"durable", [](const BenchRow& row, const RunResult&) { return row.durability; }},
+    {">value",
+     [](const BenchRow& row, const RunResult&) {
+       return row.value_bytes > 0 ? std::to_string(row.value_bytes) : "";
+     }},
+    {">thr", [](const BenchRow& row, const RunResult&) { return std::to_string(row.threads); }},
+    {">depth", [](const BenchRow& row, const RunResult&) { return std::to_string(row.depth); }},
+    {">op/s", [](const BenchRow&,
+                 const RunResult& run) { return run.ops > 0 ? number_text(run.ops_per_s) : ""; }},
+    {">mean", [](const BenchRow&, const RunResult& run) { return time_of(run.mean_ns); }},
+    {">p50", [](const BenchRow&, const RunResult& run) { return time_of(run.p50_ns); }},
+    {">p99", [](const BenchRow&, const RunResult& run) { return time_of(run.p99_ns); }},
+    {">p99.9", [](const BenchRow&, const RunResult& run) { return time_of(run.p999_ns); }},
+    {">CPU/op",
+     [](const BenchRow&, const RunResult& run) { return time_of(run.cpu_us_per_op * 1e3); }},
+    {">CPUs",
+     [](const BenchRow&, const RunResult& run) {
+       return run.seconds > 0 ? figure(run.cpu_s / run.seconds) : "";
+     }},
+    {">client CPUs",
+     [](const BenchRow&, const RunResult& run) {
+       return figure(run.generator_cpu_s / run.seconds);
+     }},
+    {">kop/s a CPU",
+     [](const BenchRow&, const RunResult& run) { return figure(run.kiops_per_cpu); }},
+    {">MiB read",
+     [](const BenchRow&, const RunResult& run) { return figure(run.disk_read_bytes / 1048576); }},
+    {">written a byte",
+     [](const BenchRow&, const RunResult& run) { return figure(run.amplification); }},
+    {">space a byte", [](const BenchRow&, const RunResult& run) { return figure(run.space); }},
+    {">DRAM a key", [](const BenchRow&, const RunResult& run) { return figure(run.index_bytes); }},
+    {">job",
+     [](const BenchRow&, const RunResult& run) {
+       return run.job_s > 0 ? duration_text(run.job_s * 1e9) : "";
+     }},
+    {">cold op/s",
+     [](const BenchRow&, const RunResult& run) { return figure(run.cold_ops_per_s); }},
+    {">cold p99", [](const BenchRow&, const RunResult& run) { return time_of(run.cold_p99_ns); }},
+    {">spread", [](const BenchRow& row,
+                   const RunResult&) { return fmt::format("{:.0f}%", 100 * row.spread()); }},
+    {">page-cluster",
+     [](const BenchRow& row, const RunResult&) {
+       return row.page_cluster >= 0 ? std::to_string(row.page_cluster) : "";
+     }},
+};
+
+}  // namespace
+
 std::string report_table(const BenchReport& report) {
-  struct Column {
-    const char* head;
-    std::string (*text)(const BenchRow& row, const RunResult& run);  // "": nothing to show
-  };
-  // A column without a text in any row is left out.
-  const Column columns[] = {
-      {"experiment", [](const BenchRow& row, const RunResult&) { return row.experiment; }},
-      {"workload", [](const BenchRow& row, const RunResult&) { return row.workload; }},
-      {"system", [](const BenchRow& row, const RunResult&) { return row.system; }},
-      {"place", [](const BenchRow& row, const RunResult&) { return row.place; }},
-      {"durable", [](const BenchRow& row, const RunResult&) { return row.durability; }},
-      {">value", [](const BenchRow& row,
-                    const RunResult&) { return row.value_bytes > 0 ? std::to_string(row.value_bytes) : ""; }},
-      {">thr", [](const BenchRow& row, const RunResult&) { return std::to_string(row.threads); }},
-      {">depth", [](const BenchRow& row, const RunResult&) { return std::to_string(row.depth); }},
-      {">op/s", [](const BenchRow&, const RunResult& run) { return run.ops > 0 ? number_text(run.ops_per_s) : ""; }},
-      {">mean", [](const BenchRow&, const RunResult& run) { return time_of(run.mean_ns); }},
-      {">p50", [](const BenchRow&, const RunResult& run) { return time_of(run.p50_ns); }},
-      {">p99", [](const BenchRow&, const RunResult& run) { return time_of(run.p99_ns); }},
-      {">p99.9", [](const BenchRow&, const RunResult& run) { return time_of(run.p999_ns); }},
-      {">CPU/op", [](const BenchRow&, const RunResult& run) { return time_of(run.cpu_us_per_op * 1e3); }},
-      {">CPUs",
-       [](const BenchRow&, const RunResult& run) { return run.seconds > 0 ? figure(run.cpu_s / run.seconds) : ""; }},
-      {">client CPUs", [](const BenchRow&, const RunResult& run) { return figure(run.generator_cpu_s / run.seconds); }},
-      {">kop/s a CPU", [](const BenchRow&, const RunResult& run) { return figure(run.kiops_per_cpu); }},
-      {">MiB read", [](const BenchRow&, const RunResult& run) { return figure(run.disk_read_bytes / 1048576); }},
-      {">written a byte", [](const BenchRow&, const RunResult& run) { return figure(run.amplification); }},
-      {">space a byte", [](const BenchRow&, const RunResult& run) { return figure(run.space); }},
-      {">DRAM a key", [](const BenchRow&, const RunResult& run) { return figure(run.index_bytes); }},
-      {">job",
-       [](const BenchRow&, const RunResult& run) { return run.job_s > 0 ? duration_text(run.job_s * 1e9) : ""; }},
-      {">cold op/s", [](const BenchRow&, const RunResult& run) { return figure(run.cold_ops_per_s); }},
-      {">cold p99", [](const BenchRow&, const RunResult& run) { return time_of(run.cold_p99_ns); }},
-      {">spread", [](const BenchRow& row, const RunResult&) { return fmt::format("{:.0f}%", 100 * row.spread()); }},
-      {">page-cluster", [](const BenchRow& row,
-                           const RunResult&) { return row.page_cluster >= 0 ? std::to_string(row.page_cluster) : ""; }},
-  };
   std::vector<std::string> heads;
   std::vector<std::vector<std::string>> cells(report.rows.size());
-  for (const Column& column : columns) {
+  for (const Column& column : kColumns) {
     std::vector<std::string> texts;
     for (const BenchRow& row : report.rows) texts.push_back(column.text(row, row.middle()));
-    if (std::all_of(texts.begin(), texts.end(), [](const std::string& text) { return text.empty(); })) continue;
+    if (std::all_of(texts.begin(), texts.end(),
+                    [](const std::string& text) { return text.empty(); }))
+      continue;
     heads.push_back(column.head);
     for (size_t i = 0; i < texts.size(); ++i) cells[i].push_back(texts[i]);
   }
@@ -314,7 +356,8 @@ std::string report_table(const BenchReport& report) {
   for (const auto& [name, text] : report.notes) out += fmt::format("{}: {}\n", name, text);
   for (const auto& [system, bytes] : report.peak_bytes)
     out += fmt::format("memory peak: {}: {:.0f} MiB\n", system, bytes / 1048576);
-  for (const auto& [what, reason] : report.skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
+  for (const auto& [what, reason] : report.skipped)
+    out += fmt::format("skipped: {}: {}\n", what, reason);
   for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
   return out;
 }
@@ -333,7 +376,8 @@ std::vector<size_t> quietest_rounds(const std::vector<std::vector<RunResult>>& r
   }
   std::vector<size_t> rounds(disturbed.size());
   std::iota(rounds.begin(), rounds.end(), size_t{0});
-  std::stable_sort(rounds.begin(), rounds.end(), [&](size_t a, size_t b) { return disturbed[a] < disturbed[b]; });
+  std::stable_sort(rounds.begin(), rounds.end(),
+                   [&](size_t a, size_t b) { return disturbed[a] < disturbed[b]; });
   if (rounds.size() > count) rounds.resize(count);
   std::sort(rounds.begin(), rounds.end());
   return rounds;
@@ -341,12 +385,14 @@ std::vector<size_t> quietest_rounds(const std::vector<std::vector<RunResult>>& r
 
 std::vector<std::string> run_failures(const RunResult& run) {
   std::vector<std::string> failures;
-  if (run.mismatches > 0) failures.push_back(fmt::format("{:.0f} reads did not find what was written", run.mismatches));
+  if (run.mismatches > 0)
+    failures.push_back(fmt::format("{:.0f} reads did not find what was written", run.mismatches));
   const auto moved = [&](const char* what, double did, double must) {
     if (did < kMovedShareMin * must)  // false where it is not told
       failures.push_back(
-          fmt::format("the disk {} {:.0f} MiB where the work needs at least {:.0f} MiB: not measured on the disk", what,
-                      did / 1048576, must / 1048576));
+          fmt::format("the disk {} {:.0f} MiB where the work needs at least {:.0f} MiB: not "
+                      "measured on the disk",
+                      what, did / 1048576, must / 1048576));
   };
   moved("read", run.disk_read_bytes, run.must_read_bytes);
   moved("wrote", run.disk_written_bytes, run.must_write_bytes);

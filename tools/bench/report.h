@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of every bench: rows, ratios of rounds, the one table and the one JSON object; and the rule by which a run
-// does not count.
+// The report of every bench: rows, ratios of rounds, the one table and the one JSON object; and the
+// rule by which a run does not count.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>
@@ -33,8 +33,9 @@ struct BenchRow {
   double spread() const;  // (most - least) / median of ops_per_s
 };
 
-// The estimator of all benches: ours / theirs of each round in which both were measured; the median of these as KEY,
-// the least and the most as KEY_min and KEY_max. (The quotient of two medians is a third figure, of no round.)
+// The estimator of all benches: ours / theirs of each round in which both were measured; the median
+// of these as KEY, the least and the most as KEY_min and KEY_max. (The quotient of two medians is a
+// third figure, of no round.)
 using Ratios = std::map<std::string, double>;
 void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<double>& ours,
                       const std::vector<double>& theirs);
@@ -66,9 +67,12 @@ struct BenchReport {
 
   // Rows of one system, experiment and workload are one.
   void add(BenchRow row, const std::vector<RunResult>& runs);
-  const BenchRow* find(const std::string& system, const std::string& workload, unsigned threads) const;
-  // Puts all ratios of `ours` to `theirs` under ratios[baseline], keys STEM + quantity, and a line below the table.
-  void compare(const std::string& baseline, const std::string& stem, const BenchRow& ours, const BenchRow& theirs);
+  const BenchRow* find(const std::string& system, const std::string& workload,
+                       unsigned threads) const;
+  // Puts all ratios of `ours` to `theirs` under ratios[baseline], keys STEM + quantity, and a line
+  // below the table.
+  void compare(const std::string& baseline, const std::string& stem, const BenchRow& ours,
+               const BenchRow& theirs);
   // Failures of a run, each with `what` before it.
   void check(const std::string& what, const RunResult& run);
   bool wants(const std::vector<std::string>& systems, const std::string& system) const;
@@ -79,8 +83,9 @@ std::string report_table(const BenchReport& report);
 // A run during which others had more than this share of all CPUs in user mode is noisy.
 constexpr double kNoisyShare = 0.03;
 bool noisy_run(const RunResult& run, long cpus);
-// The `count` rounds of which the most disturbed run of any system was disturbed least, by what others used, never by
-// what was measured: their numbers, in order. `runs`: of each system, round by round (of one that was lost, fewer).
+// The `count` rounds of which the most disturbed run of any system was disturbed least, by what
+// others used, never by what was measured: their numbers, in order. `runs`: of each system, round
+// by round (of one that was lost, fewer).
 std::vector<size_t> quietest_rounds(const std::vector<std::vector<RunResult>>& runs, size_t count);
 
 // Counts, rate and latencies of what was done in so many seconds.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One measurement of any bench, and how a child process tells it: one line, "result NAME=NUMBER ...".
-// Threading: plain data.
+// One measurement of any bench, and how a child process tells it: one line, "result NAME=NUMBER
+// ...". Threading: plain data.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -10,18 +10,21 @@
 
 namespace lunar::tools {
 
-inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();  // not measured, or not told
+// not measured, or not told
+inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 // Counts are doubles so that medians and lines treat all alike.
 struct RunResult {
   double ops = 0, seconds = 0, ops_per_s = 0;
   double mean_ns = 0, p50_ns = 0, p99_ns = 0, p999_ns = 0, max_ns = 0;
-  double cpu_s = 0;          // of the process, all its threads (redis: of the servers and children they reaped)
+  // of the process, all its threads (redis: of the servers and children they reaped)
+  double cpu_s = 0;
   double machine_cpu_s = 0;  // of the machine
   double cpu_us_per_op = 0;  // machine_cpu_s per operation: what the _cpu ratio compares
   double disk_read_bytes = kNone, disk_written_bytes = kNone;  // what the device moved
-  double must_read_bytes = 0, must_write_bytes = 0;            // lower bounds from the workload and the memory limit
-  double mismatches = 0;                                       // reads that did not find what was written
+  // lower bounds from the workload and the memory limit
+  double must_read_bytes = 0, must_write_bytes = 0;
+  double mismatches = 0;  // reads that did not find what was written
   double reads = kNone, writes = kNone;
   // fault
   double major_faults = kNone;  // of the kernel (swap) or of Lunar's pager
@@ -34,12 +37,14 @@ struct RunResult {
   double job_s = kNone, fork_us = kNone;               // save, expire: the server's job
   double cold_ops_per_s = kNone, cold_p99_ns = kNone;  // of the clients that read cold keys
   double expired_ahead = kNone;                        // keys that the gate has expired
-  double lag_s = kNone;                                // replica: what it was behind when the clients stopped
+  double lag_s = kNone;  // replica: what it was behind when the clients stopped
   // kv
   double space = kNone;          // bytes of the disk in use, for each byte of keys and values
-  double amplification = kNone;  // bytes that the process had written to the disk, for each byte of keys and values set
-  double index_bytes = kNone;    // DRAM that the store grew by in a load, a key, the pairs not counted
-  std::string error;             // the first; "" none. Not sent by a child
+  double amplification = kNone;  // bytes that the process had written to the disk, for each byte of
+                                 // keys and values set
+  // DRAM that the store grew by in a load, a key, the pairs not counted
+  double index_bytes = kNone;
+  std::string error;  // the first; "" none. Not sent by a child
 };
 
 struct RunField {
@@ -101,7 +106,8 @@ inline bool parse_run(const std::string& line, RunResult* run) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos) return false;
     for (const RunField& field : kRunFields)
-      if (word.compare(0, equals, field.name) == 0) run->*field.member = std::stod(word.substr(equals + 1));
+      if (word.compare(0, equals, field.name) == 0)
+        run->*field.member = std::stod(word.substr(equals + 1));
   }
   return true;
 }

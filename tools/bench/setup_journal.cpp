@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See setup_journal.h. Names are checked before anything is removed: only what a bench can have made is undone.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// See setup_journal.h. Names are checked before anything is removed: only what a bench can have
+// made is undone. Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/bench/setup_journal.h"
 
 #include <fcntl.h>
@@ -51,22 +51,27 @@ BenchLock::BenchLock() {
     fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd_ >= 0) (void)fchmod(fd_, 0666);
   }
-  if (fd_ < 0) throw std::runtime_error(fmt::format("the bench lock {} cannot be opened: {}", path, strerror(errno)));
+  if (fd_ < 0)
+    throw std::runtime_error(
+        fmt::format("the bench lock {} cannot be opened: {}", path, strerror(errno)));
   if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     const std::string holder = trimmed(read_text(path).value_or(""));
     close(fd_);
-    throw std::runtime_error(
-        fmt::format("another bench runs on this machine (process {}); wait for it, or their numbers "
-                    "spoil each other",
-                    holder.empty() ? "unknown" : holder));
+    throw std::runtime_error(fmt::format(
+        "another bench runs on this machine (process {}); wait for it, or their numbers "
+        "spoil each other",
+        holder.empty() ? "unknown" : holder));
   }
   const std::string pid = fmt::format("{}\n", getpid());
-  if (ftruncate(fd_, 0) != 0 || pwrite(fd_, pid.data(), pid.size(), 0) < 0) {}  // only a hint for people
+  // only a hint for people
+  if (ftruncate(fd_, 0) != 0 || pwrite(fd_, pid.data(), pid.size(), 0) < 0) {}
 }
 
 BenchLock::~BenchLock() { close(fd_); }
 
-std::string SetupJournal::boot_id() { return trimmed(read_text("/proc/sys/kernel/random/boot_id").value_or("")); }
+std::string SetupJournal::boot_id() {
+  return trimmed(read_text("/proc/sys/kernel/random/boot_id").value_or(""));
+}
 
 SetupJournal::SetupJournal() {
   if (geteuid() == 0) {
@@ -90,7 +95,8 @@ SetupJournal::SetupJournal() {
 
 bool SetupJournal::undo(const std::string& line, std::string* said) {
   const size_t space = line.find(' ');
-  const std::string kind = line.substr(0, space), what = space == std::string::npos ? "" : line.substr(space + 1);
+  const std::string kind = line.substr(0, space),
+                    what = space == std::string::npos ? "" : line.substr(space + 1);
   std::istringstream words(what);
   std::string value, boot;
   words >> value >> boot;
@@ -159,8 +165,9 @@ void SetupJournal::save() const {
   for (const std::string& line : lines_) text += line + "\n";
   unlink(next.c_str());
   const int fd = open(next.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  const bool put =
-      fd >= 0 && write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
+  const bool put = fd >= 0 &&
+                   write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+                   fsync(fd) == 0;
   if (fd >= 0) close(fd);
   if (!put || rename(next.c_str(), path_.c_str()) != 0) {
     throw std::runtime_error(fmt::format("{} cannot be written: {}", path_, strerror(errno)));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench set up on the machine, written down before it exists, so that the next run can sweep away what a killed
-// one left. One line each:
+// What a bench set up on the machine, written down before it exists, so that the next run can sweep
+// away what a killed one left. One line each:
 //   cgroup DIRECTORY | swapfile PATH | file PATH | directory PATH | zram NUMBER BOOT_ID
 //   page-cluster, zswap or thp VALUE BOOT_ID
 // Also the lock that lets only one bench run on a machine at a time.
 //
-// The state file lies in /var/lib/lunar (root) or /var/tmp (others; only a file owned by the caller is believed).
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// The state file lies in /var/lib/lunar (root) or /var/tmp (others; only a file owned by the caller
+// is believed). Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <string>
 #include <vector>

@@ -41,17 +41,19 @@ void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes
     fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   }
   if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", path, strerror(errno)));
-  void* buffer = mmap(nullptr, kChunkBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* buffer =
+      mmap(nullptr, kChunkBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   const char* failed = nullptr;
   int error = 0;
   if (buffer == MAP_FAILED) failed = "mapping a buffer", error = errno;
-  if (failed == nullptr && (error = posix_fallocate(fd, 0, static_cast<off_t>(bytes))) != 0) failed = "reserving space";
+  if (failed == nullptr && (error = posix_fallocate(fd, 0, static_cast<off_t>(bytes))) != 0)
+    failed = "reserving space";
   Random random(seed);
   try {
     for (uint64_t at = 0; failed == nullptr && at < bytes; at += kChunkBytes) {
       pause();
-      // New noise for the first chunk only: later ones get their place stamped into every page, which is enough
-      // against deduplication and cheaper than the disk.
+      // New noise for the first chunk only: later ones get their place stamped into every page,
+      // which is enough against deduplication and cheaper than the disk.
       if (at == 0) fill_noise(buffer, kChunkBytes, random);
       for (size_t page = 0; page < kChunkBytes; page += 4096) {
         uint64_t* words = reinterpret_cast<uint64_t*>(static_cast<char*>(buffer) + page);
@@ -76,7 +78,8 @@ void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes
 
 std::string swap_header(uint64_t bytes, size_t page_bytes) {
   std::string page(page_bytes, '\0');
-  // union swap_header of linux/swap.h: 1024 bytes for boot loaders, then version, last_page, nr_badpages.
+  // union swap_header of linux/swap.h: 1024 bytes for boot loaders, then version, last_page,
+  // nr_badpages.
   const uint32_t words[3] = {1, static_cast<uint32_t>(bytes / page_bytes - 1), 0};
   memcpy(&page[1024], words, sizeof words);
   memcpy(&page[page_bytes - 10], "SWAPSPACE2", 10);
@@ -84,7 +87,8 @@ std::string swap_header(uint64_t bytes, size_t page_bytes) {
 }
 
 bool remove_zram(const std::string& number) {
-  if (swapoff(("/dev/zram" + number).c_str()) != 0 && errno != EINVAL && errno != ENOENT) return false;
+  if (swapoff(("/dev/zram" + number).c_str()) != 0 && errno != EINVAL && errno != ENOENT)
+    return false;
   (void)write_text(fmt::format("/sys/block/zram{}/reset", number), "1");
   return write_text("/sys/class/zram-control/hot_remove", number) == 0 ||
          access(("/sys/block/zram" + number).c_str(), F_OK) != 0;
@@ -117,10 +121,12 @@ void SwapFile::make_file(uint64_t bytes, const std::function<void()>& pause) {
 // Reading hot_add makes a device. What a process killed in between leaves is an empty one.
 void SwapFile::make_zram(uint64_t bytes) {
   zram_ = trimmed(read_text("/sys/class/zram-control/hot_add").value_or(""));
-  if (zram_.empty()) throw std::runtime_error("this kernel has no zram (modprobe zram), or root is needed");
+  if (zram_.empty())
+    throw std::runtime_error("this kernel has no zram (modprobe zram), or root is needed");
   journal_.record(fmt::format("zram {} {}", zram_, SetupJournal::boot_id()));
   path_ = "/dev/zram" + zram_;
-  if (const int error = write_text(fmt::format("/sys/block/zram{}/disksize", zram_), fmt::format("{}", bytes));
+  if (const int error =
+          write_text(fmt::format("/sys/block/zram{}/disksize", zram_), fmt::format("{}", bytes));
       error != 0)
     throw std::runtime_error(fmt::format("the size of {}: {}", path_, strerror(-error)));
 }
@@ -129,15 +135,21 @@ void SwapFile::turn_on(uint64_t bytes) {
   const std::string header = swap_header(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
   const int fd = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
   const bool put =
-      fd >= 0 && pwrite(fd, header.data(), header.size(), 0) == static_cast<ssize_t>(header.size()) && fsync(fd) == 0;
+      fd >= 0 &&
+      pwrite(fd, header.data(), header.size(), 0) == static_cast<ssize_t>(header.size()) &&
+      fsync(fd) == 0;
   const int error = errno;
   if (fd >= 0) close(fd);
-  if (!put) throw std::runtime_error(fmt::format("writing the header of {} failed: {}", path_, strerror(error)));
+  if (!put)
+    throw std::runtime_error(
+        fmt::format("writing the header of {} failed: {}", path_, strerror(error)));
   // Before any swap the host has, so that what is measured is this one.
   if (swapon(path_.c_str(), SWAP_FLAG_PREFER | SWAP_FLAG_PRIO_MASK) != 0) {
-    const char* hint = errno == EPERM    ? " (run as root: sudo)"
-                       : errno == EINVAL ? " (this file system cannot hold a swap file; try --lun DIR on ext4 or xfs)"
-                                         : "";
+    const char* hint =
+        errno == EPERM ? " (run as root: sudo)"
+        : errno == EINVAL
+            ? " (this file system cannot hold a swap file; try --lun DIR on ext4 or xfs)"
+            : "";
     throw std::runtime_error(fmt::format("swapon {}: {}{}", path_, strerror(errno), hint));
   }
   on_ = true;
@@ -165,7 +177,8 @@ void SwapFile::undo() {
   }
   const bool off = !on_ || swapoff(path_.c_str()) == 0;
   if (!off || (!zram_.empty() && !remove_zram(zram_))) {
-    fmt::print(stderr, "lunar: bench: swapoff {} failed: {}; the next run tries again\n", path_, strerror(errno));
+    fmt::print(stderr, "lunar: bench: swapoff {} failed: {}; the next run tries again\n", path_,
+               strerror(errno));
     return;
   }
   if (kind_ == SwapKind::kZram) {
@@ -188,8 +201,10 @@ uint64_t SwapFile::memory_bytes() const {
 std::string SwapFile::state() const {
   if (kind_ == SwapKind::kFile) return "file";
   const auto text = [](const std::string& path) { return trimmed(read_text(path).value_or("")); };
-  if (kind_ == SwapKind::kZram) return "zram, " + text(fmt::format("/sys/block/zram{}/comp_algorithm", zram_));
-  return fmt::format("zswap, {}, at most {}% of memory", text("/sys/module/zswap/parameters/compressor"),
+  if (kind_ == SwapKind::kZram)
+    return "zram, " + text(fmt::format("/sys/block/zram{}/comp_algorithm", zram_));
+  return fmt::format("zswap, {}, at most {}% of memory",
+                     text("/sys/module/zswap/parameters/compressor"),
                      text("/sys/module/zswap/parameters/max_pool_percent"));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Swap of one's own, first in line while it lives: on a file, on a file with zswap before it, or on a zram device; and
-// files whose every block was written before a clock starts (a disk that never stored a block may answer for it without
-// any work).
+// Swap of one's own, first in line while it lives: on a file, on a file with zswap before it, or on
+// a zram device; and files whose every block was written before a clock starts (a disk that never
+// stored a block may answer for it without any work).
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -12,9 +12,10 @@
 
 namespace lunar::tools {
 
-// Makes `path` of `bytes`, reserved and written whole with incompressible data past the page cache; its first
-// `zero_bytes` are zeros (what a LUN file that may be taken looks like). Throws std::runtime_error; removes the file
-// then. `pause` is called now and then (to stop early by throwing).
+// Makes `path` of `bytes`, reserved and written whole with incompressible data past the page cache;
+// its first `zero_bytes` are zeros (what a LUN file that may be taken looks like). Throws
+// std::runtime_error; removes the file then. `pause` is called now and then (to stop early by
+// throwing).
 void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes, uint64_t seed,
                       const std::function<void()>& pause);
 
@@ -27,7 +28,8 @@ bool remove_zram(const std::string& number);
 
 class SwapFile {
  public:
-  // Makes it (kZram: `path` is not used), a file written whole, and turns it on. Throws std::runtime_error.
+  // Makes it (kZram: `path` is not used), a file written whole, and turns it on. Throws
+  // std::runtime_error.
   SwapFile(SwapKind kind, const std::string& path, uint64_t bytes, SetupJournal& journal,
            const std::function<void()>& pause);
   ~SwapFile();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See system_under_test.h. Two pipes; a child that does not answer in time is an error, not a wait without end.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// See system_under_test.h. Two pipes; a child that does not answer in time is an error, not a wait
+// without end. Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/bench/system_under_test.h"
 
 #include <fcntl.h>
@@ -19,7 +19,8 @@ namespace {
 constexpr double kStartSecondsMax = 60;
 }
 
-SystemUnderTest::SystemUnderTest(const Setup& setup, SetupJournal& journal) : system_(setup.system), journal_(journal) {
+SystemUnderTest::SystemUnderTest(const Setup& setup, SetupJournal& journal)
+    : system_(setup.system), journal_(journal) {
   try {
     start(setup);
   } catch (...) {
@@ -51,7 +52,8 @@ void SystemUnderTest::start(const Setup& setup) {
   close(in[0]);
   close(out[1]);
   const std::string line = read_line(kStartSecondsMax);
-  if (line != "ready") throw std::runtime_error(line.compare(0, 6, "error ") == 0 ? line.substr(6) : line);
+  if (line != "ready")
+    throw std::runtime_error(line.compare(0, 6, "error ") == 0 ? line.substr(6) : line);
 }
 
 SystemUnderTest::~SystemUnderTest() { end(); }
@@ -69,10 +71,12 @@ std::string SystemUnderTest::ask(const std::string& line, double seconds_max) {
   const std::string whole = line + "\n";
   if (write(to_child_, whole.data(), whole.size()) != static_cast<ssize_t>(whole.size())) {
     process_.wait(1);
-    throw std::runtime_error(fmt::format("{}: the child ended: {}", system_, process_.how_it_ended()));
+    throw std::runtime_error(
+        fmt::format("{}: the child ended: {}", system_, process_.how_it_ended()));
   }
   std::string answer = read_line(seconds_max);
-  if (answer.compare(0, 6, "error ") == 0) throw std::runtime_error(fmt::format("{}: {}", system_, answer.substr(6)));
+  if (answer.compare(0, 6, "error ") == 0)
+    throw std::runtime_error(fmt::format("{}: {}", system_, answer.substr(6)));
   return answer;
 }
 
@@ -103,8 +107,9 @@ std::string SystemUnderTest::read_line(double seconds_max) {
     if (got <= 0) {
       process_.wait(1);
       const bool out_of_memory = cgroup_ && cgroup_->oom_kills() > 0;
-      throw std::runtime_error(fmt::format("{}: the child ended: {}{}", system_, process_.how_it_ended(),
-                                           out_of_memory ? ", killed for passing its memory limit" : ""));
+      throw std::runtime_error(
+          fmt::format("{}: the child ended: {}{}", system_, process_.how_it_ended(),
+                      out_of_memory ? ", killed for passing its memory limit" : ""));
     }
     pending_.append(chunk, static_cast<size_t>(got));
   }

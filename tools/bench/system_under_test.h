@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The system under test as a bench sees it: a child process in a memory cgroup that makes one run on command.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// The system under test as a bench sees it: a child process in a memory cgroup that makes one run
+// on command. Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <memory>
 #include <optional>
@@ -24,15 +24,16 @@ class SystemUnderTest {
     std::optional<CgroupPlace> cgroup;  // none: no limit but its own
     std::string child = "child";        // the `lunar bench` command that it is
   };
-  // Starts the child and waits until it is ready. Throws std::runtime_error with the child's reason.
+  // Starts the child and waits until it is ready. Throws std::runtime_error with the child's
+  // reason.
   SystemUnderTest(const Setup& setup, SetupJournal& journal);
   ~SystemUnderTest();
   SystemUnderTest(const SystemUnderTest&) = delete;
   SystemUnderTest& operator=(const SystemUnderTest&) = delete;
 
   const std::string& system() const { return system_; }
-  // Sends one order and waits for its answer, a line, at most `seconds_max`. Throws std::runtime_error: none, or
-  // "error".
+  // Sends one order and waits for its answer, a line, at most `seconds_max`. Throws
+  // std::runtime_error: none, or "error".
   std::string ask(const std::string& line, double seconds_max);
   // The same, where the answer is a result.
   RunResult order(const std::string& line, double seconds_max);

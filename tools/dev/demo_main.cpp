@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar-demo: an unmodified redis-server, started by `lunar run`, holds four times the DRAM it is given; every value
-// is read back and compared, and a dump of it loads into a plain server with the same digest. tools/demo builds and
-// runs it.
+// lunar-demo: an unmodified redis-server, started by `lunar run`, holds four times the DRAM it is
+// given; every value is read back and compared, and a dump of it loads into a plain server with the
+// same digest. tools/demo builds and runs it.
 //
-//   load 1 GiB by pipelined SET -> read all back in random order -> DEBUG DIGEST -> BGSAVE -> load it elsewhere
+//   load 1 GiB by pipelined SET -> read all back in random order -> DEBUG DIGEST -> BGSAVE -> load
+//   it elsewhere
 //
-// The server lives in a swapless memory cgroup of --dram + 128 MiB (page cache and kernel memory included), and its
-// resident set is watched. Ends with a table and PASS or FAIL. Nothing is left behind, whatever ends it.
-// Threading: one thread, plus the watch's. May not be used by runtime/ (it allocates).
+// The server lives in a swapless memory cgroup of --dram + 128 MiB (page cache and kernel memory
+// included), and its resident set is watched. Ends with a table and PASS or FAIL. Nothing is left
+// behind, whatever ends it. Threading: one thread, plus the watch's. May not be used by runtime/
+// (it allocates).
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -90,24 +92,29 @@ class Demo {
   std::unique_ptr<Watch> watch_;
 };
 
-void Demo::say(const std::string& text) const { fmt::print(stderr, "{}{}\n", terminal_ ? "\r\033[K" : "", text); }
+void Demo::say(const std::string& text) const {
+  fmt::print(stderr, "{}{}\n", terminal_ ? "\r\033[K" : "", text);
+}
 
 void Demo::progress(const std::string& phase, uint64_t done, double started, bool last) {
   const double now = now_seconds();
   if (!last && now - last_line_ < (terminal_ ? 0.25 : 5.0)) return;
   last_line_ = now;
   const Sample sample = watch_->now();
-  const double mib_per_s =
-      static_cast<double>((done - lap_done_) * options_.value_bytes) / 1048576 / std::max(1e-3, now - lap_);
+  const double mib_per_s = static_cast<double>((done - lap_done_) * options_.value_bytes) /
+                           1048576 / std::max(1e-3, now - lap_);
   lap_ = now;
   lap_done_ = done;
-  std::string line = fmt::format("{:<5}{:>5} of {} MiB, {:>3.0f} s, {:>4.0f} MiB/s | resident {} MiB, cap {} MiB",
-                                 phase, mib(done * options_.value_bytes), mib(count_ * options_.value_bytes),
-                                 now - started, mib_per_s, mib(sample.resident_bytes), mib(options_.dram_bytes));
+  std::string line =
+      fmt::format("{:<5}{:>5} of {} MiB, {:>3.0f} s, {:>4.0f} MiB/s | resident {} MiB, cap {} MiB",
+                  phase, mib(done * options_.value_bytes), mib(count_ * options_.value_bytes),
+                  now - started, mib_per_s, mib(sample.resident_bytes), mib(options_.dram_bytes));
   if (group_)
-    line += fmt::format(" | cgroup {} of {} MiB", mib(sample.group_bytes), mib(options_.dram_bytes + kGroupAboveCap));
+    line += fmt::format(" | cgroup {} of {} MiB", mib(sample.group_bytes),
+                        mib(options_.dram_bytes + kGroupAboveCap));
   if (sample.has_stats) {
-    line += fmt::format(" | pages evicted {}k, faulted {}k", sample.stats.evictions / 1000, sample.stats.faults / 1000);
+    line += fmt::format(" | pages evicted {}k, faulted {}k", sample.stats.evictions / 1000,
+                        sample.stats.faults / 1000);
   }
   if (terminal_ && !last)
     fmt::print(stderr, "\r\033[K{}", line);
@@ -118,12 +125,13 @@ void Demo::progress(const std::string& phase, uint64_t done, double started, boo
 
 void Demo::finish_phase(const std::string& name, double started, uint64_t operations) {
   const double seconds = now_seconds() - started;
-  record_.phases.push_back({name, seconds, operations > 0 ? static_cast<double>(operations) / seconds : 0});
+  record_.phases.push_back(
+      {name, seconds, operations > 0 ? static_cast<double>(operations) / seconds : 0});
 }
 
 std::vector<std::string> Demo::wrapper(const std::string& stats_file) const {
-  // A saving child may come to need as much LUN as its parent holds, and fork refuses what it cannot promise:
-  // three times the data leaves room for both and for what the allocator adds.
+  // A saving child may come to need as much LUN as its parent holds, and fork refuses what it
+  // cannot promise: three times the data leaves room for both and for what the allocator adds.
   const uint64_t lun_bytes = std::max(8 * options_.dram_bytes, 3 * options_.data_bytes);
   std::vector<std::string> words{options_.lunar, "run",
                                  "--dram",       fmt::format("{}", options_.dram_bytes),
@@ -137,18 +145,20 @@ std::vector<std::string> Demo::wrapper(const std::string& stats_file) const {
 
 std::string find_redis_server() {
   const std::string found = find_in_path("redis-server");
-  if (found.empty()) throw std::runtime_error("redis-server is not installed: apt-get install redis-server");
+  if (found.empty())
+    throw std::runtime_error("redis-server is not installed: apt-get install redis-server");
   return found;
 }
 
 void Demo::prepare() {
   if (options_.redis_server.empty()) options_.redis_server = find_redis_server();
   if (options_.lunar.empty()) {
-    options_.lunar = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "lunar").string();
+    options_.lunar =
+        (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "lunar").string();
   }
   if (access(options_.lunar.c_str(), X_OK) != 0) {
-    throw std::runtime_error(
-        fmt::format("{} is not there: build it (tools/build) or name it by --lunar", options_.lunar));
+    throw std::runtime_error(fmt::format(
+        "{} is not there: build it (tools/build) or name it by --lunar", options_.lunar));
   }
   for (const std::string& path : ScratchDirectory::sweep(options_.directory)) {
     say(fmt::format("removed {} (left by a killed run)", path));
@@ -163,20 +173,23 @@ void Demo::prepare() {
     const std::string name = fmt::format("lunar-demo-{}", getpid());
     try {
       directory_->note_cgroup(place.mount + "/" + name);
-      group_ = std::make_unique<MemoryCgroup>(place, name, options_.dram_bytes + kGroupAboveCap, false);
+      group_ =
+          std::make_unique<MemoryCgroup>(place, name, options_.dram_bytes + kGroupAboveCap, false);
     } catch (const std::runtime_error& error) { record_.no_group = error.what(); }
   }
 }
 
 void Demo::start_server() {
-  say(fmt::format("{} values of {} bytes ({} MiB) for {} under `lunar run --dram {}M --size {}M`", count_,
-                  options_.value_bytes, mib(count_ * options_.value_bytes), options_.redis_server,
-                  mib(options_.dram_bytes), mib(std::max(8 * options_.dram_bytes, 3 * options_.data_bytes))));
+  say(fmt::format("{} values of {} bytes ({} MiB) for {} under `lunar run --dram {}M --size {}M`",
+                  count_, options_.value_bytes, mib(count_ * options_.value_bytes),
+                  options_.redis_server, mib(options_.dram_bytes),
+                  mib(std::max(8 * options_.dram_bytes, 3 * options_.data_bytes))));
   if (group_) {
     say(fmt::format("memory cgroup without swap: {} MiB, page cache and kernel memory included",
                     mib(options_.dram_bytes + kGroupAboveCap)));
   } else {
-    say(fmt::format("no memory cgroup ({}): the cap is proven by the resident set only", record_.no_group));
+    say(fmt::format("no memory cgroup ({}): the cap is proven by the resident set only",
+                    record_.no_group));
   }
   ServerSetup setup;
   setup.redis_server = options_.redis_server;
@@ -220,9 +233,11 @@ void Demo::read_back() {
     for (; at < end; ++at) {
       const Reply reply = server_->receive();
       values_.value(order[at], &expected);
-      const bool same = reply->type == REDIS_REPLY_STRING && static_cast<size_t>(reply->len) == expected.size() &&
+      const bool same = reply->type == REDIS_REPLY_STRING &&
+                        static_cast<size_t>(reply->len) == expected.size() &&
                         memcmp(reply->str, expected.data(), expected.size()) == 0;
-      if (!same && record_.mismatches++ < 5) say(fmt::format("MISMATCH: {}", DemoValues::key(order[at])));
+      if (!same && record_.mismatches++ < 5)
+        say(fmt::format("MISMATCH: {}", DemoValues::key(order[at])));
     }
     progress("read", at, started, at == count_);
   }
@@ -243,11 +258,13 @@ void Demo::save() {
   (void)server_->command({"BGSAVE"});
   for (; busy(); usleep(100'000)) check_interrupted();
   const std::string status = server_->info("persistence", "rdb_last_bgsave_status");
-  if (status != "ok") record_.failures.push_back("BGSAVE ended with status '" + status + "'\n" + server_->log_tail());
+  if (status != "ok")
+    record_.failures.push_back("BGSAVE ended with status '" + status + "'\n" + server_->log_tail());
   record_.forks = server_->info("stats", "total_forks");
   finish_phase("BGSAVE", started, 0);
   struct stat info{};
-  if (stat(directory_->file("dump.rdb").c_str(), &info) == 0) record_.dump_bytes = static_cast<uint64_t>(info.st_size);
+  if (stat(directory_->file("dump.rdb").c_str(), &info) == 0)
+    record_.dump_bytes = static_cast<uint64_t>(info.st_size);
   record_.last = watch_->now();
   server_->shut_down();
   lunar_stats last{};
@@ -261,9 +278,10 @@ void Demo::save() {
 }
 
 void Demo::load_dump() {
-  const bool roomy = machine_memory("MemAvailable") > options_.data_bytes + options_.data_bytes / 2 + 512 * kDemoMiB;
-  say(fmt::format("a second, {} server loads the dump of {} MiB ...", roomy ? "plain" : "tiered (memory is short)",
-                  mib(record_.dump_bytes)));
+  const bool roomy = machine_memory("MemAvailable") >
+                     options_.data_bytes + options_.data_bytes / 2 + 512 * kDemoMiB;
+  say(fmt::format("a second, {} server loads the dump of {} MiB ...",
+                  roomy ? "plain" : "tiered (memory is short)", mib(record_.dump_bytes)));
   const double started = now_seconds();
   ServerSetup setup;
   setup.redis_server = options_.redis_server;
@@ -287,8 +305,9 @@ void Demo::work() {
     save();
   } catch (const std::runtime_error& error) {
     if (!group_ || group_->oom_kills() == 0) throw;
-    throw std::runtime_error(fmt::format("the server was killed for passing {} MiB, the limit of its memory cgroup\n{}",
-                                         mib(options_.dram_bytes + kGroupAboveCap), error.what()));
+    throw std::runtime_error(
+        fmt::format("the server was killed for passing {} MiB, the limit of its memory cgroup\n{}",
+                    mib(options_.dram_bytes + kGroupAboveCap), error.what()));
   }
   load_dump();
 }
@@ -297,7 +316,8 @@ bool Demo::run() {
   work();
   check_result(record_);
   record_.seconds = now_seconds() - started_;
-  fmt::print("{}{}", options_.json ? record_json(record_) : record_table(record_), options_.json ? "\n" : "");
+  fmt::print("{}{}", options_.json ? record_json(record_) : record_table(record_),
+             options_.json ? "\n" : "");
   return record_.failures.empty();
 }
 
@@ -305,7 +325,8 @@ void parse(Flags& flags, DemoOptions& options, int argc, char** argv) {
   std::string dram = "256m", data;
   flags.add("--dram", dram, "DRAM cap of the server (default 256m)");
   flags.add("--data", data, "bytes of values (default 4 times --dram)");
-  flags.add("--value-size", options.value_bytes, "bytes of a value (default 4000)").range(1, 1 << 26);
+  flags.add("--value-size", options.value_bytes, "bytes of a value (default 4000)")
+      .range(1, 1 << 26);
   flags.add("--lunar", options.lunar, "the lunar command (default: next to this program)");
   flags.add("--redis-server", options.redis_server, "the server (default: the first in PATH)");
   flags.add("--dir", options.directory, "where the dump goes, on a disk (default /var/tmp)");
@@ -317,13 +338,16 @@ void parse(Flags& flags, DemoOptions& options, int argc, char** argv) {
   options.data_bytes = data.empty() ? 4 * options.dram_bytes : size_option("--data", data);
   if (options.dram_bytes == 0) throw FlagsError("--dram", "must not be 0");
   const uint64_t count = options.data_bytes / options.value_bytes;
-  if (count == 0 || count > 999'999'999) throw FlagsError("--data", "from 1 to 999999999 values of --value-size");
+  if (count == 0 || count > 999'999'999)
+    throw FlagsError("--data", "from 1 to 999999999 values of --value-size");
 }
 
 }  // namespace
 
 int demo_main(int argc, char** argv) {
-  Flags flags("an unmodified redis-server holds four times the DRAM it is given; every value is checked", "lunar-demo");
+  Flags flags(
+      "an unmodified redis-server holds four times the DRAM it is given; every value is checked",
+      "lunar-demo");
   DemoOptions options;
   try {
     parse(flags, options, argc, argv);

@@ -26,17 +26,19 @@ constexpr const char* kLockName = "/owner.lock";  // its text: the memory cgroup
 
 ScratchDirectory::ScratchDirectory(const std::string& parent) {
   if (is_memory_file_system(parent)) {
-    throw std::runtime_error(fmt::format("{} is a memory file system: give a directory on a disk by --dir", parent));
+    throw std::runtime_error(
+        fmt::format("{} is a memory file system: give a directory on a disk by --dir", parent));
   }
   std::string pattern = parent + "/" + kPrefix + "XXXXXX";
   if (mkdtemp(pattern.data()) == nullptr) {
-    throw std::runtime_error(
-        fmt::format("no directory can be made in {}: {} (choose another by --dir)", parent, strerror(errno)));
+    throw std::runtime_error(fmt::format(
+        "no directory can be made in {}: {} (choose another by --dir)", parent, strerror(errno)));
   }
   path_ = pattern;
   lock_ = open((path_ + kLockName).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (lock_ < 0 || flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    throw std::runtime_error(fmt::format("{}{} cannot be locked: {}", path_, kLockName, strerror(errno)));
+    throw std::runtime_error(
+        fmt::format("{}{} cannot be locked: {}", path_, kLockName, strerror(errno)));
   }
 }
 
@@ -60,12 +62,14 @@ std::vector<std::string> ScratchDirectory::sweep(const std::string& parent) {
     const std::string path = entry.path().string();
     if (entry.path().filename().string().compare(0, strlen(kPrefix), kPrefix) != 0) continue;
     struct stat info{};
-    if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) continue;
+    if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid())
+      continue;
     const int lock = open((path + kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (lock < 0) continue;  // being made just now, or not ours
     if (flock(lock, LOCK_EX | LOCK_NB) == 0) {
       const std::string cgroup = trimmed(read_text(path + kLockName).value_or(""));
-      if (cgroup.find(std::string("/") + kPrefix) != std::string::npos) (void)MemoryCgroup::remove(cgroup);
+      if (cgroup.find(std::string("/") + kPrefix) != std::string::npos)
+        (void)MemoryCgroup::remove(cgroup);
       std::filesystem::remove_all(path, ignored);
       swept.push_back(path);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A private directory on a disk, removed with all its files at the end. It holds a locked file while its owner
-// lives, by which the next run knows what a killed one left, and removes that (and its memory cgroup).
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// A private directory on a disk, removed with all its files at the end. It holds a locked file
+// while its owner lives, by which the next run knows what a killed one left, and removes that (and
+// its memory cgroup). Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The demo's data: key i and its value follow from i and a seed, so that nothing needs to be stored to check them.
-// Values are incompressible (splitmix64 words). Threading: constant.
+// The demo's data: key i and its value follow from i and a seed, so that nothing needs to be stored
+// to check them. Values are incompressible (splitmix64 words). Threading: constant.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -17,8 +17,8 @@ class DemoValues {
   size_t value_bytes() const { return value_bytes_; }
   static std::string key(uint64_t index) {
     char text[32];
-    return std::string(
-        text, static_cast<size_t>(snprintf(text, sizeof text, "value:%09llu", static_cast<unsigned long long>(index))));
+    return std::string(text, static_cast<size_t>(snprintf(text, sizeof text, "value:%09llu",
+                                                          static_cast<unsigned long long>(index))));
   }
   void value(uint64_t index, std::string* out) const {
     out->resize(value_bytes_);

@@ -11,7 +11,7 @@
 namespace lunar::tools {
 
 inline constexpr uint64_t kDemoMiB = 1 << 20;
-inline constexpr uint64_t kGroupAboveCap = 128 * kDemoMiB;    // what the cgroup may hold above --dram
+inline constexpr uint64_t kGroupAboveCap = 128 * kDemoMiB;  // what the cgroup may hold above --dram
 inline constexpr uint64_t kResidentAboveCap = 64 * kDemoMiB;  // what the process may
 
 inline uint64_t mib(uint64_t bytes) { return (bytes + kDemoMiB / 2) / kDemoMiB; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See watch.h. The stats file: 64 bytes of header (magic "LUNARST1", uint32 size of the struct, uint32 pid, uint64
-// sequence: odd while it is being written), then struct lunar_stats.
+// See watch.h. The stats file: 64 bytes of header (magic "LUNARST1", uint32 size of the struct,
+// uint32 pid, uint64 sequence: odd while it is being written), then struct lunar_stats.
 // Threading: as in the header.
 #include "tools/dev/watch.h"
 
@@ -50,7 +50,10 @@ bool read_stats_file(const std::string& path, lunar_stats* stats) {
 }
 
 Watch::Watch(pid_t server, std::string stats_path, const MemoryCgroup* group)
-    : server_(server), stats_path_(std::move(stats_path)), group_(group), thread_([this] { loop(); }) {}
+    : server_(server),
+      stats_path_(std::move(stats_path)),
+      group_(group),
+      thread_([this] { loop(); }) {}
 
 Watch::~Watch() {
   stop_.store(true);
@@ -58,7 +61,8 @@ Watch::~Watch() {
 }
 
 void Watch::take() {
-  const uint64_t resident = process_memory(server_, "VmRSS"), peak = process_memory(server_, "VmHWM");
+  const uint64_t resident = process_memory(server_, "VmRSS"),
+                 peak = process_memory(server_, "VmHWM");
   const uint64_t group = group_ != nullptr ? group_->usage_bytes() : 0;
   const uint64_t group_peak = group_ != nullptr ? group_->peak_bytes() : 0;
   lunar_stats stats{};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks at the server while it works: its resident set, its memory cgroup, Lunar's live counters; keeps the peaks.
-// When the user interrupts the demo it kills the server, so that no thread waits for an answer that takes minutes.
-// Threading: a thread of its own takes samples; now() may be called from any.
+// Looks at the server while it works: its resident set, its memory cgroup, Lunar's live counters;
+// keeps the peaks. When the user interrupts the demo it kills the server, so that no thread waits
+// for an answer that takes minutes. Threading: a thread of its own takes samples; now() may be
+// called from any.
 #pragma once
 #include <sys/types.h>
 
@@ -23,7 +24,8 @@ struct Sample {
   lunar_stats stats{};
 };
 
-// The struct behind the 64-byte header of a live counter file. False when it is not there or not whole yet.
+// The struct behind the 64-byte header of a live counter file. False when it is not there or not
+// whole yet.
 bool read_stats_file(const std::string& path, lunar_stats* stats);
 
 class Watch {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar doctor: a table of what the host offers, then what is missing, each with the command that fixes it; or the same
-// as one JSON object. Exit code 0 when Lunar can run here, 1 when it cannot.
+// lunar doctor: a table of what the host offers, then what is missing, each with the command that
+// fixes it; or the same as one JSON object. Exit code 0 when Lunar can run here, 1 when it cannot.
 // Threading: one thread. Changes nothing on the host. May not be used by runtime/ (it allocates).
 #include <unistd.h>
 
@@ -17,7 +17,8 @@ namespace {
 
 constexpr char kHelp[] =
     "Usage: lunar doctor [--json]\n\n"
-    "Shows what this host offers to Lunar and what is missing, with the exact command that fixes each lack.\n\n"
+    "Shows what this host offers to Lunar and what is missing, with the exact command that fixes "
+    "each lack.\n\n"
     "  --json      one JSON object: {\"can_run\":..., "
     "\"checks\":[{\"name\",\"state\",\"value\",\"lack\",\"remedy\"},...]}\n"
     "  -h, --help  this text\n\n"
@@ -25,7 +26,11 @@ constexpr char kHelp[] =
 
 std::string as_json(const std::vector<Finding>& findings, bool can_run) {
   JsonWriter json;
-  json.open('{').field("lunar", std::string_view(LUNAR_VERSION)).field("can_run", can_run).key("checks").open('[');
+  json.open('{')
+      .field("lunar", std::string_view(LUNAR_VERSION))
+      .field("can_run", can_run)
+      .key("checks")
+      .open('[');
   for (const Finding& finding : findings) {
     json.open('{')
         .field("name", finding.name)
@@ -47,12 +52,14 @@ std::string as_table(const std::vector<Finding>& findings, bool can_run) {
     out += text_of("%-8s%-20s", mark, finding.name.c_str());
     append_wrapped(&out, finding.value, kValueColumn, kValueColumn, 110);
     if (finding.lack.empty()) continue;
-    lacks += text_of("%s: %s: ", finding.health == Health::kFail ? "needed" : "better", finding.name.c_str());
+    lacks += text_of("%s: %s: ", finding.health == Health::kFail ? "needed" : "better",
+                     finding.name.c_str());
     append_wrapped(&lacks, finding.lack, 0, 2, 110);
     if (!finding.remedy.empty()) lacks += "  -> " + finding.remedy + "\n";
   }
   if (!lacks.empty()) out += "\n" + lacks;
-  out += can_run ? "\nLunar can run here.\n" : "\nLunar cannot run here until what is needed is fixed.\n";
+  out += can_run ? "\nLunar can run here.\n"
+                 : "\nLunar cannot run here until what is needed is fixed.\n";
   return out;
 }
 
@@ -75,7 +82,8 @@ int cmd_doctor(int argc, char** argv) {
   ErrorText why;
   std::vector<Finding> findings;
   if (options_load(&options, environ, &why) < 0) {
-    findings.push_back({"options", Health::kFail, "not readable", why.text, "fix the line or variable that is named"});
+    findings.push_back({"options", Health::kFail, "not readable", why.text,
+                        "fix the line or variable that is named"});
     options_defaults(&options);
   }
   for (Finding& finding : examine_host(options)) findings.push_back(std::move(finding));

@@ -59,10 +59,12 @@ bool has_capability(unsigned number) {
 // "[always] madvise never" -> "always"
 std::string chosen(const std::string& text) {
   size_t open = text.find('['), close = text.find(']');
-  return open == std::string::npos || close == std::string::npos ? text : text.substr(open + 1, close - open - 1);
+  return open == std::string::npos || close == std::string::npos
+             ? text
+             : text.substr(open + 1, close - open - 1);
 }
 
-// ---- kernel ------------------------------------------------------------------------------------------------------
+// ---- kernel -------------------------------------------------------------------------------------
 
 Finding check_kernel() {
   utsname name{};
@@ -75,10 +77,10 @@ Finding check_kernel() {
   if (sys::kernel_check(&why) < 0) {
     finding.health = Health::kFail;
     finding.lack = why.text;
-    finding.remedy =
-        probe_container().inside()
-            ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows them"
-            : "run without the system call filter, or with one that allows them";
+    finding.remedy = probe_container().inside()
+                         ? "start the container with `--security-opt seccomp=unconfined`, or with "
+                           "a profile that allows them"
+                         : "run without the system call filter, or with one that allows them";
   }
   return finding;
 }
@@ -86,18 +88,22 @@ Finding check_kernel() {
 Finding check_userfaultfd() {
   UffdState state = probe_userfaultfd();
   if (state.error)
-    return {"userfaultfd", Health::kFail, "not available", userfaultfd_lack(state), userfaultfd_remedy(state)};
+    return {"userfaultfd", Health::kFail, "not available", userfaultfd_lack(state),
+            userfaultfd_remedy(state)};
   return {"userfaultfd", Health::kOk, "available, with UFFDIO_MOVE and UFFDIO_POISON", "", ""};
 }
 
 Finding check_userfaultfd_rights() {
   UffdState state = probe_userfaultfd();
-  std::string value = state.sysctl >= 0 ? text_of("vm.unprivileged_userfaultfd = %d", state.sysctl) : "no sysctl";
-  if (!state.device_there) return {"userfaultfd rights", Health::kInfo, value + ", no /dev/userfaultfd", "", ""};
+  std::string value =
+      state.sysctl >= 0 ? text_of("vm.unprivileged_userfaultfd = %d", state.sysctl) : "no sysctl";
+  if (!state.device_there)
+    return {"userfaultfd rights", Health::kInfo, value + ", no /dev/userfaultfd", "", ""};
   bool open_to_us = access("/dev/userfaultfd", R_OK | W_OK) == 0;
   return {"userfaultfd rights", Health::kInfo,
-          value + (open_to_us ? ", /dev/userfaultfd open to this user" : ", /dev/userfaultfd closed to this user"), "",
-          ""};
+          value + (open_to_us ? ", /dev/userfaultfd open to this user"
+                              : ", /dev/userfaultfd closed to this user"),
+          "", ""};
 }
 
 Finding check_io_uring() {
@@ -105,12 +111,14 @@ Finding check_io_uring() {
   std::string sysctl = read_line("/proc/sys/kernel/io_uring_disabled");
   std::string shown = sysctl.empty() ? "" : ", kernel.io_uring_disabled = " + sysctl;
   if (rc == 0) return {"io_uring", Health::kOk, "available" + shown, "", ""};
-  Finding finding{"io_uring", Health::kWarn, text_of("refused (%s)%s", errno_name(rc), shown.c_str()),
+  Finding finding{"io_uring", Health::kWarn,
+                  text_of("refused (%s)%s", errno_name(rc), shown.c_str()),
                   "each read and write is a system call that waits; one at a time a thread", ""};
   finding.remedy = sysctl == "1" || sysctl == "2" ? "`sudo sysctl -w kernel.io_uring_disabled=0`"
                    : rc == -ENOMEM                ? memlock_remedy()
                    : rc == -EPERM || probe_container().inside()
-                       ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows "
+                       ? "start the container with `--security-opt seccomp=unconfined`, or with a "
+                         "profile that allows "
                          "io_uring_setup, io_uring_enter "
                          "and io_uring_register"
                        : "boot a kernel with CONFIG_IO_URING";
@@ -119,15 +127,18 @@ Finding check_io_uring() {
 
 Finding check_discard_vector() {
   const int rc = probe_discard_vector();
-  if (rc == 0) return {"process_madvise", Health::kOk, "DONTNEED on this process, a whole batch a call", "", ""};
+  if (rc == 0)
+    return {"process_madvise", Health::kOk, "DONTNEED on this process, a whole batch a call", "",
+            ""};
   if (rc == -EPERM)
     return {"process_madvise", Health::kWarn, "refused (EPERM)", "one madvise a run of pages",
-            "start the container with `--cap-add SYS_PTRACE` (engines' filters allow process_madvise then)"};
+            "start the container with `--cap-add SYS_PTRACE` (engines' filters allow "
+            "process_madvise then)"};
   return {"process_madvise", Health::kInfo,
           "no DONTNEED on this process (kernels before 6.14): one madvise a run of pages", "", ""};
 }
 
-// ---- privileges and limits ---------------------------------------------------------------------------------------
+// ---- privileges and limits ----------------------------------------------------------------------
 
 Finding check_privileges() {
   std::string value = text_of("user %s", user_name().c_str());
@@ -135,8 +146,9 @@ Finding check_privileges() {
     unsigned number;
     const char* name;
   };
-  static constexpr Named kWanted[] = {
-      {CAP_SYS_PTRACE, "CAP_SYS_PTRACE"}, {CAP_IPC_LOCK, "CAP_IPC_LOCK"}, {CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}};
+  static constexpr Named kWanted[] = {{CAP_SYS_PTRACE, "CAP_SYS_PTRACE"},
+                                      {CAP_IPC_LOCK, "CAP_IPC_LOCK"},
+                                      {CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}};
   for (const Named& wanted : kWanted) {
     if (has_capability(wanted.number)) value += std::string(", ") + wanted.name;
   }
@@ -147,9 +159,12 @@ Finding check_privileges() {
 Finding check_container() {
   const ContainerState state = probe_container();
   if (!state.inside())
-    return {"container", Health::kInfo, state.filtered ? "none; a system call filter is on" : "none", "", ""};
-  return {"container", Health::kInfo,
-          state.engine + (state.filtered ? ", a system call filter is on" : ", no system call filter"), "", ""};
+    return {"container", Health::kInfo,
+            state.filtered ? "none; a system call filter is on" : "none", "", ""};
+  return {
+      "container", Health::kInfo,
+      state.engine + (state.filtered ? ", a system call filter is on" : ", no system call filter"),
+      "", ""};
 }
 
 Finding check_memlock() {
@@ -162,16 +177,20 @@ Finding check_memlock() {
   constexpr uint64_t kEnough = 64 * kMiB;
   if (limit.rlim_cur >= kEnough) return {"memlock limit", Health::kOk, value, "", ""};
   return {"memlock limit", Health::kWarn, value,
-          "I/O buffers cannot all be registered, so that each I/O pins its pages", memlock_remedy()};
+          "I/O buffers cannot all be registered, so that each I/O pins its pages",
+          memlock_remedy()};
 }
 
 Finding check_pipe_pages() {
   std::string text = read_line("/proc/sys/fs/pipe-user-pages-soft");
   uint64_t pages = strtoull(text.c_str(), nullptr, 10);
   bool exempt = has_capability(CAP_SYS_RESOURCE) || has_capability(CAP_SYS_ADMIN);
-  std::string value = pages == 0 ? "no limit" : text_of("%llu pages a user", static_cast<unsigned long long>(pages));
+  std::string value = pages == 0
+                          ? "no limit"
+                          : text_of("%llu pages a user", static_cast<unsigned long long>(pages));
   if (exempt || pages == 0 || pages >= 4096)
-    return {"pipe pages", Health::kOk, value + (exempt && pages ? ", not applied (privileged)" : ""), "", ""};
+    return {"pipe pages", Health::kOk,
+            value + (exempt && pages ? ", not applied (privileged)" : ""), "", ""};
   return {"pipe pages", Health::kWarn, value, "pages leave DRAM in smaller batches",
           "`sudo sysctl -w fs.pipe-user-pages-soft=16384`"};
 }
@@ -179,16 +198,20 @@ Finding check_pipe_pages() {
 Finding check_open_files() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  std::string value = limit.rlim_cur == RLIM_INFINITY
-                          ? "unlimited"
-                          : text_of("%llu descriptors", static_cast<unsigned long long>(limit.rlim_cur));
+  std::string value =
+      limit.rlim_cur == RLIM_INFINITY
+          ? "unlimited"
+          : text_of("%llu descriptors", static_cast<unsigned long long>(limit.rlim_cur));
   if (limit.rlim_cur >= 1024) return {"open files", Health::kOk, value, "", ""};
-  constexpr rlim_t kNeeded = 12;  // the program's three, ours, and what activation opens for a moment
+  // the program's three, ours, and what activation opens for a moment
+  constexpr rlim_t kNeeded = 12;
   if (limit.rlim_cur < kNeeded)
     return {"open files", Health::kFail, value,
-            text_of("Lunar needs %llu, and the program its own", static_cast<unsigned long long>(kNeeded)),
+            text_of("Lunar needs %llu, and the program its own",
+                    static_cast<unsigned long long>(kNeeded)),
             "`ulimit -n 1024`"};
-  return {"open files", Health::kWarn, value, "Lunar's own descriptors lie close to the program's", "`ulimit -n 1024`"};
+  return {"open files", Health::kWarn, value, "Lunar's own descriptors lie close to the program's",
+          "`ulimit -n 1024`"};
 }
 
 // Reservations and thread stacks count against both, private writable memory against the second.
@@ -197,36 +220,41 @@ Finding check_memory_limits() {
   const auto add = [&](decltype(RLIMIT_AS) which, const char* name, const char* flag) {
     rlimit limit{};
     if (getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-    value += text_of("%s%s %s (%s)", value.empty() ? "" : ", ", name, size_text(limit.rlim_cur).c_str(), flag);
+    value += text_of("%s%s %s (%s)", value.empty() ? "" : ", ", name,
+                     size_text(limit.rlim_cur).c_str(), flag);
     command += text_of("%s%s unlimited", command.empty() ? "" : "; ", flag);
   };
   add(RLIMIT_AS, "address space", "ulimit -v");
   add(RLIMIT_DATA, "data", "ulimit -d");
   if (value.empty()) return {"memory limits", Health::kOk, "none of this process", "", ""};
-  return {
-      "memory limits", Health::kWarn, value,
-      "a heap that the LUN could hold is refused: tiered memory counts against the limit although it is not in DRAM",
-      "`" + command + "`"};
+  return {"memory limits", Health::kWarn, value,
+          "a heap that the LUN could hold is refused: tiered memory counts against the limit "
+          "although it is not in DRAM",
+          "`" + command + "`"};
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 Finding check_memory(const MemoryState& memory) {
   return {
       "memory", memory.usable_bytes() / 4 >= kDramMin ? Health::kOk : Health::kWarn,
       text_of("%s, %s usable: default DRAM budget %s", size_text(memory.total_bytes).c_str(),
-              size_text(memory.usable_bytes()).c_str(), size_text(round_down(memory.usable_bytes() / 4, kMiB)).c_str()),
+              size_text(memory.usable_bytes()).c_str(),
+              size_text(round_down(memory.usable_bytes() / 4, kMiB)).c_str()),
       memory.usable_bytes() / 4 >= kDramMin ? "" : "a quarter of it is below the minimum budget",
       memory.usable_bytes() / 4 >= kDramMin ? "" : "`lunar run --dram 16m -- COMMAND`"};
 }
 
 Finding check_cgroup(const MemoryState& memory) {
-  if (memory.cgroup_version == 0) return {"memory cgroup", Health::kInfo, "no memory controller is mounted", "", ""};
-  std::string limit = memory.limit_bytes == UINT64_MAX
-                          ? "no limit"
-                          : text_of("limit %s (%s), used %s", size_text(memory.limit_bytes).c_str(),
-                                    memory.limit_file.c_str(), size_text(memory.used_bytes).c_str());
-  return {"memory cgroup", Health::kOk, text_of("version %d, %s", memory.cgroup_version, limit.c_str()), "", ""};
+  if (memory.cgroup_version == 0)
+    return {"memory cgroup", Health::kInfo, "no memory controller is mounted", "", ""};
+  std::string limit =
+      memory.limit_bytes == UINT64_MAX
+          ? "no limit"
+          : text_of("limit %s (%s), used %s", size_text(memory.limit_bytes).c_str(),
+                    memory.limit_file.c_str(), size_text(memory.used_bytes).c_str());
+  return {"memory cgroup", Health::kOk,
+          text_of("version %d, %s", memory.cgroup_version, limit.c_str()), "", ""};
 }
 
 Finding check_overcommit() {
@@ -239,38 +267,48 @@ Finding check_overcommit() {
 
 Finding check_thp() {
   std::string mode = chosen(read_line("/sys/kernel/mm/transparent_hugepage/enabled"));
-  return {"huge pages", Health::kInfo,
-          mode.empty() ? "not offered" : "transparent: " + mode + " (tiered memory uses system pages)", "", ""};
+  return {
+      "huge pages", Health::kInfo,
+      mode.empty() ? "not offered" : "transparent: " + mode + " (tiered memory uses system pages)",
+      "", ""};
 }
 
 Finding check_swap() {
   std::string text = read_text("/proc/swaps").value_or("");
   uint64_t bytes = 0;
   unsigned areas = 0;
-  for (size_t at = text.find('\n'); at != std::string::npos && at + 1 < text.size(); at = text.find('\n', at + 1)) {
+  for (size_t at = text.find('\n'); at != std::string::npos && at + 1 < text.size();
+       at = text.find('\n', at + 1)) {
     unsigned long long kib = 0;
     if (sscanf(text.c_str() + at + 1, "%*s %*s %llu", &kib) == 1) bytes += kib * 1024, ++areas;
   }
   return {"swap", Health::kInfo,
-          areas ? text_of("%s in %u area%s", size_text(bytes).c_str(), areas, areas == 1 ? "" : "s") : "none", "", ""};
+          areas ? text_of("%s in %u area%s", size_text(bytes).c_str(), areas, areas == 1 ? "" : "s")
+                : "none",
+          "", ""};
 }
 
 Finding check_numa() {
   unsigned nodes = 0;
   if (DIR* directory = opendir("/sys/devices/system/node")) {
     while (const dirent* entry = readdir(directory)) {
-      if (strncmp(entry->d_name, "node", 4) == 0 && isdigit(static_cast<unsigned char>(entry->d_name[4]))) ++nodes;
+      if (strncmp(entry->d_name, "node", 4) == 0 &&
+          isdigit(static_cast<unsigned char>(entry->d_name[4])))
+        ++nodes;
     }
     closedir(directory);
   }
   if (nodes == 0) nodes = 1;
-  return {"NUMA", Health::kInfo,
-          text_of("%u node%s, %ld CPUs", nodes, nodes == 1 ? "" : "s", sysconf(_SC_NPROCESSORS_ONLN)), "", ""};
+  return {
+      "NUMA", Health::kInfo,
+      text_of("%u node%s, %ld CPUs", nodes, nodes == 1 ? "" : "s", sysconf(_SC_NPROCESSORS_ONLN)),
+      "", ""};
 }
 
-// ---- storage -----------------------------------------------------------------------------------------------------
+// ---- storage ------------------------------------------------------------------------------------
 
-// The mounted, writable directory on a disk with the most room: what to name instead of a LUN that does not do.
+// The mounted, writable directory on a disk with the most room: what to name instead of a LUN that
+// does not do.
 std::string better_directory() {
   std::string best;
   uint64_t most = 0;
@@ -278,10 +316,11 @@ std::string better_directory() {
   if (!mounts) return "";
   while (const mntent* entry = getmntent(mounts)) {
     for (const char* below : {"/var/tmp", ""}) {
-      std::string path =
-          strcmp(entry->mnt_dir, "/") == 0 ? (*below ? below : "/") : std::string(entry->mnt_dir) + below;
+      std::string path = strcmp(entry->mnt_dir, "/") == 0 ? (*below ? below : "/")
+                                                          : std::string(entry->mnt_dir) + below;
       FileSystem fs;
-      if (access(path.c_str(), W_OK | X_OK) != 0 || probe_file_system(path, &fs) < 0 || fs.in_memory || fs.read_only)
+      if (access(path.c_str(), W_OK | X_OK) != 0 || probe_file_system(path, &fs) < 0 ||
+          fs.in_memory || fs.read_only)
         continue;
       if (fs.free_bytes > most && probe_scratch_file(path) == 0) best = path, most = fs.free_bytes;
     }
@@ -292,9 +331,11 @@ std::string better_directory() {
 
 Finding check_lun_place(const Options& options, const MemoryState& memory) {
   Options wanted = options;
-  if (wanted.dram == 0) wanted.dram = std::max(round_down(memory.usable_bytes() / 4, kMiB), kDramMin);
+  if (wanted.dram == 0)
+    wanted.dram = std::max(round_down(memory.usable_bytes() / 4, kMiB), kDramMin);
   std::string why;
-  bool good = check_lun(wanted, [](const char* name) { return std::string("option ") + name; }, &why);
+  bool good =
+      check_lun(wanted, [](const char* name) { return std::string("option ") + name; }, &why);
   Finding finding{"LUN", good ? Health::kOk : Health::kFail, wanted.lun, why, ""};
   FileSystem fs;
   std::string lun = wanted.lun;
@@ -303,8 +344,9 @@ Finding check_lun_place(const Options& options, const MemoryState& memory) {
     finding.value += text_of(": %s, %s free", fs.kind.c_str(), size_text(fs.free_bytes).c_str());
   if (!good) {
     std::string other = better_directory();
-    finding.remedy = other.empty() || other == lun ? "make a directory on a disk, and name it: `export LUNAR_LUN=DIR`"
-                                                   : "`export LUNAR_LUN=" + shell_word(other) + "`";
+    finding.remedy = other.empty() || other == lun
+                         ? "make a directory on a disk, and name it: `export LUNAR_LUN=DIR`"
+                         : "`export LUNAR_LUN=" + shell_word(other) + "`";
   }
   return finding;
 }
@@ -347,9 +389,11 @@ Finding check_block_devices() {
     closedir(directory);
     std::sort(names.begin(), names.end());
     for (const std::string& name : names) {
-      uint64_t bytes = strtoull(read_line("/sys/block/" + name + "/size").c_str(), nullptr, 10) * 512;
+      uint64_t bytes =
+          strtoull(read_line("/sys/block/" + name + "/size").c_str(), nullptr, 10) * 512;
       if (bytes == 0 || read_line("/sys/block/" + name + "/ro") == "1" || is_in_use(name)) continue;
-      list += text_of("%s/dev/%s (%s)", list.empty() ? "" : ", ", name.c_str(), size_text(bytes).c_str());
+      list += text_of("%s/dev/%s (%s)", list.empty() ? "" : ", ", name.c_str(),
+                      size_text(bytes).c_str());
     }
   }
   return {"free block devices", Health::kInfo, list.empty() ? "none" : list, "", ""};
@@ -368,13 +412,14 @@ Finding check_preload() {
 
 std::vector<Finding> examine_host(const Options& options) {
   MemoryState memory = probe_memory();
-  std::vector<Finding> all = {check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),
-                              check_io_uring(),     check_discard_vector(), check_privileges(),
-                              check_container(),    check_memlock(),        check_pipe_pages(),
-                              check_open_files(),   check_memory_limits(),  check_memory(memory),
-                              check_cgroup(memory), check_overcommit(),     check_thp(),
-                              check_swap(),         check_numa(),           check_lun_place(options, memory),
-                              check_block_devices()};
+  std::vector<Finding> all = {
+      check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),
+      check_io_uring(),     check_discard_vector(), check_privileges(),
+      check_container(),    check_memlock(),        check_pipe_pages(),
+      check_open_files(),   check_memory_limits(),  check_memory(memory),
+      check_cgroup(memory), check_overcommit(),     check_thp(),
+      check_swap(),         check_numa(),           check_lun_place(options, memory),
+      check_block_devices()};
   for (Finding& finding : examine_devices()) all.push_back(std::move(finding));
   all.push_back(check_preload());
   return all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The findings of `lunar doctor`: one function a subject, each gives one line for the table and, for a lack, the
-// command that fixes it. They look and change nothing.
+// The findings of `lunar doctor`: one function a subject, each gives one line for the table and,
+// for a lack, the command that fixes it. They look and change nothing.
 // Threading: free functions, one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <string>

@@ -22,13 +22,16 @@ namespace {
 std::vector<std::string> matches(const char* pattern) {
   std::vector<std::string> out;
   glob_t found{};
-  if (glob(pattern, 0, nullptr, &found) == 0) out.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  if (glob(pattern, 0, nullptr, &found) == 0)
+    out.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
   return out;
 }
 
-// Nodes that a URI scheme opens: which there are, and how those that are closed to this user are opened.
-Finding check_nodes(const char* name, const std::vector<std::string>& nodes, const char* scheme, const char* none) {
+// Nodes that a URI scheme opens: which there are, and how those that are closed to this user are
+// opened.
+Finding check_nodes(const char* name, const std::vector<std::string>& nodes, const char* scheme,
+                    const char* none) {
   if (nodes.empty()) return {name, Health::kInfo, none, "", ""};
   std::string list, closed;
   for (const std::string& node : nodes) {
@@ -40,8 +43,8 @@ Finding check_nodes(const char* name, const std::vector<std::string>& nodes, con
   Finding finding{name, closed.empty() ? Health::kOk : Health::kInfo, list, "", ""};
   if (!closed.empty()) {
     finding.lack = text_of("this user may not open %s as a LUN (%s:)", closed.c_str() + 1, scheme);
-    finding.remedy =
-        "`sudo setfacl -m u:" + user_name() + ":rw" + closed + "` (till the next boot; permanently: a udev rule)";
+    finding.remedy = "`sudo setfacl -m u:" + user_name() + ":rw" + closed +
+                     "` (till the next boot; permanently: a udev rule)";
   }
   return finding;
 }
@@ -57,15 +60,18 @@ Finding check_window() {
                                ? "no memlock limit"
                                : text_of("memlock limit %s", format_size(limit.rlim_cur).text);
   if (status == 0) return {"registered window", Health::kOk, "available, " + most, "", ""};
-  Finding finding{"registered window", Health::kWarn, text_of("refused (%s), %s", errno_name(status), most.c_str()),
+  Finding finding{"registered window", Health::kWarn,
+                  text_of("refused (%s), %s", errno_name(status), most.c_str()),
                   "each I/O pins its own pages", ""};
-  finding.remedy = status == -ENOMEM ? memlock_remedy() : std::string("allow io_uring (see its line)");
+  finding.remedy =
+      status == -ENOMEM ? memlock_remedy() : std::string("allow io_uring (see its line)");
   return finding;
 }
 
 Finding check_polling() {
   const int sqpoll = sys::uring_probe_sqpoll();
-  const std::string value = sqpoll == 0 ? "sqpoll available" : text_of("no sqpoll (%s)", errno_name(sqpoll));
+  const std::string value =
+      sqpoll == 0 ? "sqpoll available" : text_of("no sqpoll (%s)", errno_name(sqpoll));
   return {"polled I/O", Health::kInfo, value, "", ""};
 }
 
@@ -73,7 +79,8 @@ Finding check_capi() {
   for (const char* const* place = kCapiLibraryPlaces; *place; ++place) {
     if (access(*place, R_OK) == 0) return {"CAPI library", Health::kInfo, *place, "", ""};
   }
-  return {"CAPI library", Health::kInfo, "IBM's libcflsh_block is not installed (only for capi:)", "", ""};
+  return {"CAPI library", Health::kInfo, "IBM's libcflsh_block is not installed (only for capi:)",
+          "", ""};
 }
 
 }  // namespace
@@ -82,7 +89,8 @@ std::vector<Finding> examine_devices() {
   std::vector<std::string> pmem = matches("/dev/pmem[0-9]*");
   for (const std::string& node : matches("/dev/dax[0-9]*")) pmem.push_back(node);
   return {check_window(), check_polling(),
-          check_nodes("NVMe passthrough", matches("/dev/ng[0-9]*n[0-9]*"), "nvme", "no /dev/ng* (nvme: needs one)"),
+          check_nodes("NVMe passthrough", matches("/dev/ng[0-9]*n[0-9]*"), "nvme",
+                      "no /dev/ng* (nvme: needs one)"),
           check_nodes("persistent memory", pmem, "pmem",
                       "no /dev/pmem* or /dev/dax* (pmem: also takes a file in /dev/shm)"),
           check_capi()};

@@ -40,8 +40,10 @@ bool from_hex(std::string_view text, std::string* out) {
   out->clear();
   if (text.size() % 2 != 0) return false;
   for (size_t i = 0; i < text.size(); i += 2) {
-    const int high = digit_of(static_cast<char>(tolower(static_cast<unsigned char>(text[i]))), kHex, 16);
-    const int low = digit_of(static_cast<char>(tolower(static_cast<unsigned char>(text[i + 1]))), kHex, 16);
+    const int high =
+        digit_of(static_cast<char>(tolower(static_cast<unsigned char>(text[i]))), kHex, 16);
+    const int low =
+        digit_of(static_cast<char>(tolower(static_cast<unsigned char>(text[i + 1]))), kHex, 16);
     if (high < 0 || low < 0) return false;
     *out += static_cast<char>(high << 4 | low);
   }
@@ -55,7 +57,8 @@ std::string to_base64(std::string_view bytes) {
     uint32_t word = 0;
     for (size_t j = 0; j < 3; ++j)
       word = word << 8 | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0);
-    for (size_t j = 0; j < 4; ++j) out += i + j > bytes.size() ? '=' : kBase64[word >> (18 - 6 * j) & 63];
+    for (size_t j = 0; j < 4; ++j)
+      out += i + j > bytes.size() ? '=' : kBase64[word >> (18 - 6 * j) & 63];
   }
   return out;
 }
@@ -85,8 +88,8 @@ bool is_utf8(std::string_view bytes) {
     if (tail < 0 || bytes.size() - i <= static_cast<size_t>(tail)) return false;
     const auto second = tail ? static_cast<unsigned char>(bytes[i + 1]) : 0x80u;
     // Forms longer than needed, halves of pairs, and what lies beyond Unicode.
-    if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) || (first == 0xf0 && second < 0x90) ||
-        (first == 0xf4 && second > 0x8f))
+    if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f))
       return false;
     for (int j = 0; j < tail; ++j) {
       if ((static_cast<unsigned char>(bytes[++i]) & 0xc0) != 0x80) return false;
@@ -101,7 +104,8 @@ std::string escaped(std::string_view bytes) {
   for (size_t i = 0; i < bytes.size(); ++i) {
     const auto c = static_cast<unsigned char>(bytes[i]);
     // U+0080 to U+009F are control characters, too.
-    const bool control = c < 0x20 || c == 0x7f || (c == 0xc2 && i + 1 < bytes.size() && (bytes[i + 1] & 0x60) == 0);
+    const bool control =
+        c < 0x20 || c == 0x7f || (c == 0xc2 && i + 1 < bytes.size() && (bytes[i + 1] & 0x60) == 0);
     if (control || (c >= 0x80 && !text)) {
       out += "\\x";
       out += to_hex(bytes.substr(i, 1));

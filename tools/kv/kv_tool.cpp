@@ -17,10 +17,14 @@ namespace lunar::tools {
 
 KvCommand::KvCommand(const char* verb, const char* description)
     : verb_(verb), flags_(description, std::string("lunar kv ") + verb) {
-  flags_.add("PLACE", place, "a file, a block device, or a URI of one, as `lunar lun --help` lists them").required();
+  flags_
+      .add("PLACE", place,
+           "a file, a block device, or a URI of one, as `lunar lun --help` lists them")
+      .required();
   flags_.add("--json", json, "JSON on standard output");
-  flags_.add("--dram", dram_,
-             "DRAM budget, a hard limit (default: LUNAR_KV_DRAM, else a quarter of what is available)");
+  flags_.add(
+      "--dram", dram_,
+      "DRAM budget, a hard limit (default: LUNAR_KV_DRAM, else a quarter of what is available)");
 }
 
 std::optional<int> KvCommand::parse(int argc, char** argv) {
@@ -57,7 +61,8 @@ bool KvCommand::size(const char* flag, const std::string& text, uint64_t* out, i
   *out = 0;
   if (text.empty()) return true;
   if (parse_size(text.c_str(), out) == 0 && *out != 0 && *out < UINT64_MAX / 4) return true;
-  *code = refuse(text_of("%s: '%s' is not a size; give one such as 512m or 4g", flag, text.c_str()));
+  *code =
+      refuse(text_of("%s: '%s' is not a size; give one such as 512m or 4g", flag, text.c_str()));
   return false;
 }
 
@@ -86,7 +91,9 @@ int KvCommand::open(kv::Take take, kv::Store** out, ErrorText* why, int* code) c
   kept.advice = ", not a key/value store; is the name right?";
   if (take == kv::Take::kLoadOrMake) {
     uint64_t bytes = 0;
-    if (const int wrong = kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, why); wrong < 0) return wrong;
+    if (const int wrong = kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, why);
+        wrong < 0)
+      return wrong;
     if (bytes != 0) kept.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
   }
   options.log_bytes = 0;
@@ -95,7 +102,9 @@ int KvCommand::open(kv::Take take, kv::Store** out, ErrorText* why, int* code) c
   return kv::kept_store_open(kept, &options, out, why);
 }
 
-bool KvCommand::is_there() const { return scheme_length(place.c_str()) != 0 || access(place.c_str(), F_OK) == 0; }
+bool KvCommand::is_there() const {
+  return scheme_length(place.c_str()) != 0 || access(place.c_str(), F_OK) == 0;
+}
 
 int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   std::string text = why.text[0] ? why.text : errno_text(status);
@@ -117,9 +126,9 @@ int KvCommand::flush_and_close(kv::Store* store) const {
   const int status = store->flush();
   store->close();
   if (status == 0) return 0;
-  return failed(
-      status == -EBADMSG ? -EIO : status,
-      text_of("%s: cannot be made durable: %s; the store is what it was before", place.c_str(), errno_text(status)));
+  return failed(status == -EBADMSG ? -EIO : status,
+                text_of("%s: cannot be made durable: %s; the store is what it was before",
+                        place.c_str(), errno_text(status)));
 }
 
 int64_t read_value(kv::Store* store, std::string_view key, std::string* out) {
@@ -139,19 +148,23 @@ int visit_pairs(const KvCommand& command, kv::Store* store, const Pairs& pairs) 
   const int status = store->sweep(sweep, &report);
   store->close();
   if (status < 0 && status != -ECANCELED)
-    return command.failed(status, text_of("%s: stopped: %s", command.place.c_str(), errno_text(status)));
-  const std::string check = text_of("; `lunar kv check %s` names ", shell_word(command.place).c_str());
+    return command.failed(status,
+                          text_of("%s: stopped: %s", command.place.c_str(), errno_text(status)));
+  const std::string check =
+      text_of("; `lunar kv check %s` names ", shell_word(command.place).c_str());
   int code = kKvDone;
   if (report.doubtful != 0)
-    code =
-        command.refuse(text_of("%s: %s may be older than the last value, or have been deleted, as the saved state is "
-                               "damaged%sthem",
-                               command.place.c_str(), counted(report.doubtful, "pair").c_str(), check.c_str()),
-                       kKvDamaged);
+    code = command.refuse(
+        text_of(
+            "%s: %s may be older than the last value, or have been deleted, as the saved state is "
+            "damaged%sthem",
+            command.place.c_str(), counted(report.doubtful, "pair").c_str(), check.c_str()),
+        kKvDamaged);
   if (report.pairs_lost == 0) return code;
-  return command.refuse(text_of("%s: left out %s that cannot be read%swhat is damaged", command.place.c_str(),
-                                counted(report.pairs_lost, "pair").c_str(), check.c_str()),
-                        kKvDamaged);
+  return command.refuse(
+      text_of("%s: left out %s that cannot be read%swhat is damaged", command.place.c_str(),
+              counted(report.pairs_lost, "pair").c_str(), check.c_str()),
+      kKvDamaged);
 }
 
 }  // namespace lunar::tools

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar kv: key/value stores that are kept, for people and programs. A file a verb, or a few of a kind.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// lunar kv: key/value stores that are kept, for people and programs. A file a verb, or a few of a
+// kind. Threading: one thread. May not be used by runtime/ (it allocates).
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -29,18 +29,23 @@ const Subcommand kVerbs[] = {
 std::string kv_help() {
   std::string out =
       "Usage: lunar kv VERB PLACE [ARGUMENT]...\n\n"
-      "Key/value stores on a file or device: those of libarkdb with ARK_KV_PERSIST_STORE, and of this command.\n"
-      "info, check, get, scan and dump write nothing. No verb opens a store that another process writes to.\n\n"
+      "Key/value stores on a file or device: those of libarkdb with ARK_KV_PERSIST_STORE, and of "
+      "this command.\n"
+      "info, check, get, scan and dump write nothing. No verb opens a store that another process "
+      "writes to.\n\n"
       "Verbs:\n";
   for (const Subcommand& verb : kVerbs) out += text_of("  %-8s %s\n", verb.name, verb.summary);
   out +=
-      "\n`lunar kv VERB --help` has the details; each verb takes --json, and --dram for its memory. A word that begins "
+      "\n`lunar kv VERB --help` has the details; each verb takes --json, and --dram for its "
+      "memory. A word that begins "
       "with "
       "-\n"
       "and is not a flag comes after --.\n\n"
-      "Exit code: 0 done, 1 a key does not exist (check: damage without loss), 2 refused and nothing changed, 3 "
+      "Exit code: 0 done, 1 a key does not exist (check: damage without loss), 2 refused and "
+      "nothing changed, 3 "
       "damaged,\n"
-      "4 an I/O error, lack of space or the like stopped it, or a stream broke off after some pairs.\n\n"
+      "4 an I/O error, lack of space or the like stopped it, or a stream broke off after some "
+      "pairs.\n\n"
       "Examples:\n"
       "  lunar kv create /srv/users.kv --size 10g\n"
       "  lunar kv set /srv/users.kv alice '{\"id\": 1}'\n"
@@ -54,7 +59,8 @@ int run_verb(const Subcommand& verb, int argc, char** argv) {
     return verb.run(argc, argv);
   } catch (const std::bad_alloc&) {
     fprintf(stderr,
-            "lunar kv %s: no memory is left for a value or for what it lists; what was durable is kept. Give it more "
+            "lunar kv %s: no memory is left for a value or for what it lists; what was durable is "
+            "kept. Give it more "
             "(ulimit -v, the memory of its cgroup)\n",
             verb.name);
     return kKvFailed;

@@ -21,7 +21,8 @@ bool take_words(const KvCommand& command, bool hex, std::vector<std::string>* wo
     if (!hex) continue;
     const std::string text = word;
     if (from_hex(text, &word)) continue;
-    *code = command.refuse(text_of("--hex: '%s' is not hexadecimal; give two digits a byte", text.c_str()));
+    *code = command.refuse(
+        text_of("--hex: '%s' is not hexadecimal; give two digits a byte", text.c_str()));
     return false;
   }
   return true;
@@ -30,9 +31,10 @@ bool take_words(const KvCommand& command, bool hex, std::vector<std::string>* wo
 std::string shown(std::string_view key, bool hex) { return hex ? to_hex(key) : escaped(key); }
 
 int unreadable(const KvCommand& command, const std::string& key, bool hex, int64_t status) {
-  return command.failed(status, text_of("%s: key '%s' cannot be read: %s; `lunar kv check %s` says where it lies",
-                                        command.place.c_str(), shown(key, hex).c_str(),
-                                        errno_text(static_cast<int>(status)), shell_word(command.place).c_str()));
+  return command.failed(
+      status, text_of("%s: key '%s' cannot be read: %s; `lunar kv check %s` says where it lies",
+                      command.place.c_str(), shown(key, hex).c_str(),
+                      errno_text(static_cast<int>(status)), shell_word(command.place).c_str()));
 }
 
 // All of a file ("-": standard input). 0 or -errno.
@@ -48,7 +50,8 @@ int read_file(const std::string& path, std::string* out) {
 }
 
 int write_out(const KvCommand& command, std::string_view bytes) {
-  if (fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size() && fflush(stdout) == 0) return kKvDone;
+  if (fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size() && fflush(stdout) == 0)
+    return kKvDone;
   return command.refuse(text_of("standard output: %s", strerror(errno)), kKvFailed);
 }
 
@@ -82,7 +85,9 @@ bool scan_pair(void* context, kv::Bytes key_bytes, kv::Bytes value_bytes) {
 }  // namespace
 
 int kv_get(int argc, char** argv) {
-  KvCommand command("get", "Writes the value of KEY to standard output, unchanged. Exit code 1: there is no such key.");
+  KvCommand command(
+      "get",
+      "Writes the value of KEY to standard output, unchanged. Exit code 1: there is no such key.");
   std::vector<std::string> key(1);
   bool hex = false;
   command.flags().add("KEY", key[0]).required();
@@ -96,8 +101,8 @@ int kv_get(int argc, char** argv) {
   const int64_t length = read_value(store, key[0], &value);
   store->close();
   if (length == -ENOENT)
-    return command.refuse(text_of("%s: has no key '%s'; `lunar kv scan` shows those there are", command.place.c_str(),
-                                  shown(key[0], hex).c_str()),
+    return command.refuse(text_of("%s: has no key '%s'; `lunar kv scan` shows those there are",
+                                  command.place.c_str(), shown(key[0], hex).c_str()),
                           kKvAbsent);
   if (length < 0) return unreadable(command, key[0], hex, length);
   if (!command.json) return write_out(command, value);
@@ -111,30 +116,36 @@ int kv_get(int argc, char** argv) {
 
 int kv_set(int argc, char** argv) {
   KvCommand command("set",
-                    "Gives KEY a value: VALUE, or the contents of a file or of standard input. It is durable when the "
+                    "Gives KEY a value: VALUE, or the contents of a file or of standard input. It "
+                    "is durable when the "
                     "command ends. Each set writes the index; for many pairs use `lunar kv load`.");
   std::vector<std::string> words(1), value(1);
   std::string file;
   bool hex = false;
   command.flags().add("KEY", words[0]).required();
   const Flag word = command.flags().add("VALUE", value[0]);
-  command.flags().add("--file", file, "take the value from this file; -: standard input").excludes(word);
+  command.flags()
+      .add("--file", file, "take the value from this file; -: standard input")
+      .excludes(word);
   command.flags().add("--hex", hex, kHexHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
-  if (!take_words(command, hex, &words, &code) || !take_words(command, hex, &value, &code)) return code;
+  if (!take_words(command, hex, &words, &code) || !take_words(command, hex, &value, &code))
+    return code;
   if (!word.given()) {
     if (file.empty() && isatty(STDIN_FILENO))
       return command.refuse("no value; give it as a word, by --file, or on standard input");
     if (const int status = read_file(file.empty() ? "-" : file, &value[0]); status < 0)
-      return command.refuse(text_of("%s: %s", file.empty() ? "standard input" : file.c_str(), strerror(-status)));
+      return command.refuse(
+          text_of("%s: %s", file.empty() ? "standard input" : file.c_str(), strerror(-status)));
   }
   kv::Store* store = nullptr;
   if (code = command.open(kv::Take::kLoad, &store); code != 0) return code;
   if (const int status = store->set(bytes_of(words[0]), bytes_of(value[0])); status < 0) {
     store->close();
-    return command.failed(status, text_of("%s: key '%s': %s; nothing was changed", command.place.c_str(),
-                                          shown(words[0], hex).c_str(), errno_text(status)));
+    return command.failed(status,
+                          text_of("%s: key '%s': %s; nothing was changed", command.place.c_str(),
+                                  shown(words[0], hex).c_str(), errno_text(status)));
   }
   if (code = command.flush_and_close(store); code != 0 || !command.json) return code;
   JsonWriter json;
@@ -146,7 +157,9 @@ int kv_set(int argc, char** argv) {
 }
 
 int kv_del(int argc, char** argv) {
-  KvCommand command("del", "Deletes keys. Durable when the command ends. Exit code 1: one of them did not exist.");
+  KvCommand command(
+      "del",
+      "Deletes keys. Durable when the command ends. Exit code 1: one of them did not exist.");
   std::vector<std::string> keys;
   bool hex = false;
   command.flags().add("KEY", keys).required();
@@ -174,13 +187,15 @@ int kv_del(int argc, char** argv) {
     print_json(json);
   }
   if (absent.empty()) return kKvDone;
-  return command.refuse(text_of("%s: has no key %s", command.place.c_str(), absent.c_str()), kKvAbsent);
+  return command.refuse(text_of("%s: has no key %s", command.place.c_str(), absent.c_str()),
+                        kKvAbsent);
 }
 
 int kv_scan(int argc, char** argv) {
   KvCommand command(
       "scan",
-      "Prints the keys, one per line, in no order. A character that is not printable appears as \\xNN, and "
+      "Prints the keys, one per line, in no order. A character that is not printable appears as "
+      "\\xNN, and "
       "\\ as \\\\. Reads all keys, even with --prefix: the store finds whole keys only.");
   std::vector<std::string> prefix(1);
   uint64_t limit = UINT64_MAX;

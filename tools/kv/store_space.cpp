@@ -33,7 +33,10 @@ void show_created(const KvCommand& command, const kv::StoreInfo& info) {
   if (command.json) {
     JsonWriter json;
     json.open('{').field("place", command.place).field("place_bytes", info.place_bytes);
-    json.field("segment_bytes", info.segment_bytes).field("segments", segments).field("shards", info.shards).close('}');
+    json.field("segment_bytes", info.segment_bytes)
+        .field("segments", segments)
+        .field("shards", info.shards)
+        .close('}');
     print_json(json);
   } else {
     printf("%s: a store of %s, %llu segments of %s\n", printable(command.place).c_str(),
@@ -45,16 +48,22 @@ void show_created(const KvCommand& command, const kv::StoreInfo& info) {
 }  // namespace
 
 int kv_create(int argc, char** argv) {
-  KvCommand command("create", "Makes an empty key/value store. If the path does not exist, it becomes a file.");
+  KvCommand command(
+      "create", "Makes an empty key/value store. If the path does not exist, it becomes a file.");
   std::string size, segment;
   bool force = false;
   kv::StoreOptions options;
-  command.flags().add("--size", size, "size of a new or empty file (default: 1g); of any other place, the most to use");
-  command.flags().add("--segment", segment, "64k, 128k, 256k, 512k or 1m; default: chosen by size and DRAM");
+  command.flags().add(
+      "--size", size,
+      "size of a new or empty file (default: 1g); of any other place, the most to use");
+  command.flags().add("--segment", segment,
+                      "64k, 128k, 256k, 512k or 1m; default: chosen by size and DRAM");
   command.flags()
       .add("--keys", options.expected_keys, "expected number of keys, a hint for the index")
       .range(int64_t{1}, int64_t{1} << 48);
-  command.flags().add("--shards", options.shards, "number of writers that can be busy at one time").range(1, 256);
+  command.flags()
+      .add("--shards", options.shards, "number of writers that can be busy at one time")
+      .range(1, 256);
   command.flags().add("--force", force, "overwrite what the place holds");
   if (const auto code = command.parse(argc, argv)) return *code;
   uint64_t bytes = 0;
@@ -65,15 +74,17 @@ int kv_create(int argc, char** argv) {
   const bool power = (options.segment_bytes & (options.segment_bytes - 1)) == 0;
   if (options.segment_bytes != 0 && (!power || options.segment_bytes < kv::Log::kSegmentBytesMin ||
                                      options.segment_bytes > kv::Log::kSegmentBytesMax))
-    return command.refuse(
-        text_of("--segment: %s is not one of these; give 64k, 128k, 256k, 512k or 1m", segment.c_str()));
+    return command.refuse(text_of(
+        "--segment: %s is not one of these; give 64k, 128k, 256k, 512k or 1m", segment.c_str()));
   if ((code = command.dram(&options.dram_bytes)) != 0) return code;
-  // A hint may not take the DRAM: neither that of this open nor that of later ones, which have as large an index.
+  // A hint may not take the DRAM: neither that of this open nor that of later ones, which have as
+  // large an index.
   options.expected_keys = std::min(options.expected_keys, options.dram_bytes / 32);
   if (bytes == 0 && kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, &why) < 0)
     return command.refuse(why.text);
   if (bytes != 0 && bytes < kv::kPlaceBytesLeast)
-    return command.refuse(text_of("--size: %s is too small for a store; give 2m at least", size_text(bytes).c_str()));
+    return command.refuse(
+        text_of("--size: %s is too small for a store; give 2m at least", size_text(bytes).c_str()));
   kv::KeptPlace place;
   place.path = command.place.c_str();
   place.take = force ? kv::Take::kReplaceAll : kv::Take::kMake;
@@ -97,18 +108,22 @@ static int enlarge_file(const KvCommand& command, uint64_t bytes) {
   std::error_code error;
   const auto now = std::filesystem::file_size(command.place, error);
   if (error || !std::filesystem::is_regular_file(command.place))
-    return command.refuse("--size is for a store on a file; a device is made larger by its own means");
+    return command.refuse(
+        "--size is for a store on a file; a device is made larger by its own means");
   if (bytes <= now)
-    return command.refuse(text_of("--size: %s is %s large already", command.place.c_str(), size_text(now).c_str()));
+    return command.refuse(
+        text_of("--size: %s is %s large already", command.place.c_str(), size_text(now).c_str()));
   std::filesystem::resize_file(command.place, bytes, error);
-  return error ? command.failed(-error.value(), text_of("%s: cannot be made %s large: %s", command.place.c_str(),
-                                                        size_text(bytes).c_str(), error.message().c_str()))
+  return error ? command.failed(-error.value(),
+                                text_of("%s: cannot be made %s large: %s", command.place.c_str(),
+                                        size_text(bytes).c_str(), error.message().c_str()))
                : 0;
 }
 
 int kv_grow(int argc, char** argv) {
   KvCommand command("grow",
-                    "Makes a store take the rest of a device or file that became larger (lvextend, truncate), or, with "
+                    "Makes a store take the rest of a device or file that became larger (lvextend, "
+                    "truncate), or, with "
                     "--size, makes its file larger first. No pair is lost if it is interrupted.");
   std::string size;
   command.flags().add("--size", size, "size of the file, such as 20g");
@@ -120,7 +135,8 @@ int kv_grow(int argc, char** argv) {
   if (bytes != 0) {  // what cannot be opened stays as it is
     if (code = command.open(kv::Take::kLoad, &store); code != 0) return code;
     store->close();
-    if (code = enlarge_file(command, round_down(bytes, kv::media::kBlockBytes)); code != 0) return code;
+    if (code = enlarge_file(command, round_down(bytes, kv::media::kBlockBytes)); code != 0)
+      return code;
   }
   kv::StoreOptions options;
   if ((code = command.dram(&options.dram_bytes)) != 0) return code;
@@ -140,18 +156,21 @@ int kv_grow(int argc, char** argv) {
   store->info(&info);
   store->close();
   if (status == -ENODATA)
-    return command.refuse(text_of("%s: the store has all of its place; make that larger first%s", command.place.c_str(),
+    return command.refuse(text_of("%s: the store has all of its place; make that larger first%s",
+                                  command.place.c_str(),
                                   bytes == 0 ? " (of a file: --size)" : " by at least a segment"));
   if (status == -ENOMEM)
-    return command.refuse(
-        text_of("%s: a store of that size wants more DRAM; give a larger --dram", command.place.c_str()));
+    return command.refuse(text_of("%s: a store of that size wants more DRAM; give a larger --dram",
+                                  command.place.c_str()));
   if (status < 0)
-    return command.failed(status,
-                          text_of("%s: stopped: %s; no pair is lost", command.place.c_str(), errno_text(status)));
+    return command.failed(status, text_of("%s: stopped: %s; no pair is lost", command.place.c_str(),
+                                          errno_text(status)));
   if (command.json) {
     JsonWriter json;
     json.open('{').field("place", command.place).field("place_bytes", info.place_bytes);
-    json.field("segment_bytes", info.segment_bytes).field("segments", all_segments(info)).close('}');
+    json.field("segment_bytes", info.segment_bytes)
+        .field("segments", all_segments(info))
+        .close('}');
     print_json(json);
   } else {
     printf("%s: %s for pairs, before %s\n", printable(command.place).c_str(),
@@ -162,7 +181,8 @@ int kv_grow(int argc, char** argv) {
 
 int kv_compact(int argc, char** argv) {
   KvCommand command("compact",
-                    "Moves live pairs out of segments in which many were replaced or deleted, as long as that frees "
+                    "Moves live pairs out of segments in which many were replaced or deleted, as "
+                    "long as that frees "
                     "segments, and makes the result durable. A file keeps its size.");
   if (const auto code = command.parse(argc, argv)) return *code;
   kv::Store* store = nullptr;
@@ -174,8 +194,8 @@ int kv_compact(int argc, char** argv) {
   const uint64_t moved = store->cleaned_bytes();
   store->close();
   if (status < 0)
-    return command.failed(status,
-                          text_of("%s: stopped: %s; no pair is lost", command.place.c_str(), errno_text(status)));
+    return command.failed(status, text_of("%s: stopped: %s; no pair is lost", command.place.c_str(),
+                                          errno_text(status)));
   const uint64_t had = free_segments(before), has = free_segments(after),
                  damaged = after.segments[static_cast<unsigned>(kv::SegmentState::kDamaged)];
   const uint64_t gained = has > had ? has - had : 0;
@@ -189,12 +209,15 @@ int kv_compact(int argc, char** argv) {
   } else {
     printf("%s: %s gained: %llu of %llu segments of %s are free (were %llu); %s moved\n",
            printable(command.place).c_str(), size_text(gained * after.segment_bytes).c_str(),
-           static_cast<unsigned long long>(has), static_cast<unsigned long long>(all_segments(after)),
-           size_text(after.segment_bytes).c_str(), static_cast<unsigned long long>(had), size_text(moved).c_str());
+           static_cast<unsigned long long>(has),
+           static_cast<unsigned long long>(all_segments(after)),
+           size_text(after.segment_bytes).c_str(), static_cast<unsigned long long>(had),
+           size_text(moved).c_str());
   }
   if (damaged == 0) return kKvDone;
-  return command.refuse(text_of("%s: damage in %s, left as it was; `lunar kv check %s` names it", command.place.c_str(),
-                                counted(damaged, "segment").c_str(), shell_word(command.place).c_str()),
+  return command.refuse(text_of("%s: damage in %s, left as it was; `lunar kv check %s` names it",
+                                command.place.c_str(), counted(damaged, "segment").c_str(),
+                                shell_word(command.place).c_str()),
                         kKvDamaged);
 }
 

@@ -21,7 +21,8 @@
 namespace lunar::tools {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "numbers are written as they lie in memory");
 constexpr char kHead[] = "LunarKV dump 1\r\n";
 constexpr size_t kHeadBytes = sizeof kHead - 1, kPiece = 1 << 20;
 
@@ -64,8 +65,8 @@ std::string bytes_member(const JsonValue& object, const std::string& name, std::
   const std::string which = coded ? name + "_base64" : name;
   if (!given) return "has no " + name + " (" + name + " or " + name + "_base64)";
   if (given->kind != JsonValue::Kind::kString)
-    return "has " + std::string(kind_name(given->kind)) + " as its " + which + "; it must be a string (\"" + which +
-           "\":\"...\")";
+    return "has " + std::string(kind_name(given->kind)) + " as its " + which +
+           "; it must be a string (\"" + which + "\":\"...\")";
   return from_base64(given->text, out) ? "" : "has a " + which + " that is not base64";
 }
 
@@ -94,7 +95,8 @@ bool PairWriter::put(std::string_view key, std::string_view value) {
   if (pairs_ == 0 && !write(kHead, kHeadBytes)) return false;
   ++pairs_;
   const PairHead head{'P', key.size(), value.size()};
-  return write(&head, sizeof head) && write(key.data(), key.size()) && write(value.data(), value.size());
+  return write(&head, sizeof head) && write(key.data(), key.size()) &&
+         write(value.data(), value.size());
 }
 
 bool PairWriter::finish() {
@@ -144,13 +146,15 @@ bool PairReader::take_text(uint64_t bytes, std::string* out) {
 
 bool PairReader::begin() {
   const int first = getc(file_);
-  if (first == EOF) return ferror(file_) ? cut_off() : fail("is empty: neither a dump nor lines of JSON");
+  if (first == EOF)
+    return ferror(file_) ? cut_off() : fail("is empty: neither a dump nor lines of JSON");
   (void)ungetc(first, file_);
   form_ = first == kHead[0] ? Form::kBinary : Form::kLines;
   if (form_ == Form::kLines) return true;
   char head[kHeadBytes];
   if (!take(head, sizeof head)) return false;
-  return memcmp(head, kHead, sizeof head) == 0 || fail("begins like a dump, but not of this version");
+  return memcmp(head, kHead, sizeof head) == 0 ||
+         fail("begins like a dump, but not of this version");
 }
 
 bool PairReader::end() {
@@ -179,20 +183,24 @@ bool PairReader::next_binary(std::string* key, std::string* value) {
 bool PairReader::next_line(std::string* key, std::string* value) {
   for (;;) {
     const ssize_t length = getline(&text_, &text_room_, file_);
-    if (length < 0 && !feof(file_)) return fail(text_of("cannot be read: %s", strerror(errno)));  // or: no memory
+    if (length < 0 && !feof(file_))
+      return fail(text_of("cannot be read: %s", strerror(errno)));  // or: no memory
     if (length < 0 && pairs_ == 0)
-      return fail("is empty up to line " + std::to_string(line_) + ", its end: neither a dump nor lines of JSON");
+      return fail("is empty up to line " + std::to_string(line_) +
+                  ", its end: neither a dump nor lines of JSON");
     if (length < 0) return over_ = true, false;
     ++line_;
     std::string_view text(text_, static_cast<size_t>(length));
-    if (line_ == 1 && text.starts_with(kByteOrderMark)) text.remove_prefix(sizeof kByteOrderMark - 1);
+    if (line_ == 1 && text.starts_with(kByteOrderMark))
+      text.remove_prefix(sizeof kByteOrderMark - 1);
     if (line_ == 1 && (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff")))
       return fail("is UTF-16; lines of JSON are UTF-8 (iconv -f UTF-16 -t UTF-8)");
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) continue;
     const auto object = JsonValue::parse(text);
     const auto number = static_cast<unsigned long long>(line_);
     if (!object || object->kind != JsonValue::Kind::kObject)
-      return fail(text_of("line %llu is not a JSON object; a line is {\"key\":...,\"value\":...}", number));
+      return fail(
+          text_of("line %llu is not a JSON object; a line is {\"key\":...,\"value\":...}", number));
     std::string wrong = bytes_member(*object, "key", key);
     if (wrong.empty()) wrong = bytes_member(*object, "value", value);
     if (!wrong.empty()) return fail(text_of("line %llu %s", number, wrong.c_str()));

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pairs as a stream: what `lunar kv dump` writes and `lunar kv load` reads.
 //
-// Binary. Numbers are 8 bytes, little-endian; keys and values are any bytes, of any length from 0 on.
+// Binary. Numbers are 8 bytes, little-endian; keys and values are any bytes, of any length from 0
+// on.
 //
 //   "LunarKV dump 1\r\n"                              16 bytes
 //   'P' │ key length │ value length │ key │ value     a pair; any number of them, in any order
-//   'E' │ number of pairs │ checksum                  the end. XXH3 (64 bits) of all bytes of the stream before it
+//   'E' │ number of pairs │ checksum                  the end. XXH3 (64 bits) of what is before
 //
-// A stream without its end is cut off, and one with another checksum is damaged: neither passes for a whole one.
+// A stream without its end is cut off, and one with another checksum is damaged: neither passes for
+// a whole one.
 //
-// Lines. One JSON object a line: {"key":"text","value":"text"}. Instead of "key" there may be "key_base64", and instead
-// of "value" "value_base64": what is not valid UTF-8 is written so. Other members are left alone, and so are empty
-// lines, and a byte order mark in front. These have no end that could be missed, but one pair at least. Which of the
-// two a stream is, its first byte tells.
+// Lines. One JSON object a line: {"key":"text","value":"text"}. Instead of "key" there may be
+// "key_base64", and instead of "value" "value_base64": what is not valid UTF-8 is written so. Other
+// members are left alone, and so are empty lines, and a byte order mark in front. These have no end
+// that could be missed, but one pair at least. Which of the two a stream is, its first byte tells.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar kv load and dump: streams of pairs (stream.h).
 //
-// A load is one change: what it set becomes durable when the stream has come to its end. Where more is loaded than the
-// place has free, the engine saves meanwhile, so a load that was stopped may have left some of its pairs, each whole:
-// its exit code is not that of a refusal. On a blank place it makes the store, once the stream has begun.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// A load is one change: what it set becomes durable when the stream has come to its end. Where more
+// is loaded than the place has free, the engine saves meanwhile, so a load that was stopped may
+// have left some of its pairs, each whole: its exit code is not that of a refusal. On a blank place
+// it makes the store, once the stream has begun. Threading: one thread. May not be used by runtime/
+// (it allocates).
 #include <errno.h>
 #include <unistd.h>
 
@@ -22,7 +23,8 @@ namespace {
 constexpr size_t kBuffer = 1 << 20;
 
 const char kStreamHelp[] =
-    "A stream is binary, with a checksum at its end, or lines of JSON: {\"key\":\"a\",\"value\":\"b\"}, and key_base64 "
+    "A stream is binary, with a checksum at its end, or lines of JSON: "
+    "{\"key\":\"a\",\"value\":\"b\"}, and key_base64 "
     "or "
     "value_base64 for what is not UTF-8.";
 
@@ -42,24 +44,28 @@ const char* may_hold(const Loaded& loaded) {
                      : "what it held before is kept, and pairs of the stream may be in it";
 }
 
-int refuse_stream(const KvCommand& command, const std::string& from, const PairReader& reader, const Loaded& loaded) {
+int refuse_stream(const KvCommand& command, const std::string& from, const PairReader& reader,
+                  const Loaded& loaded) {
   const bool began = reader.pairs() != 0;
-  return command.refuse(text_of("%s %s; %s: %s", from.c_str(), reader.error().c_str(), command.place.c_str(),
-                                began ? may_hold(loaded) : "nothing was changed"),
-                        began ? kKvFailed : kKvRefused);
+  return command.refuse(
+      text_of("%s %s; %s: %s", from.c_str(), reader.error().c_str(), command.place.c_str(),
+              began ? may_hold(loaded) : "nothing was changed"),
+      began ? kKvFailed : kKvRefused);
 }
 
-// All pairs of the stream, of which the first is read (has_pair), into the store. 0 or an exit code; the caller closes.
-int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pair, PairReader& reader,
-               kv::Store* store, Loaded* out) {
+// All pairs of the stream, of which the first is read (has_pair), into the store. 0 or an exit
+// code; the caller closes.
+int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pair,
+               PairReader& reader, kv::Store* store, Loaded* out) {
   for (; pair.there; pair.there = reader.next(&pair.key, &pair.value)) {
     out->bytes += pair.key.size() + pair.value.size();
     const int status = store->set(bytes_of(pair.key), bytes_of(pair.value));
     if (status == 0) continue;
     const std::string text = text_of(
         "%s: pair %llu of %s (%zu bytes): %s%s; %s", command.place.c_str(),
-        static_cast<unsigned long long>(reader.pairs()), from.c_str(), pair.key.size() + pair.value.size(),
-        errno_text(status), status == -ENOSPC ? ": the store is full (lunar kv grow), or its index has no DRAM" : "",
+        static_cast<unsigned long long>(reader.pairs()), from.c_str(),
+        pair.key.size() + pair.value.size(), errno_text(status),
+        status == -ENOSPC ? ": the store is full (lunar kv grow), or its index has no DRAM" : "",
         may_hold(*out));
     const int code = command.failed(status, text);
     return code == kKvRefused && reader.pairs() > 1 ? kKvFailed : code;
@@ -67,9 +73,10 @@ int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pa
   return reader.error().empty() ? kKvDone : refuse_stream(command, from, reader, *out);
 }
 
-// The store that is there, else one on a blank place, for which the stream must have begun well. 0 or an exit code.
-int open_to_load(const KvCommand& command, const std::string& from, LoadedPair* pair, PairReader& reader,
-                 Loaded* loaded, kv::Store** out) {
+// The store that is there, else one on a blank place, for which the stream must have begun well. 0
+// or an exit code.
+int open_to_load(const KvCommand& command, const std::string& from, LoadedPair* pair,
+                 PairReader& reader, Loaded* loaded, kv::Store** out) {
   ErrorText why;
   int code = 0;
   int status = command.open(kv::Take::kLoad, out, &why, &code);
@@ -95,16 +102,18 @@ bool dump_pair(void* context, kv::Bytes key, kv::Bytes value) {
 
 int kv_load(int argc, char** argv) {
   KvCommand command("load", kStreamHelp);
-  command.flags().describe(std::string("Sets all pairs of a stream. They are durable when the command ends. On a blank "
-                                       "place (an empty file, a blank device), it makes the store. ") +
-                           kStreamHelp);
+  command.flags().describe(
+      std::string("Sets all pairs of a stream. They are durable when the command ends. On a blank "
+                  "place (an empty file, a blank device), it makes the store. ") +
+      kStreamHelp);
   std::string path = "-";
   command.flags().add("FILE", path, "the stream; default: standard input");
   if (const auto code = command.parse(argc, argv)) return *code;
   const std::string from = path == "-" ? "standard input" : path;
   if (path == "-" && isatty(STDIN_FILENO))
     return command.refuse(
-        "no stream: give a file, or one on standard input (lunar kv dump PLACE | lunar kv load PLACE)");
+        "no stream: give a file, or one on standard input (lunar kv dump PLACE | lunar kv load "
+        "PLACE)");
   FILE* file = path == "-" ? stdin : fopen(path.c_str(), "rbe");
   if (!file) return command.refuse(text_of("%s: %s", path.c_str(), strerror(errno)));
   (void)setvbuf(file, nullptr, _IOFBF, kBuffer);
@@ -126,29 +135,36 @@ int kv_load(int argc, char** argv) {
   if (code != 0) return code;
   if (command.json) {
     JsonWriter json;
-    json.open('{').field("place", command.place).field("pairs", reader.pairs()).field("bytes", loaded.bytes);
+    json.open('{')
+        .field("place", command.place)
+        .field("pairs", reader.pairs())
+        .field("bytes", loaded.bytes);
     json.field("seconds", loaded.seconds).close('}');
     print_json(json);
   } else {
-    printf("%s: %s, %s, in %.1f s\n", printable(command.place).c_str(), counted(reader.pairs(), "pair").c_str(),
-           format_size(loaded.bytes).text, loaded.seconds);
+    printf("%s: %s, %s, in %.1f s\n", printable(command.place).c_str(),
+           counted(reader.pairs(), "pair").c_str(), format_size(loaded.bytes).text, loaded.seconds);
   }
   return kKvDone;
 }
 
 int kv_dump(int argc, char** argv) {
   KvCommand command("dump", kStreamHelp);
-  command.flags().add("--salvage", command.salvage,
-                      "also dump a store that does not open: with a damaged saved state, the pairs that its sound "
-                      "parts and the records show (deleted pairs may come back, with a line that says so); with a "
-                      "damaged log of durable sets, the store as it was before the damage. check names what is left "
-                      "out and what is doubtful");
-  command.flags().describe(std::string("Writes all pairs to standard output, in no order; --json: as lines. It leaves "
-                                       "out damaged pairs, with exit code 3. ") +
-                           kStreamHelp);
+  command.flags().add(
+      "--salvage", command.salvage,
+      "also dump a store that does not open: with a damaged saved state, the pairs that its sound "
+      "parts and the records show (deleted pairs may come back, with a line that says so); with a "
+      "damaged log of durable sets, the store as it was before the damage. check names what is "
+      "left "
+      "out and what is doubtful");
+  command.flags().describe(
+      std::string("Writes all pairs to standard output, in no order; --json: as lines. It leaves "
+                  "out damaged pairs, with exit code 3. ") +
+      kStreamHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   if (!command.json && isatty(STDOUT_FILENO))
-    return command.refuse("a dump is not for a terminal; send it to a file or a pipe, or add --json");
+    return command.refuse(
+        "a dump is not for a terminal; send it to a file or a pipe, or add --json");
   kv::Store* store = nullptr;
   if (const int code = command.open(kv::Take::kLook, &store); code != 0) return code;
   (void)setvbuf(stdout, nullptr, _IOFBF, kBuffer);

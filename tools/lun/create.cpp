@@ -6,8 +6,8 @@
 //   nothing (blank)       --format, or a yes at the terminal
 //   zeros, but a copy of  --erase=lunar (its head was erased; `check --repair` restores it)
 //   the format at its end
-//   anything else         --erase=WORD with the word that the refusal names, and a yes (at the terminal, or --yes);
-//                         never while it is in use
+//   anything else         --erase=WORD with the word that the refusal names, and a yes (at the
+//                         terminal, or --yes); never while it is in use
 //
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
@@ -50,7 +50,8 @@ std::string erase_word(const Found& found) {
       break;
   }
   std::string out;
-  for (const char c : found.what) out += isalnum(static_cast<unsigned char>(c)) || strchr("_.-", c) ? c : '-';
+  for (const char c : found.what)
+    out += isalnum(static_cast<unsigned char>(c)) || strchr("_.-", c) ? c : '-';
   return out.empty() ? "unknown-data" : out;
 }
 
@@ -67,7 +68,8 @@ uint64_t bytes_together(const std::string& device, uint64_t sum, size_t leaves) 
   return device.compare(0, 7, "stripe:") == 0 ? sum : sum / copies;
 }
 
-// What `device` holds. Composite devices that have no labels yet are classified by their members. 0 or an exit code.
+// What `device` holds. Composite devices that have no labels yet are classified by their members. 0
+// or an exit code.
 int look(const LunLine& line, const std::string& device, Found* out) {
   DeviceOptions options;
   options.scratch = false;
@@ -92,7 +94,8 @@ int look(const LunLine& line, const std::string& device, Found* out) {
     device_close(raw);
     raw = nullptr;
     if (error < 0)
-      return lun_refuse(line, text_of("%s cannot be read: %s", one.c_str(), errno_text(error)), kLunFailed);
+      return lun_refuse(line, text_of("%s cannot be read: %s", one.c_str(), errno_text(error)),
+                        kLunFailed);
     found.what = what;
     found.bytes += out->bytes;
     if (out->content == DeviceContent::kBlank)
@@ -114,7 +117,8 @@ int look_twice(const LunLine& line, const std::string& device, Found* out) {
     const int code = look(line, device, out);
     if (code != 0 || out->content != DeviceContent::kForeign || i == kTries) return code;
     bool locked = false;
-    for (const std::string& leaf : leaves_of(device)) locked |= path_being_changed(path_of_leaf(leaf));
+    for (const std::string& leaf : leaves_of(device))
+      locked |= path_being_changed(path_of_leaf(leaf));
     if (!locked && seen) return code;
     seen = !locked;
     if (locked) usleep(kPauseUs);
@@ -125,13 +129,15 @@ int refuse_foreign(const LunLine& line, const LunName& name, const Found& found)
   const std::string word = erase_word(found);
   const std::string what = holds_text(found.content, found.what, found.where);
   if (line.erase_given && line.erase != word) {
-    return lun_refuse(line, text_of("%s holds %s, not %s; if that may go: --erase=%s", found.where.c_str(),
-                                    what.c_str(), line.erase.c_str(), word.c_str()));
+    return lun_refuse(
+        line, text_of("%s holds %s, not %s; if that may go: --erase=%s", found.where.c_str(),
+                      what.c_str(), line.erase.c_str(), word.c_str()));
   }
-  return lun_refuse(
-      line, text_of("%s holds %s; give another device, or, if that may go: lunar lun create %s --size %s --erase=%s",
-                    found.where.c_str(), what.c_str(), shell_word(name.device + "#" + name.name).c_str(),
-                    shell_word(line.size).c_str(), word.c_str()));
+  return lun_refuse(line, text_of("%s holds %s; give another device, or, if that may go: lunar lun "
+                                  "create %s --size %s --erase=%s",
+                                  found.where.c_str(), what.c_str(),
+                                  shell_word(name.device + "#" + name.name).c_str(),
+                                  shell_word(line.size).c_str(), word.c_str()));
 }
 
 // Whether, and how, the device is to be formatted. 0 or an exit code.
@@ -141,22 +147,25 @@ int decide_format(const LunLine& line, const LunName& name, const Found& found, 
   const bool by_name = found.content == DeviceContent::kBlank && line.erase == "lunar";
   if (found.content == DeviceContent::kBlank && !by_name) {
     if (line.erase_given)
-      return lun_refuse(line, text_of("%s is blank, there is no %s to erase; --format formats it", name.device.c_str(),
-                                      line.erase.c_str()));
+      return lun_refuse(line, text_of("%s is blank, there is no %s to erase; --format formats it",
+                                      name.device.c_str(), line.erase.c_str()));
     *out = Format::kIfBlank;
     if (line.format) return 0;  // waits for another process that formats it too
     if (!at_terminal())
-      return lun_refuse(line, text_of("%s is blank; to format it, add --format", name.device.c_str()));
+      return lun_refuse(line,
+                        text_of("%s is blank; to format it, add --format", name.device.c_str()));
     LunLine ask = line;
     ask.yes = false;
     int code = 0;
-    return lun_consent(
-               ask, text_of("%s (%s) is blank and gets formatted", name.device.c_str(), size_text(found.bytes).c_str()),
-               &code)
+    return lun_consent(ask,
+                       text_of("%s (%s) is blank and gets formatted", name.device.c_str(),
+                               size_text(found.bytes).c_str()),
+                       &code)
                ? 0
                : code;
   }
-  if (!by_name && (!line.erase_given || line.erase != erase_word(found))) return refuse_foreign(line, name, found);
+  if (!by_name && (!line.erase_given || line.erase != erase_word(found)))
+    return refuse_foreign(line, name, found);
   int code = 0;
   *out = Format::kForce;
   return lun_consent(line,
@@ -172,40 +181,49 @@ int wanted_size(const LunLine& line, uint64_t* out) {
   if (!line.size_given) return lun_refuse(line, "no size; give --size SIZE (as 10g) or --size max");
   if (line.size == "max") return *out = 0, 0;
   if (parse_size(line.size.c_str(), out) < 0 || *out > UINT64_MAX / 4)
-    return lun_refuse(line, text_of("--size: '%s' is not a size; give one like 512m, 10g or max", line.size.c_str()));
-  if (*out == 0) return lun_refuse(line, "--size: 0 is not a size for a LUN; give one like 512m, 10g or max");
+    return lun_refuse(line, text_of("--size: '%s' is not a size; give one like 512m, 10g or max",
+                                    line.size.c_str()));
+  if (*out == 0)
+    return lun_refuse(line, "--size: 0 is not a size for a LUN; give one like 512m, 10g or max");
   *out = round_up(*out, kBlock);
   return 0;
 }
 
 // What formatting would leave, before anything is written.
-int fits_when_formatted(const LunLine& line, const LunName& name, const Found& found, Format format, uint64_t bytes) {
+int fits_when_formatted(const LunLine& line, const LunName& name, const Found& found, Format format,
+                        uint64_t bytes) {
   Geometry geometry;
   // too small: opening says it better
   if (format == Format::kNever || geometry_for(found.bytes, &geometry) < 0) return 0;
   const uint64_t room = geometry.extent_count * geometry.extent_bytes;
   if (bytes <= room) return 0;
-  return lun_refuse(line, text_of("--size: %s is more than the %s that %s would have; give less",
-                                  size_text(bytes).c_str(), size_text(room).c_str(), name.device.c_str()));
+  return lun_refuse(
+      line, text_of("--size: %s is more than the %s that %s would have; give less",
+                    size_text(bytes).c_str(), size_text(room).c_str(), name.device.c_str()));
 }
 
 // Makes the LUN on an open device, and shows it.
-int make(const LunLine& line, const LunName& name, uint64_t bytes, bool formatted, PhysicalLun* physical) {
+int make(const LunLine& line, const LunName& name, uint64_t bytes, bool formatted,
+         PhysicalLun* physical) {
   PhysicalLunInfo info;
   ErrorText why;
   int error = physical->info(&info);
   if (error < 0) {
     physical->close();
-    return lun_refuse(line, text_of("%s: its metadata cannot be read: %s", name.device.c_str(), errno_text(error)),
-                      kLunFailed);
+    return lun_refuse(
+        line,
+        text_of("%s: its metadata cannot be read: %s", name.device.c_str(), errno_text(error)),
+        kLunFailed);
   }
   if (line.size == "max") bytes = info.free_bytes;
   if (bytes == 0 || bytes > info.free_bytes) {
     physical->close();
     return lun_refuse(
         line,
-        text_of("--size: %s is more than the %s that remain on %s; give less, or remove a LUN there",
-                bytes ? size_text(bytes).c_str() : "max", size_text(info.free_bytes).c_str(), name.device.c_str()));
+        text_of(
+            "--size: %s is more than the %s that remain on %s; give less, or remove a LUN there",
+            bytes ? size_text(bytes).c_str() : "max", size_text(info.free_bytes).c_str(),
+            name.device.c_str()));
   }
   VirtualOptions options;
   options.name = name.name.c_str();
@@ -245,16 +263,16 @@ int lun_create(const LunLine& line) {
   if (const int code = look_twice(line, name.device, &found); code != 0) return code;
   Format format = Format::kNever;
   if (const int code = decide_format(line, name, found, &format); code != 0) return code;
-  if (const int code = fits_when_formatted(line, name, found, format, bytes); code != 0) return code;
+  if (const int code = fits_when_formatted(line, name, found, format, bytes); code != 0)
+    return code;
   PhysicalLun* physical = nullptr;
   ErrorText why;
   const int error = physical_open(name.device.c_str(), format, &physical, &why);
   if (error == -EBADMSG && format == Format::kIfBlank) {
-    return lun_refuse(
-        line,
-        text_of("%s: its head was erased, but its end says that it carries virtual LUNs; `lunar lun check %s --repair` "
-                "restores it; if they may go: --erase=lunar",
-                name.device.c_str(), shell_word(name.device).c_str()));
+    return lun_refuse(line, text_of("%s: its head was erased, but its end says that it carries "
+                                    "virtual LUNs; `lunar lun check %s --repair` "
+                                    "restores it; if they may go: --erase=lunar",
+                                    name.device.c_str(), shell_word(name.device).c_str()));
   }
   if (error < 0) return lun_failed(line, error, why);
   return make(line, name, bytes, format != Format::kNever, physical);

@@ -31,7 +31,9 @@ std::string real_path(const std::string& path) {
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-std::string system_directory(dev_t device) { return text_of("/sys/dev/block/%u:%u", major(device), minor(device)); }
+std::string system_directory(dev_t device) {
+  return text_of("/sys/dev/block/%u:%u", major(device), minor(device));
+}
 
 bool metadata_locked(int fd) {
   struct flock lock{};
@@ -68,7 +70,8 @@ std::string parent_of(const std::string& path) {
   } else if (S_ISCHR(status.st_mode)) {
     directory = text_of("/sys/dev/char/%u:%u", major(status.st_rdev), minor(status.st_rdev));
   } else {
-    const std::string disk = real_path(system_directory(status.st_dev));  // the file's file system lies on it
+    // the file's file system lies on it
+    const std::string disk = real_path(system_directory(status.st_dev));
     return disk.empty() ? "-" : last_part(disk);
   }
   const std::string parent = real_path(directory + "/device");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar lun info: what a device is and can do, whatever it holds; and the format's geometry where it carries one.
-// Threading: one thread. Changes nothing on the device. May not be used by runtime/ (it allocates).
+// lunar lun info: what a device is and can do, whatever it holds; and the format's geometry where
+// it carries one. Threading: one thread. Changes nothing on the device. May not be used by runtime/
+// (it allocates).
 #include <cstdio>
 
 #include "lun/raid/path_device.h"
@@ -31,33 +32,47 @@ void read_facts(Device* device, DeviceFacts* out) {
 
 const char* yes_no(bool what) { return what ? "yes" : "no"; }
 
-void row(const char* name, const std::string& value) { printf("%-16s%s\n", name, printable(value).c_str()); }
+void row(const char* name, const std::string& value) {
+  printf("%-16s%s\n", name, printable(value).c_str());
+}
 
 void show_facts(const DeviceFacts& facts) {
   row("kind", facts.kind);
-  row("size", text_of("%s (%llu bytes)", size_text(facts.bytes).c_str(), static_cast<unsigned long long>(facts.bytes)));
-  row("I/O", text_of("in units of %u, memory aligned to %u, up to %s at once", facts.align, facts.can.memory_align,
-                     size_text(facts.can.transfer_bytes_max).c_str()));
+  row("size", text_of("%s (%llu bytes)", size_text(facts.bytes).c_str(),
+                      static_cast<unsigned long long>(facts.bytes)));
+  row("I/O", text_of("in units of %u, memory aligned to %u, up to %s at once", facts.align,
+                     facts.can.memory_align, size_text(facts.can.transfer_bytes_max).c_str()));
   row("discard", yes_no(facts.can.discard));
-  row("window", text_of("%s%s", yes_no(facts.can.window), facts.can.window ? " (buffers registered once)" : ""));
+  row("window", text_of("%s%s", yes_no(facts.can.window),
+                        facts.can.window ? " (buffers registered once)" : ""));
   row("sqpoll", yes_no(facts.can.sqpoll));
-  row("polled", text_of("%s%s", yes_no(facts.can.polled), facts.can.polled ? " (a copy is the I/O)" : ""));
+  row("polled",
+      text_of("%s%s", yes_no(facts.can.polled), facts.can.polled ? " (a copy is the I/O)" : ""));
   row("persistent", yes_no(facts.can.persistent));
   row("atomic writes", facts.can.atomic_write_bytes
                            ? text_of("up to %s", size_text(facts.can.atomic_write_bytes).c_str())
                            : std::string("none"));
-  row("fua", text_of("%s%s", fua_text(facts.can.fua),
-                     facts.can.fua == Fua::kFlush ? " (a durable write flushes the whole device)" : ""));
+  row("fua",
+      text_of("%s%s", fua_text(facts.can.fua),
+              facts.can.fua == Fua::kFlush ? " (a durable write flushes the whole device)" : ""));
   if (facts.members.size() < 2) return;
   for (const PathInfo& member : facts.members)
-    row("member", text_of("%s, %s%s", member.connection, member.status, member.primary ? ", primary" : ""));
+    row("member",
+        text_of("%s, %s%s", member.connection, member.status, member.primary ? ", primary" : ""));
 }
 
 void json_facts(JsonWriter& json, const DeviceFacts& facts) {
-  json.key("raw").open('{').field("kind", facts.kind).field("bytes", facts.bytes).field("io_align", facts.align);
-  json.field("memory_align", facts.can.memory_align).field("transfer_bytes_max", facts.can.transfer_bytes_max);
+  json.key("raw")
+      .open('{')
+      .field("kind", facts.kind)
+      .field("bytes", facts.bytes)
+      .field("io_align", facts.align);
+  json.field("memory_align", facts.can.memory_align)
+      .field("transfer_bytes_max", facts.can.transfer_bytes_max);
   json.field("discard", facts.can.discard).field("window", facts.can.window);
-  json.field("sqpoll", facts.can.sqpoll).field("polled", facts.can.polled).field("persistent", facts.can.persistent);
+  json.field("sqpoll", facts.can.sqpoll)
+      .field("polled", facts.can.polled)
+      .field("persistent", facts.can.persistent);
   json.field("atomic_write_bytes", facts.can.atomic_write_bytes);
   json.field("fua", fua_text(facts.can.fua));
   json.key("members").open('[');
@@ -65,25 +80,29 @@ void json_facts(JsonWriter& json, const DeviceFacts& facts) {
     json.open('{')
         .field("name", std::string_view(member.name))
         .field("connection", std::string_view(member.connection));
-    json.field("status", std::string_view(member.status)).field("primary", member.primary).close('}');
+    json.field("status", std::string_view(member.status))
+        .field("primary", member.primary)
+        .close('}');
   }
   json.close(']').close('}');
 }
 
 void show_format(const PhysicalLunInfo& info) {
   row("uuid", uuid_text(info.uuid));
-  row("format",
-      text_of("version %u, metadata image %llu%s", info.version, static_cast<unsigned long long>(info.sequence),
-              info.damaged ? ", a damaged copy (lunar lun check --repair)" : ""));
+  row("format", text_of("version %u, metadata image %llu%s", info.version,
+                        static_cast<unsigned long long>(info.sequence),
+                        info.damaged ? ", a damaged copy (lunar lun check --repair)" : ""));
   if (info.features_compatible | info.features_read_only | info.features_incompatible)
     row("features", text_of("0x%llx compatible, 0x%llx read-only, 0x%llx incompatible",
                             static_cast<unsigned long long>(info.features_compatible),
                             static_cast<unsigned long long>(info.features_read_only),
                             static_cast<unsigned long long>(info.features_incompatible)));
   row("extents", text_of("%llu of %s",
-                         static_cast<unsigned long long>(info.extent_bytes ? info.usable_bytes / info.extent_bytes : 0),
+                         static_cast<unsigned long long>(
+                             info.extent_bytes ? info.usable_bytes / info.extent_bytes : 0),
                          size_text(info.extent_bytes).c_str()));
-  row("space", text_of("%s usable, %s free", size_text(info.usable_bytes).c_str(), size_text(info.free_bytes).c_str()));
+  row("space", text_of("%s usable, %s free", size_text(info.usable_bytes).c_str(),
+                       size_text(info.free_bytes).c_str()));
   row("virtual LUNs", text_of("%u", info.luns));
 }
 
@@ -91,18 +110,23 @@ void show_lun(const VirtualLunInfo& lun) {
   row("LUN", lun.name);
   row("LUN type", type_word(lun));
   row("LUN uuid", uuid_text(lun.uuid));
-  row("LUN size", text_of("%s in %s", size_text(lun.size_bytes).c_str(), counted(lun.extents, "extent").c_str()));
+  row("LUN size", text_of("%s in %s", size_text(lun.size_bytes).c_str(),
+                          counted(lun.extents, "extent").c_str()));
   row("LUN in use", yes_no(lun.in_use));
   row("LUN created", time_text(lun.created_s));
   row("LUN cipher", lun.cipher_id ? text_of("%u", lun.cipher_id) : "none");
 }
 
-// A device without the format, or with one that this Lunar refuses: what it can do, and what it holds.
+// A device without the format, or with one that this Lunar refuses: what it can do, and what it
+// holds.
 int info_of_raw(const LunLine& line, const std::string& device, const DeviceFacts& facts,
                 const char* refused = nullptr) {
   if (line.json) {
     JsonWriter json;
-    json.open('{').field("device", device).field("formatted", refused != nullptr).field("holds", facts.holds);
+    json.open('{')
+        .field("device", device)
+        .field("formatted", refused != nullptr)
+        .field("holds", facts.holds);
     if (refused) json.field("refused", std::string_view(refused));
     json_facts(json, facts);
     json.close('}');
@@ -116,11 +140,14 @@ int info_of_raw(const LunLine& line, const std::string& device, const DeviceFact
   return kLunDone;
 }
 
-int info_of_physical(const LunLine& line, const LunName& name, PhysicalLun* physical, const DeviceFacts& facts) {
+int info_of_physical(const LunLine& line, const LunName& name, PhysicalLun* physical,
+                     const DeviceFacts& facts) {
   PhysicalLunInfo info;
   if (const int error = physical->info(&info); error < 0)
-    return lun_refuse(line, text_of("%s: its metadata cannot be read: %s", name.device.c_str(), errno_text(error)),
-                      kLunFailed);
+    return lun_refuse(
+        line,
+        text_of("%s: its metadata cannot be read: %s", name.device.c_str(), errno_text(error)),
+        kLunFailed);
   VirtualLunInfo lun;
   if (!name.name.empty()) {
     if (const int code = find_lun(line, name, physical, &lun); code != 0) return code;
@@ -169,12 +196,14 @@ int lun_info(const LunLine& line) {
   error = device_content(raw, &content, what, sizeof what);
   device_close(raw);
   if (error < 0)
-    return lun_refuse(line, text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)), kLunFailed);
+    return lun_refuse(
+        line, text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)), kLunFailed);
   facts.shown = holds_text(content, what, name.device);
   facts.holds = content == DeviceContent::kStore ? what : facts.shown;
   if (content != DeviceContent::kPhysicalLun) {
     if (name.name.empty()) return info_of_raw(line, name.device, facts);
-    return lun_refuse(line, text_of("%s holds no LUNs but %s", name.device.c_str(), facts.shown.c_str()));
+    return lun_refuse(line,
+                      text_of("%s holds no LUNs but %s", name.device.c_str(), facts.shown.c_str()));
   }
   PhysicalLun* physical = nullptr;
   options.read_only = false;
@@ -184,7 +213,8 @@ int lun_info(const LunLine& line) {
     device_close(raw);
   }
   error = physical_open(name.device.c_str(), Format::kLook, &physical, &why);
-  if (error == -EPROTONOSUPPORT && name.name.empty()) return info_of_raw(line, name.device, facts, why.text);
+  if (error == -EPROTONOSUPPORT && name.name.empty())
+    return info_of_raw(line, name.device, facts, why.text);
   if (error < 0) return lun_failed(line, error, why);
   const int code = info_of_physical(line, name, physical, facts);
   physical->close();

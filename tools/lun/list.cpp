@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar lun list: one line a virtual LUN. Without a URI it looks at what /dev has, reading heads only, and opens what
-// carries the format; one device that is seen twice (a namespace as block device and as ng) is shown once.
-// Writes nothing: devices are open for reading, what is damaged or dead stays as it is.
+// lunar lun list: one line a virtual LUN. Without a URI it looks at what /dev has, reading heads
+// only, and opens what carries the format; one device that is seen twice (a namespace as block
+// device and as ng) is shown once. Writes nothing: devices are open for reading, what is damaged or
+// dead stays as it is.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <dirent.h>
 #include <errno.h>
@@ -42,7 +43,8 @@ std::vector<std::string> candidates() {
   std::vector<std::string> out;
   for (const std::string& name : entries_of("/sys/class/block")) out.push_back("/dev/" + name);
   for (const std::string& name : entries_of("/dev")) {
-    if (name.size() > 2 && name.compare(0, 2, "ng") == 0 && isdigit(static_cast<unsigned char>(name[2])))
+    if (name.size() > 2 && name.compare(0, 2, "ng") == 0 &&
+        isdigit(static_cast<unsigned char>(name[2])))
       out.push_back("nvme:/dev/" + name);
   }
   return out;
@@ -67,7 +69,8 @@ bool carries_format(const std::string& device, Passed* passed) {
   if (error < 0) return false;
   DeviceContent content = DeviceContent::kBlank;
   char what[128] = {};
-  if (raw->size_bytes() == 0 || device_content(raw, &content, what, sizeof what) < 0) content = DeviceContent::kBlank;
+  if (raw->size_bytes() == 0 || device_content(raw, &content, what, sizeof what) < 0)
+    content = DeviceContent::kBlank;
   device_close(raw);
   passed->members += content == DeviceContent::kMember;
   return content == DeviceContent::kPhysicalLun;
@@ -116,9 +119,10 @@ std::string as_table(const std::vector<Shown>& all) {
     free_bytes += shown.info.free_bytes;
     luns += shown.luns.size();
   }
-  return table.text() + text_of("\n%s on %s: %s of %s used, %s free\n", counted(luns, "LUN").c_str(),
-                                counted(all.size(), "device").c_str(), size_text(usable - free_bytes).c_str(),
-                                size_text(usable).c_str(), size_text(free_bytes).c_str());
+  return table.text() + text_of("\n%s on %s: %s of %s used, %s free\n",
+                                counted(luns, "LUN").c_str(), counted(all.size(), "device").c_str(),
+                                size_text(usable - free_bytes).c_str(), size_text(usable).c_str(),
+                                size_text(free_bytes).c_str());
 }
 
 }  // namespace
@@ -142,7 +146,8 @@ int lun_list(const LunLine& line) {
     LunName name;
     PhysicalLun* physical = nullptr;
     if (const int code = take_lun(line, word, false, &name); code != 0) return code;
-    if (const int code = open_physical(line, name.device, &physical, Format::kLook); code != 0) return code;
+    if (const int code = open_physical(line, name.device, &physical, Format::kLook); code != 0)
+      return code;
     take(physical, name.device, &all);
   }
   if (line.json) {

@@ -26,7 +26,8 @@ std::vector<std::string> split_words(const char* text) {
 
 // "-5g" is a size, "-f" a flag.
 bool is_flag(const char* word) {
-  return word[0] == '-' && word[1] && !isdigit(static_cast<unsigned char>(word[1])) && word[1] != '.';
+  return word[0] == '-' && word[1] && !isdigit(static_cast<unsigned char>(word[1])) &&
+         word[1] != '.';
 }
 
 int unknown_flag(const LunVerb& verb, const LunLine& line, const std::string& name) {
@@ -36,9 +37,11 @@ int unknown_flag(const LunVerb& verb, const LunLine& line, const std::string& na
     known.push_back(flag);
   }
   const std::string near = nearest_word(name, known);
-  if (!near.empty()) return lun_refuse(line, text_of("unknown flag %s; did you mean %s?", name.c_str(), near.c_str()));
-  return lun_refuse(line,
-                    text_of("unknown flag %s; `lunar lun %s --help` lists those there are", name.c_str(), verb.name));
+  if (!near.empty())
+    return lun_refuse(line,
+                      text_of("unknown flag %s; did you mean %s?", name.c_str(), near.c_str()));
+  return lun_refuse(line, text_of("unknown flag %s; `lunar lun %s --help` lists those there are",
+                                  name.c_str(), verb.name));
 }
 
 // Whether `name` is a flag of the verb: 0 no, 1 yes, 2 with a value.
@@ -87,22 +90,26 @@ int parse_lun_line(const LunVerb& verb, int argc, char** argv, LunLine* out) {
     const std::string name = word.substr(0, equals);
     const int kind = kind_of_flag(verb, name);
     if (kind == 0) return unknown_flag(verb, *out, name);
-    if (kind == 1 && equals != std::string::npos) return lun_refuse(*out, text_of("%s takes no value", name.c_str()));
+    if (kind == 1 && equals != std::string::npos)
+      return lun_refuse(*out, text_of("%s takes no value", name.c_str()));
     std::string value;
     if (kind == 2 && equals != std::string::npos)
       value = word.substr(equals + 1);
     else if (kind == 2 && at + 1 < argc)
       value = argv[++at];
     else if (kind == 2)
-      return lun_refuse(*out, text_of("%s needs a value; `lunar lun %s --help` tells which", name.c_str(), verb.name));
+      return lun_refuse(*out, text_of("%s needs a value; `lunar lun %s --help` tells which",
+                                      name.c_str(), verb.name));
     store_flag(name, value, out);
     if (out->help) return 0;
   }
   if (out->words.size() < verb.words_min)
-    return lun_refuse(*out, text_of("too few words; `lunar lun %s --help` shows how it is used", verb.name));
+    return lun_refuse(
+        *out, text_of("too few words; `lunar lun %s --help` shows how it is used", verb.name));
   if (out->words.size() > verb.words_max)
-    return lun_refuse(*out, text_of("%s is one word too many; `lunar lun %s --help` shows how it is used",
-                                    out->words[verb.words_max].c_str(), verb.name));
+    return lun_refuse(*out,
+                      text_of("%s is one word too many; `lunar lun %s --help` shows how it is used",
+                              out->words[verb.words_max].c_str(), verb.name));
   return 0;
 }
 
@@ -133,7 +140,8 @@ int lun_failed(const LunLine& line, int error, const ErrorText& why) {
     default:
       break;
   }
-  return lun_refuse(line, why.text[0] ? std::string(why.text) : std::string(errno_text(error)), code);
+  return lun_refuse(line, why.text[0] ? std::string(why.text) : std::string(errno_text(error)),
+                    code);
 }
 
 bool at_terminal() { return isatty(STDIN_FILENO) && isatty(STDERR_FILENO); }
@@ -141,14 +149,15 @@ bool at_terminal() { return isatty(STDIN_FILENO) && isatty(STDERR_FILENO); }
 bool lun_consent(const LunLine& line, const std::string& what_goes, int* code) {
   if (line.yes) return true;
   if (!at_terminal()) {
-    *code = lun_refuse(line, what_goes + "; there is no terminal to ask at: add --yes if that is wanted");
+    *code = lun_refuse(line,
+                       what_goes + "; there is no terminal to ask at: add --yes if that is wanted");
     return false;
   }
   fprintf(stderr, "%s. Go on? [y/N] ", what_goes.c_str());
   fflush(stderr);
   char answer[64] = {};
-  const bool said =
-      fgets(answer, sizeof answer, stdin) && (strcasecmp(answer, "y\n") == 0 || strcasecmp(answer, "yes\n") == 0);
+  const bool said = fgets(answer, sizeof answer, stdin) &&
+                    (strcasecmp(answer, "y\n") == 0 || strcasecmp(answer, "yes\n") == 0);
   if (!said) *code = lun_refuse(line, "not done: the answer was not yes");
   return said;
 }
@@ -162,7 +171,8 @@ LunName split_lun(const std::string& uri) {
 }
 
 bool valid_lun_name(const std::string& name) {
-  if (name.empty() || name.size() >= kLunNameBytes || name[0] == '-' || name[0] == '.') return false;
+  if (name.empty() || name.size() >= kLunNameBytes || name[0] == '-' || name[0] == '.')
+    return false;
   for (const char c : name) {
     if (!isalnum(static_cast<unsigned char>(c)) && !strchr("._-", c)) return false;
   }
@@ -171,19 +181,20 @@ bool valid_lun_name(const std::string& name) {
 
 int take_lun(const LunLine& line, const std::string& uri, bool wanted, LunName* out) {
   *out = split_lun(uri);
-  if (out->device.empty()) return lun_refuse(line, "the device is an empty word; give a path or SCHEME:PATH");
+  if (out->device.empty())
+    return lun_refuse(line, "the device is an empty word; give a path or SCHEME:PATH");
   if (!wanted) {
     if (out->device == uri) return 0;
-    return lun_refuse(line,
-                      text_of("%s names a virtual LUN; give the device alone: %s", uri.c_str(), out->device.c_str()));
+    return lun_refuse(line, text_of("%s names a virtual LUN; give the device alone: %s",
+                                    uri.c_str(), out->device.c_str()));
   }
   if (out->device == uri)
-    return lun_refuse(
-        line, text_of("%s names a device but no LUN on it; give %s", uri.c_str(), shell_word(uri + "#NAME").c_str()));
+    return lun_refuse(line, text_of("%s names a device but no LUN on it; give %s", uri.c_str(),
+                                    shell_word(uri + "#NAME").c_str()));
   if (valid_lun_name(out->name)) return 0;
-  return lun_refuse(
-      line, text_of("'%s' is not a name for a LUN; give 1 to %zu of A-Z a-z 0-9 . _ - and begin with none of . -",
-                    out->name.c_str(), kLunNameBytes - 1));
+  return lun_refuse(line, text_of("'%s' is not a name for a LUN; give 1 to %zu of A-Z a-z 0-9 . _ "
+                                  "- and begin with none of . -",
+                                  out->name.c_str(), kLunNameBytes - 1));
 }
 
 std::vector<std::string> leaves_of(const std::string& uri) {
@@ -214,7 +225,8 @@ std::string path_of_leaf(const std::string& leaf) {
 
 // ---- opening
 
-int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out, Format format) {
+int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out,
+                  Format format) {
   ErrorText why;
   const int error = physical_open(device.c_str(), format, out, &why);
   return error < 0 ? lun_failed(line, error, why) : 0;
@@ -251,18 +263,20 @@ int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, Vi
     if (lun.name[0]) known.push_back(lun.name);
   }
   const std::string near = nearest_word(name.name, known);
-  return lun_refuse(
-      line, text_of("%s has no LUN named '%s'; %s", name.device.c_str(), name.name.c_str(),
-                    near.empty()
-                        ? text_of("`lunar lun list %s` shows those there are", shell_word(name.device).c_str()).c_str()
-                        : text_of("did you mean '%s'?", near.c_str()).c_str()));
+  return lun_refuse(line,
+                    text_of("%s has no LUN named '%s'; %s", name.device.c_str(), name.name.c_str(),
+                            near.empty() ? text_of("`lunar lun list %s` shows those there are",
+                                                   shell_word(name.device).c_str())
+                                               .c_str()
+                                         : text_of("did you mean '%s'?", near.c_str()).c_str()));
 }
 
 // ---- showing
 
 std::string holds_text(DeviceContent content, const std::string& what, const std::string& device) {
   if (content == DeviceContent::kBlank) return "nothing (blank)";
-  if (content == DeviceContent::kStore) return what + " (`lunar kv info " + shell_word(device) + "`)";
+  if (content == DeviceContent::kStore)
+    return what + " (`lunar kv info " + shell_word(device) + "`)";
   return what.empty() ? "unknown data" : what;
 }
 
@@ -272,14 +286,16 @@ std::string time_text(uint64_t seconds) {
   const auto when = static_cast<time_t>(seconds);
   struct tm parts{};
   char text[64];
-  if (seconds == 0 || !localtime_r(&when, &parts) || strftime(text, sizeof text, "%Y-%m-%d %H:%M", &parts) == 0)
+  if (seconds == 0 || !localtime_r(&when, &parts) ||
+      strftime(text, sizeof text, "%Y-%m-%d %H:%M", &parts) == 0)
     return "-";
   return text;
 }
 
 std::string uuid_text(const uint8_t* uuid) {
   std::string out;
-  for (int i = 0; i < 16; ++i) out += text_of(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+  for (int i = 0; i < 16; ++i)
+    out += text_of(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
   return out;
 }
 

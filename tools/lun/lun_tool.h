@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the verbs of `lunar lun` share: the command line, refusals, questions, LUN URIs, and how a LUN is shown.
+// What the verbs of `lunar lun` share: the command line, refusals, questions, LUN URIs, and how a
+// LUN is shown.
 //
-// Every refusal is one line on standard error: what, where, how to fix. Nothing has been changed then. What destroys
-// asks on a terminal, or wants --yes.
+// Every refusal is one line on standard error: what, where, how to fix. Nothing has been changed
+// then. What destroys asks on a terminal, or wants --yes.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -30,7 +31,8 @@ struct LunLine {
   std::string size, erase;
 };
 
-// One verb. `flags`: those it takes in addition to --json and --help, blank-separated; a trailing '=' means a value.
+// One verb. `flags`: those it takes in addition to --json and --help, blank-separated; a trailing
+// '=' means a value.
 struct LunVerb {
   const char* name;
   const char* summary;
@@ -78,10 +80,12 @@ std::string path_of_leaf(const std::string& leaf);
 // ---- opening
 
 // 0 or an exit code
-int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out, Format format = Format::kNever);
+int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out,
+                  Format format = Format::kNever);
 // Finds the LUN's entry. 0 or an exit code (kLunRefused with the names that there are).
 int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, VirtualLunInfo* out);
-// Whether it is in use, also half a second later: an owner's ring outlives the owner by some milliseconds.
+// Whether it is in use, also half a second later: an owner's ring outlives the owner by some
+// milliseconds.
 bool stays_in_use(PhysicalLun* physical, const VirtualLunInfo& lun);
 std::vector<VirtualLunInfo> luns_of(PhysicalLun* physical);
 
@@ -93,7 +97,7 @@ std::string holds_text(DeviceContent content, const std::string& what, const std
 std::string size_text(uint64_t bytes);
 std::string time_text(uint64_t seconds);
 std::string uuid_text(const uint8_t* uuid);
-std::string type_word(const VirtualLunInfo& info);            // "scratch", "named", "key/value", "type 7"
+std::string type_word(const VirtualLunInfo& info);  // "scratch", "named", "key/value", "type 7"
 void lun_json(JsonWriter& json, const VirtualLunInfo& info);  // one object
 // fields of an open one
 void physical_fields(JsonWriter& json, const std::string& device, const PhysicalLunInfo& info);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar lun paths: AIX's `lspath -F "name parent connection status"`, for paths:, and for the members of stripes.
-// Threading: one thread. Reads only. May not be used by runtime/ (it allocates).
+// lunar lun paths: AIX's `lspath -F "name parent connection status"`, for paths:, and for the
+// members of stripes. Threading: one thread. Reads only. May not be used by runtime/ (it
+// allocates).
 #include <cstdio>
 
 #include "lun/raid/path_device.h"
@@ -20,7 +21,8 @@ int lun_paths(const LunLine& line) {
   options.read_only = true;
   Device* raw = nullptr;
   ErrorText why;
-  if (const int error = raw_open(name.device.c_str(), options, Format::kNever, &raw, &why); error < 0)
+  if (const int error = raw_open(name.device.c_str(), options, Format::kNever, &raw, &why);
+      error < 0)
     return lun_failed(line, error, why);
   PathInfo paths[kDeviceFdsMax];
   const int got = device_paths(raw, paths, kDeviceFdsMax);
@@ -35,7 +37,8 @@ int lun_paths(const LunLine& line) {
       json.open('{')
           .field("name", std::string_view(path.name))
           .field("parent", parent_of(path_of_leaf(path.connection)));
-      json.field("connection", std::string_view(path.connection)).field("status", std::string_view(path.status));
+      json.field("connection", std::string_view(path.connection))
+          .field("status", std::string_view(path.status));
       json.field("primary", path.primary)
           .field("ios", path.ios)
           .field("errors", path.errors)
@@ -50,8 +53,9 @@ int lun_paths(const LunLine& line) {
   for (unsigned i = 0; i < count; ++i) {
     const PathInfo& path = paths[i];
     table.add({path.name, parent_of(path_of_leaf(path.connection)), path.connection,
-               std::string(path.status) + (path.primary ? " (primary)" : ""), std::to_string(path.ios),
-               std::to_string(path.errors), std::to_string(path.failovers)});
+               std::string(path.status) + (path.primary ? " (primary)" : ""),
+               std::to_string(path.ios), std::to_string(path.errors),
+               std::to_string(path.failovers)});
   }
   fputs(table.text().c_str(), stdout);
   return kLunDone;

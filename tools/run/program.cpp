@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program.h. The checks are those of the dynamic loader: an ELF program for this machine, with a glibc loader, that
-// gains no privilege when executed.
+// See program.h. The checks are those of the dynamic loader: an ELF program for this machine, with
+// a glibc loader, that gains no privilege when executed.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/run/program.h"
 
@@ -54,16 +54,19 @@ int locate(const std::string& name, std::string* path, std::string* why) {
       *path = candidate;
       return 0;
     }
-    if (refused.empty()) refused = candidate, refused_error = S_ISDIR(status.st_mode) ? EISDIR : EACCES;
+    if (refused.empty())
+      refused = candidate, refused_error = S_ISDIR(status.st_mode) ? EISDIR : EACCES;
   }
   if (refused_error == EISDIR)
-    return fail(kExitNotExecutable, why, text_of("%s is a directory, not a program", refused.c_str()));
+    return fail(kExitNotExecutable, why,
+                text_of("%s is a directory, not a program", refused.c_str()));
   if (refused_error) {
     return fail(kExitNotExecutable, why,
                 text_of("%s is not executable: %s; to make it so: chmod +x %s", refused.c_str(),
                         errno_text(refused_error), shell_word(refused).c_str()));
   }
-  if (name.find('/') != std::string::npos) return fail(kExitNotFound, why, text_of("%s: no such file", name.c_str()));
+  if (name.find('/') != std::string::npos)
+    return fail(kExitNotFound, why, text_of("%s: no such file", name.c_str()));
   return fail(kExitNotFound, why, text_of("%s: command not found in PATH", name.c_str()));
 }
 
@@ -73,32 +76,38 @@ int check_kind(const sys::ProgramFile& file, const std::string& path, std::strin
   switch (file.kind) {
     case sys::ProgramKind::kServed:
       if (*detail == '\0' || access(detail, X_OK) == 0) return 0;
-      return fail(kExitNotFound, why, text_of("%s needs the loader %s, which is not there", name, detail));
+      return fail(kExitNotFound, why,
+                  text_of("%s needs the loader %s, which is not there", name, detail));
     case sys::ProgramKind::kScript:
     case sys::ProgramKind::kLoader:
       return 0;
     case sys::ProgramKind::kDamaged:
       return fail(kExitNotExecutable, why, text_of("%s is a damaged program file", name));
     case sys::ProgramKind::kPrivileged:
-      return fail(kExitOwnFailure, why,
-                  text_of("%s is %s, and the loader preloads nothing into such programs; run it as its owner "
-                          "(root: sudo lunar run ...)",
-                          name, detail));
+      return fail(
+          kExitOwnFailure, why,
+          text_of(
+              "%s is %s, and the loader preloads nothing into such programs; run it as its owner "
+              "(root: sudo lunar run ...)",
+              name, detail));
     case sys::ProgramKind::kOtherMachine:
-      return fail(kExitOwnFailure, why,
-                  text_of("%s is a program of another architecture; its heap cannot be tiered", name));
+      return fail(
+          kExitOwnFailure, why,
+          text_of("%s is a program of another architecture; its heap cannot be tiered", name));
     case sys::ProgramKind::kStatic:
-      return fail(
-          kExitOwnFailure, why,
-          text_of("%s is statically linked, so LD_PRELOAD does not reach it; use a dynamically linked build of it",
-                  name));
+      return fail(kExitOwnFailure, why,
+                  text_of("%s is statically linked, so LD_PRELOAD does not reach it; use a "
+                          "dynamically linked build of it",
+                          name));
     case sys::ProgramKind::kOtherLibc:
-      return fail(
-          kExitOwnFailure, why,
-          text_of("%s uses another C library than glibc (musl?); Lunar's preload needs a glibc build of it", name));
+      return fail(kExitOwnFailure, why,
+                  text_of("%s uses another C library than glibc (musl?); Lunar's preload needs a "
+                          "glibc build of it",
+                          name));
     case sys::ProgramKind::kSanitized:
       return fail(kExitOwnFailure, why,
-                  text_of("%s is built with %s, which needs the memory that Lunar serves; run it without Lunar, or a "
+                  text_of("%s is built with %s, which needs the memory that Lunar serves; run it "
+                          "without Lunar, or a "
                           "build without -fsanitize",
                           name, detail));
   }
@@ -125,17 +134,22 @@ std::string program_of_env(const std::string& words) {
   return "";
 }
 
-int check_file(const std::string& path, unsigned depth, bool* shell, sys::ProgramFile* kind, std::string* why);
+int check_file(const std::string& path, unsigned depth, bool* shell, sys::ProgramFile* kind,
+               std::string* why);
 
-int check_script(const std::string& path, const std::string& line, unsigned depth, std::string* why) {
+int check_script(const std::string& path, const std::string& line, unsigned depth,
+                 std::string* why) {
   if (depth > 4)
-    return fail(kExitNotExecutable, why, text_of("%s: too many interpreters of interpreters", path.c_str()));
+    return fail(kExitNotExecutable, why,
+                text_of("%s: too many interpreters of interpreters", path.c_str()));
   std::string interpreter, rest;
   split_script_line(line, &interpreter, &rest);
   if (interpreter.empty())
-    return fail(kExitNotExecutable, why, text_of("%s: its #! line names no interpreter", path.c_str()));
+    return fail(kExitNotExecutable, why,
+                text_of("%s: its #! line names no interpreter", path.c_str()));
   if (access(interpreter.c_str(), F_OK) != 0) {
-    return fail(kExitNotFound, why, text_of("%s: its interpreter %s is not there", path.c_str(), interpreter.c_str()));
+    return fail(kExitNotFound, why,
+                text_of("%s: its interpreter %s is not there", path.c_str(), interpreter.c_str()));
   }
   bool shell = false;
   sys::ProgramFile kind;
@@ -149,9 +163,11 @@ int check_script(const std::string& path, const std::string& line, unsigned dept
   return code;
 }
 
-int check_file(const std::string& path, unsigned depth, bool* shell, sys::ProgramFile* kind, std::string* why) {
+int check_file(const std::string& path, unsigned depth, bool* shell, sys::ProgramFile* kind,
+               std::string* why) {
   int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  // Executable but unreadable is allowed; ld.so then preloads all the same unless privilege is gained.
+  // Executable but unreadable is allowed; ld.so then preloads all the same unless privilege is
+  // gained.
   if (fd < 0) return 0;
   char head[1024] = {};
   const ssize_t got = pread(fd, head, sizeof head - 1, 0);
@@ -162,22 +178,24 @@ int check_file(const std::string& path, unsigned depth, bool* shell, sys::Progra
     code = check_script(path, line.substr(0, line.find('\n')), depth, why);
   } else if (code == 0 && !(got >= SELFMAG && memcmp(head, ELFMAG, SELFMAG) == 0)) {
     if (got > 0 && memchr(head, 0, static_cast<size_t>(got)) != nullptr)
-      code = fail(kExitNotExecutable, why, text_of("%s is in no executable format of this machine", path.c_str()));
+      code = fail(kExitNotExecutable, why,
+                  text_of("%s is in no executable format of this machine", path.c_str()));
+    // text: shells run it as a script of their own
     else
-      *shell = true;  // text: shells run it as a script of their own
+      *shell = true;
   }
   close(fd);
   return code;
 }
 
-// The program that glibc's loader is to start, by its own command line; "": it starts none, or looks for it as for a
-// library.
+// The program that glibc's loader is to start, by its own command line; "": it starts none, or
+// looks for it as for a library.
 std::string program_of_loader(const std::vector<char*>& command) {
   for (size_t i = 1; i < command.size(); ++i) {
     const std::string word = command[i];
     if (word.compare(0, 2, "--") != 0) return word.find('/') != std::string::npos ? word : "";
-    for (const char* takes_value : {"--library-path", "--inhibit-rpath", "--audit", "--preload", "--argv0",
-                                    "--glibc-hwcaps-prepend", "--glibc-hwcaps-mask"})
+    for (const char* takes_value : {"--library-path", "--inhibit-rpath", "--audit", "--preload",
+                                    "--argv0", "--glibc-hwcaps-prepend", "--glibc-hwcaps-mask"})
       if (word == takes_value) ++i;
   }
   return "";

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar run: starts a program whose heap extends onto a LUN.
 //
-//   flags -> LUNAR_* variables, liblunar-preload.so in front of LD_PRELOAD, a memfd for the tree's account, exec
+//   flags -> LUNAR_* variables, liblunar-preload.so in front of LD_PRELOAD, a memfd for the tree's
+//   account, exec
 //
-// It refuses early and in one line what would fail late and inside the program; nothing on the host has been changed
-// before the exec. Its own failures exit 125, a program that is not executable 126, one that is not found 127.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// It refuses early and in one line what would fail late and inside the program; nothing on the host
+// has been changed before the exec. Its own failures exit 125, a program that is not executable
+// 126, one that is not found 127. Threading: one thread. May not be used by runtime/ (it
+// allocates).
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -42,7 +44,8 @@ int complain(int code, const std::string& line) {
 std::string origin_of(const RunLine& line, const Options& before_flags, const char* name) {
   const OptionInfo& info = option_info(static_cast<size_t>(option_find(name)));
   for (size_t i = line.flags.size(); i > 0; --i) {
-    if (strcmp(option_info(line.flags[i - 1].option).name, name) == 0) return line.flags[i - 1].spelled;
+    if (strcmp(option_info(line.flags[i - 1].option).name, name) == 0)
+      return line.flags[i - 1].spelled;
   }
   std::string variable = variable_name(info);
   const char* value = getenv(variable.c_str());
@@ -65,7 +68,8 @@ bool apply_flags(const RunLine& line, Options* options, std::string* why) {
   return true;
 }
 
-// Variables for the program. Paths become absolute: programs change directory, and start others that do.
+// Variables for the program. Paths become absolute: programs change directory, and start others
+// that do.
 void export_options(const RunLine& line, const Options& options) {
   for (const RunFlag& flag : line.flags) {
     setenv(variable_name(option_info(flag.option)).c_str(), flag.value.c_str(), 1);
@@ -76,7 +80,8 @@ void export_options(const RunLine& line, const Options& options) {
   if (std::string lun = absolute_lun(options.lun); lun != options.lun || getenv("LUNAR_LUN"))
     setenv("LUNAR_LUN", lun.c_str(), 1);
   for (const char* name : {"LUNAR_STATS_FILE", "LUNAR_LOG_FILE", "LUNAR_CONFIG"}) {
-    if (const char* path = getenv(name); path && *path) setenv(name, absolute_path(path).c_str(), 1);
+    if (const char* path = getenv(name); path && *path)
+      setenv(name, absolute_path(path).c_str(), 1);
   }
 }
 
@@ -84,12 +89,16 @@ bool export_preload(std::string* why) {
   std::string tried;
   std::string library = find_preload_library(&tried);
   if (library.empty())
-    return *why = text_of("liblunar-preload.so is not there (looked at %s); install Lunar, or build it: ninja -C build",
-                          tried.c_str()),
+    return *why = text_of(
+               "liblunar-preload.so is not there (looked at %s); install Lunar, or build it: ninja "
+               "-C build",
+               tried.c_str()),
            false;
   if (library.find_first_of(" :") != std::string::npos) {
-    return *why = text_of("%s: LD_PRELOAD cannot name a path with a blank or colon in it; move Lunar elsewhere",
-                          library.c_str()),
+    return *why = text_of(
+               "%s: LD_PRELOAD cannot name a path with a blank or colon in it; move Lunar "
+               "elsewhere",
+               library.c_str()),
            false;
   }
   const char* others = getenv("LD_PRELOAD");
@@ -104,7 +113,8 @@ bool export_preload(std::string* why) {
   return true;
 }
 
-// 0 or -errno. Memory files count as files: a limit on file sizes is lifted meanwhile, as far as it may be.
+// 0 or -errno. Memory files count as files: a limit on file sizes is lifted meanwhile, as far as it
+// may be.
 int size_account(int fd) {
   rlimit limit{}, lifted{};
   getrlimit(RLIMIT_FSIZE, &limit);
@@ -119,14 +129,17 @@ int size_account(int fd) {
 // The account's descriptor is inherited by the whole tree, so it may not be close-on-exec.
 bool export_account(std::string* why) {
   int low = memfd_create("lunar-account", MFD_ALLOW_SEALING | MFD_CLOEXEC);
-  if (low < 0) return *why = text_of("no memory file for the account can be made: %s", errno_text(errno)), false;
+  if (low < 0)
+    return *why = text_of("no memory file for the account can be made: %s", errno_text(errno)),
+           false;
   // Sealed in size: no member of the tree can make another's mapping fault by truncating it.
   if (const int rc = size_account(low); rc < 0)
     return *why = text_of("the account's memory file cannot be sized: %s%s", errno_text(-rc),
                           rc == -EFBIG ? "; raise the limit on file sizes (ulimit -f)" : ""),
            false;
   if (fcntl(low, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-    return *why = text_of("the account's memory file cannot be sealed: %s", errno_text(errno)), false;
+    return *why = text_of("the account's memory file cannot be sealed: %s", errno_text(errno)),
+           false;
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   int wanted = kAccountDescriptor;
@@ -135,11 +148,14 @@ bool export_account(std::string* why) {
   int high = fcntl(low, F_DUPFD, wanted);
   if (high < 0) high = fcntl(low, F_DUPFD, 3);
   if (high < 0)
-    return *why = text_of("no descriptor is left for the account: %s; raise `ulimit -n`", errno_text(errno)), false;
+    return *why = text_of("no descriptor is left for the account: %s; raise `ulimit -n`",
+                          errno_text(errno)),
+           false;
   close(low);
   // By its inode too: a program that was started without it finds it at others of the tree.
   struct stat status{};
-  if (fstat(high, &status) != 0) return *why = text_of("the account's descriptor: %s", errno_text(errno)), false;
+  if (fstat(high, &status) != 0)
+    return *why = text_of("the account's descriptor: %s", errno_text(errno)), false;
   setenv("LUNAR_ACCOUNT",
          text_of("%d:%llu:%llu", high, static_cast<unsigned long long>(status.st_dev),
                  static_cast<unsigned long long>(status.st_ino))
@@ -148,20 +164,22 @@ bool export_account(std::string* why) {
   return true;
 }
 
-// Some programs of the tree start with fewer rights (setpriv, runuser): they get an open /dev/userfaultfd handed down.
-// Without one they have to have rights of their own.
+// Some programs of the tree start with fewer rights (setpriv, runuser): they get an open
+// /dev/userfaultfd handed down. Without one they have to have rights of their own.
 void export_uffd_device() {
   const int low = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
   if (low < 0) return;
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  const int high =
-      limit.rlim_cur > kAccountDescriptor + 1 ? fcntl(low, F_DUPFD, kAccountDescriptor + 1) : fcntl(low, F_DUPFD, 3);
+  const int high = limit.rlim_cur > kAccountDescriptor + 1
+                       ? fcntl(low, F_DUPFD, kAccountDescriptor + 1)
+                       : fcntl(low, F_DUPFD, 3);
   struct stat status{};
   const bool known = fstat(low, &status) == 0;
   close(low);
   if (high >= 0 && known)
-    setenv("LUNAR_UFFD_DEVICE", text_of("%d:%llu", high, static_cast<unsigned long long>(status.st_rdev)).c_str(), 1);
+    setenv("LUNAR_UFFD_DEVICE",
+           text_of("%d:%llu", high, static_cast<unsigned long long>(status.st_rdev)).c_str(), 1);
 }
 
 int execute(const Program& program, std::vector<char*> command) {
@@ -193,7 +211,8 @@ int cmd_run(int argc, char** argv) {
   const Options before_flags = options;
   if (!apply_flags(line, &options, &why)) return complain(kExitOwnFailure, why);
   OriginOf origin = [&](const char* name) { return origin_of(line, before_flags, name); };
-  if (!check_sizes(&options, origin, &why) || !check_lun(options, origin, &why) || !check_kernel_calls(&why)) {
+  if (!check_sizes(&options, origin, &why) || !check_lun(options, origin, &why) ||
+      !check_kernel_calls(&why)) {
     return complain(kExitOwnFailure, why);
   }
   Program program;

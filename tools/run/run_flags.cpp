@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See run_flags.h. --name VALUE, --name=VALUE; for yes/no options --name, --name=no, --no-name. The first word that is
-// no flag, or what follows `--`, is the command.
+// See run_flags.h. --name VALUE, --name=VALUE; for yes/no options --name, --name=no, --no-name. The
+// first word that is no flag, or what follows `--`, is the command.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/run/run_flags.h"
 
@@ -23,7 +23,8 @@ std::string flag_name(const OptionInfo& info) {
 
 std::string variable_name(const OptionInfo& info) {
   std::string name = "LUNAR_";
-  for (const char* p = info.name; *p; ++p) name += static_cast<char>(toupper(static_cast<unsigned char>(*p)));
+  for (const char* p = info.name; *p; ++p)
+    name += static_cast<char>(toupper(static_cast<unsigned char>(*p)));
   return name;
 }
 
@@ -48,35 +49,43 @@ int find_flag(const std::string& name, bool* negated) {
 std::string unknown_flag(const std::string& name) {
   std::vector<std::string> known = {"--help"};
   for (size_t i = 0; i < option_count(); ++i) {
-    if (option_info(i).flag && !option_info(i).test_only) known.push_back(flag_name(option_info(i)));
+    if (option_info(i).flag && !option_info(i).test_only)
+      known.push_back(flag_name(option_info(i)));
   }
   std::string near = nearest_word(name, known);
-  if (!near.empty()) return text_of("unknown flag %s; did you mean %s?", name.c_str(), near.c_str());
+  if (!near.empty())
+    return text_of("unknown flag %s; did you mean %s?", name.c_str(), near.c_str());
   return text_of("unknown flag %s; `lunar run --help` lists those there are", name.c_str());
 }
 
 bool has_blank(const std::string& text) { return text.find_first_of(" \t\n") != std::string::npos; }
 
-// Several --lun are a stripe: one value, its parts apart by blanks. So a path with a blank can be given, but alone.
+// Several --lun are a stripe: one value, its parts apart by blanks. So a path with a blank can be
+// given, but alone.
 int add_flag(const RunFlag& flag, RunLine* out, std::string* why) {
   RunFlag* before = nullptr;
   for (RunFlag& other : out->flags) {
-    if (other.option == flag.option && strcmp(option_info(flag.option).name, "lun") == 0) before = &other;
+    if (other.option == flag.option && strcmp(option_info(flag.option).name, "lun") == 0)
+      before = &other;
   }
   const bool lun = before || strcmp(option_info(flag.option).name, "lun") == 0;
   const bool path = lun && access(flag.value.c_str(), F_OK) == 0;
   const std::string& odd =
-      before && has_blank(before->value) && access(before->value.c_str(), F_OK) == 0 ? before->value : flag.value;
+      before && has_blank(before->value) && access(before->value.c_str(), F_OK) == 0 ? before->value
+                                                                                     : flag.value;
   if (lun && has_blank(odd) && (before || !path)) {
     *why = text_of(
-        "%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with a blank by a link "
+        "%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with "
+        "a blank by a link "
         "without one (ln -s)",
         flag.spelled.c_str(), odd.c_str());
     return -EINVAL;
   }
   if (!before) return out->flags.push_back(flag), 0;
   if (flag.value.empty() || before->value.empty())
-    return *why = text_of("%s: an empty word among several LUNs; give a path or URI", flag.spelled.c_str()), -EINVAL;
+    return *why = text_of("%s: an empty word among several LUNs; give a path or URI",
+                          flag.spelled.c_str()),
+           -EINVAL;
   before->value += " " + flag.value;
   return 0;
 }
@@ -103,12 +112,14 @@ int parse_run_line(int argc, char** argv, RunLine* out, std::string* why) {
     if (index < 0) return *why = unknown_flag(name), -EINVAL;
     const OptionInfo& info = option_info(static_cast<size_t>(index));
     if (!info.flag) {
-      *why = text_of("%s is not a flag; set the variable %s instead", name.c_str(), variable_name(info).c_str());
+      *why = text_of("%s is not a flag; set the variable %s instead", name.c_str(),
+                     variable_name(info).c_str());
       return -EINVAL;
     }
     RunFlag flag{static_cast<size_t>(index), name, ""};
     if (info.type == OptionType::kBool) {
-      if (negated && equals != std::string::npos) return *why = text_of("%s takes no value", name.c_str()), -EINVAL;
+      if (negated && equals != std::string::npos)
+        return *why = text_of("%s takes no value", name.c_str()), -EINVAL;
       flag.value = negated ? "no" : equals != std::string::npos ? word.substr(equals + 1) : "yes";
     } else if (equals != std::string::npos) {
       flag.value = word.substr(equals + 1);
@@ -128,7 +139,7 @@ int parse_run_line(int argc, char** argv, RunLine* out, std::string* why) {
   return 0;
 }
 
-// ---- generated texts ---------------------------------------------------------------------------------------------
+// ---- generated texts ----------------------------------------------------------------------------
 
 namespace {
 
@@ -162,7 +173,8 @@ std::string flag_head(const OptionInfo& info) {
 std::string run_help() {
   std::string out =
       "Usage: lunar run [OPTION]... [--] COMMAND [ARGUMENT]...\n\n"
-      "Runs COMMAND with its heap extended onto a LUN: hot pages stay in DRAM, the others live on flash.\n"
+      "Runs COMMAND with its heap extended onto a LUN: hot pages stay in DRAM, the others live on "
+      "flash.\n"
       "COMMAND replaces this process: its pid, terminal, signals and exit code are its own.\n\n"
       "Options:\n";
   for (size_t i = 0; i < option_count(); ++i) {
@@ -172,37 +184,46 @@ std::string run_help() {
   }
   append_entry(&out, "-h, --help", "this text");
   out +=
-      "\nSizes take k, m, g or t (powers of 1024). Each option is also a variable (--dram: LUNAR_DRAM) and a key of "
+      "\nSizes take k, m, g or t (powers of 1024). Each option is also a variable (--dram: "
+      "LUNAR_DRAM) and a key of "
       "the\n"
-      "config file (dram = 1g); a flag wins over the variable, the variable over the file. `lunar help options` lists "
+      "config file (dram = 1g); a flag wins over the variable, the variable over the file. `lunar "
+      "help options` lists "
       "all.\n\n"
-      "Exit codes: COMMAND's own; 125 if Lunar cannot start or tier it, 126 if it is not executable, 127 if it is not\n"
+      "Exit codes: COMMAND's own; 125 if Lunar cannot start or tier it, 126 if it is not "
+      "executable, 127 if it is not\n"
       "found.\n\n"
       "Examples:\n"
       "  lunar run --dram 1g -- redis-server --port 6379\n"
       "  lunar run --dram 256m --lun /mnt/flash --stats -- sort big.txt\n"
-      "  lunar run --lun /dev/nvme1n1#cache --lun /dev/nvme2n1#cache -- COMMAND    (two LUNs: a stripe)\n";
+      "  lunar run --lun /dev/nvme1n1#cache --lun /dev/nvme2n1#cache -- COMMAND    (two LUNs: a "
+      "stripe)\n";
   return out;
 }
 
 std::string options_text() {
   std::string out =
-      "Each option of Lunar is a variable, a key of the config file and of lunar_config.options, and in most cases a\n"
+      "Each option of Lunar is a variable, a key of the config file and of lunar_config.options, "
+      "and in most cases a\n"
       "flag of `lunar run`. Precedence: default < config file < variable < flag.\n"
-      "Config file: $LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; lines `name = value`, comments "
+      "Config file: $LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; lines `name = "
+      "value`, comments "
       "with #.\n\n";
   for (size_t i = 0; i < option_count(); ++i) {
     const OptionInfo& info = option_info(i);
     if (info.test_only) continue;
-    const std::string names = std::string("key ") + info.name + (info.flag ? ", flag " + flag_name(info) : ", no flag");
+    const std::string names =
+        std::string("key ") + info.name + (info.flag ? ", flag " + flag_name(info) : ", no flag");
     append_entry(&out, variable_name(info),
-                 text_of("%s: %s%s (%s)", info.value_name, info.help, default_note(info).c_str(), names.c_str()));
+                 text_of("%s: %s%s (%s)", info.value_name, info.help, default_note(info).c_str(),
+                         names.c_str()));
   }
   out += "\nVariables of the libraries, which have neither key nor flag:\n";
   for (size_t i = 0; i < other_variable_count(); ++i) {
     const OtherVariable& variable = other_variable(i);
     if (variable.help)
-      append_entry(&out, variable.name, text_of("%s: %s; %s", variable.value_name, variable.help, variable.page));
+      append_entry(&out, variable.name,
+                   text_of("%s: %s; %s", variable.value_name, variable.help, variable.page));
   }
   append_entry(&out, "CFLSH_BLK_...", "variables of IBM's block library; man 3 cblk_open");
   return out;
@@ -216,12 +237,15 @@ std::string options_markdown() {
     const OptionInfo& info = option_info(i);
     if (info.test_only) continue;
     std::string values, help;
-    for (const char* p = info.value_name; *p; ++p) values += *p == '|' ? std::string("\\|") : std::string(1, *p);
-    for (const char* p = info.help; *p; ++p) help += *p == '|' ? std::string("\\|") : std::string(1, *p);
+    for (const char* p = info.value_name; *p; ++p)
+      values += *p == '|' ? std::string("\\|") : std::string(1, *p);
+    for (const char* p = info.help; *p; ++p)
+      help += *p == '|' ? std::string("\\|") : std::string(1, *p);
     std::string flag = info.flag ? "`" + flag_name(info) + "`" : "";
     std::string fallback = *info.default_text ? "`" + std::string(info.default_text) + "`" : "";
-    out += text_of("| %s | `%s` | `%s` | %s | %s | %s |\n", flag.c_str(), variable_name(info).c_str(), info.name,
-                   values.c_str(), fallback.c_str(), help.c_str());
+    out +=
+        text_of("| %s | `%s` | `%s` | %s | %s | %s |\n", flag.c_str(), variable_name(info).c_str(),
+                info.name, values.c_str(), fallback.c_str(), help.c_str());
   }
   return out;
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LUN of `lunar run`, looked at before a program starts: see run_checks.h. `--lun` is what lun/compose.h calls a
-// list for scratch_open: directories, files, devices, URIs, named virtual LUNs; several are a stripe, as large as the
-// smallest times their number. Each refusal is one line: what, where, what to do.
-// Threading: one thread. Writes nothing but in open_lun. May not be used by runtime/ (it allocates).
+// The LUN of `lunar run`, looked at before a program starts: see run_checks.h. `--lun` is what
+// lun/compose.h calls a list for scratch_open: directories, files, devices, URIs, named virtual
+// LUNs; several are a stripe, as large as the smallest times their number. Each refusal is one
+// line: what, where, what to do.
+// Threading: one thread. Writes nothing but in open_lun. May not be used by runtime/ (it
+// allocates).
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -42,7 +44,9 @@ bool refuse(std::string* why, std::string line) {
   return false;
 }
 
-bool has_prefix(const std::string& text, const char* prefix) { return text.compare(0, strlen(prefix), prefix) == 0; }
+bool has_prefix(const std::string& text, const char* prefix) {
+  return text.compare(0, strlen(prefix), prefix) == 0;
+}
 
 // "nvme:..." -> "nvme"; "" for a path.
 std::string scheme_of(const std::string& lun) {
@@ -66,34 +70,39 @@ std::vector<std::string> luns_of_list(const std::string& list) {
 }
 
 // The space the LUNs can give against the space that is asked of them.
-bool check_space(const Options& options, const OriginOf& origin_of, const std::string& lun, const Room& room,
-                 std::string* why) {
+bool check_space(const Options& options, const OriginOf& origin_of, const std::string& lun,
+                 const Room& room, std::string* why) {
   if (options.size > room.bytes) {
-    return refuse(why, text_of("%s: %s has %s %s, less than the %s asked for; give a smaller --size or another --lun",
-                               origin_of("size").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.what,
-                               size_text(options.size).c_str()));
+    return refuse(
+        why,
+        text_of(
+            "%s: %s has %s %s, less than the %s asked for; give a smaller --size or another --lun",
+            origin_of("size").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.what,
+            size_text(options.size).c_str()));
   }
   if (room.bytes < options.dram) {
-    return refuse(why,
-                  text_of("%s: %s has %s %s, less than the DRAM budget of %s; give another --lun or a smaller --dram",
-                          origin_of("lun").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.what,
-                          size_text(options.dram).c_str()));
+    return refuse(why, text_of("%s: %s has %s %s, less than the DRAM budget of %s; give another "
+                               "--lun or a smaller --dram",
+                               origin_of("lun").c_str(), lun.c_str(), size_text(room.bytes).c_str(),
+                               room.what, size_text(options.dram).c_str()));
   }
   return true;
 }
 
-bool check_on_disk(const std::string& origin, const std::string& path, FileSystem* fs, std::string* why) {
+bool check_on_disk(const std::string& origin, const std::string& path, FileSystem* fs,
+                   std::string* why) {
   int rc = probe_file_system(path, fs);
-  if (rc < 0) return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(rc)));
+  if (rc < 0)
+    return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(rc)));
   if (fs->no_data) {
-    return refuse(why,
-                  text_of("%s: %s lies on %s, which holds no data; give a directory on a disk, such as --lun /var/tmp",
-                          origin.c_str(), path.c_str(), fs->kind.c_str()));
+    return refuse(why, text_of("%s: %s lies on %s, which holds no data; give a directory on a "
+                               "disk, such as --lun /var/tmp",
+                               origin.c_str(), path.c_str(), fs->kind.c_str()));
   }
   if (!fs->in_memory) return true;
-  return refuse(why,
-                text_of("%s: %s lies on %s, which is memory itself; give a directory on a disk, such as --lun /var/tmp",
-                        origin.c_str(), path.c_str(), fs->kind.c_str()));
+  return refuse(why, text_of("%s: %s lies on %s, which is memory itself; give a directory on a "
+                             "disk, such as --lun /var/tmp",
+                             origin.c_str(), path.c_str(), fs->kind.c_str()));
 }
 
 bool check_directory(const Look& look, const std::string& path, Room* room, std::string* why) {
@@ -103,24 +112,25 @@ bool check_directory(const Look& look, const std::string& path, Room* room, std:
   if (faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     int error = errno;  // user_name() changes it
     return refuse(why,
-                  text_of("%s: directory %s is not writable for user %s: %s; give one that is, such as --lun /var/tmp",
+                  text_of("%s: directory %s is not writable for user %s: %s; give one that is, "
+                          "such as --lun /var/tmp",
                           origin.c_str(), path.c_str(), user_name().c_str(), errno_text(error)));
   }
   int rc = probe_scratch_file(path);
   if (rc == -EINVAL) {
-    return refuse(
-        why,
-        text_of("%s: the file system of %s (%s) has no O_DIRECT, which Lunar needs; give a directory on another disk",
-                origin.c_str(), path.c_str(), fs.kind.c_str()));
+    return refuse(why, text_of("%s: the file system of %s (%s) has no O_DIRECT, which Lunar needs; "
+                               "give a directory on another disk",
+                               origin.c_str(), path.c_str(), fs.kind.c_str()));
   }
   if (rc < 0)
-    return refuse(why, text_of("%s: no file can be made in %s: %s; give another --lun", origin.c_str(), path.c_str(),
-                               errno_text(rc)));
+    return refuse(why, text_of("%s: no file can be made in %s: %s; give another --lun",
+                               origin.c_str(), path.c_str(), errno_text(rc)));
   *room = {fs.free_bytes, "free"};
   return true;
 }
 
-bool check_regular(const Look& look, const std::string& path, const struct stat& status, Room* room, std::string* why) {
+bool check_regular(const Look& look, const std::string& path, const struct stat& status, Room* room,
+                   std::string* why) {
   FileSystem fs;
   if (!check_on_disk(look.origin(), path, &fs, why)) return false;
   *room = {static_cast<uint64_t>(status.st_blocks) * 512 + fs.free_bytes, "of space"};
@@ -129,14 +139,17 @@ bool check_regular(const Look& look, const std::string& path, const struct stat&
 
 bool check_block_device(const Look& look, const std::string& path, Room* room, std::string* why) {
   const std::string origin = look.origin();
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);  // its users are checked when it is opened as a LUN
+  // its users are checked when it is opened as a LUN
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0)
-    return refuse(why, text_of("%s: %s cannot be opened: %s", origin.c_str(), path.c_str(), errno_text(errno)));
+    return refuse(why, text_of("%s: %s cannot be opened: %s", origin.c_str(), path.c_str(),
+                               errno_text(errno)));
   uint64_t bytes = 0;
   int rc = ioctl(fd, BLKGETSIZE64, &bytes) == 0 ? 0 : errno;
   close(fd);
   if (rc)
-    return refuse(why, text_of("%s: the size of %s cannot be read: %s", origin.c_str(), path.c_str(), errno_text(rc)));
+    return refuse(why, text_of("%s: the size of %s cannot be read: %s", origin.c_str(),
+                               path.c_str(), errno_text(rc)));
   *room = {bytes, "in all"};
   return true;
 }
@@ -148,29 +161,34 @@ bool can_be_made(const std::string& leaf, const std::string& path) {
 }
 
 // Whether the path of the leaf is there and this user may use it.
-bool check_rights(const Look& look, const std::string& leaf, const std::string& path, struct stat* status,
-                  std::string* why) {
+bool check_rights(const Look& look, const std::string& leaf, const std::string& path,
+                  struct stat* status, std::string* why) {
   const std::string origin = look.origin();
   if (path.empty())
-    return refuse(why, origin + ": no path is named; give a directory, a block device, file:PATH or nvme:/dev/ngXnY");
-  if (stat(path.c_str(), status) != 0) {
-    if (errno != ENOENT) return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(errno)));
-    if (!can_be_made(leaf, path)) {
-      return refuse(why, text_of("%s: %s does not exist; `lunar doctor` shows which devices this host has",
-                                 origin.c_str(), path.c_str()));
-    }
     return refuse(
         why,
-        text_of("%s: %s does not exist; give a directory, a block device, or a file made with `fallocate -l 8G %s`",
-                origin.c_str(), path.c_str(), shell_word(path).c_str()));
+        origin +
+            ": no path is named; give a directory, a block device, file:PATH or nvme:/dev/ngXnY");
+  if (stat(path.c_str(), status) != 0) {
+    if (errno != ENOENT)
+      return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(errno)));
+    if (!can_be_made(leaf, path)) {
+      return refuse(
+          why, text_of("%s: %s does not exist; `lunar doctor` shows which devices this host has",
+                       origin.c_str(), path.c_str()));
+    }
+    return refuse(why, text_of("%s: %s does not exist; give a directory, a block device, or a file "
+                               "made with `fallocate -l 8G %s`",
+                               origin.c_str(), path.c_str(), shell_word(path).c_str()));
   }
-  if (S_ISDIR(status->st_mode) || faccessat(AT_FDCWD, path.c_str(), R_OK | W_OK, AT_EACCESS) == 0) return true;
+  if (S_ISDIR(status->st_mode) || faccessat(AT_FDCWD, path.c_str(), R_OK | W_OK, AT_EACCESS) == 0)
+    return true;
   int error = errno;
   std::string user = user_name();
-  return refuse(
-      why,
-      text_of("%s: %s cannot be read and written by user %s: %s; to allow it: sudo setfacl -m u:%s:rw %s",
-              origin.c_str(), path.c_str(), user.c_str(), errno_text(error), user.c_str(), shell_word(path).c_str()));
+  return refuse(why, text_of("%s: %s cannot be read and written by user %s: %s; to allow it: sudo "
+                             "setfacl -m u:%s:rw %s",
+                             origin.c_str(), path.c_str(), user.c_str(), errno_text(error),
+                             user.c_str(), shell_word(path).c_str()));
 }
 
 bool check_path(const Look& look, const std::string& path, Room* room, std::string* why) {
@@ -186,24 +204,27 @@ bool check_path(const Look& look, const std::string& path, Room* room, std::stri
 }
 
 bool check_simulated(const Look& look, const std::string& lun, Room* room, std::string* why) {
-  std::string size = lun.substr(4, lun.find(',') == std::string::npos ? std::string::npos : lun.find(',') - 4);
+  std::string size =
+      lun.substr(4, lun.find(',') == std::string::npos ? std::string::npos : lun.find(',') - 4);
   room->what = "in all";
-  if (parse_size(size.c_str(), &room->bytes) == 0) {  // its settings: the program may open it much later, or never
+  if (parse_size(size.c_str(), &room->bytes) ==
+      0) {  // its settings: the program may open it much later, or never
     Device* device = nullptr;
     ErrorText text;
     const int status = device_open(lun.c_str(), {}, &device, &text);
     device_close(device);
     return status != -EINVAL || refuse(why, look.origin() + ": " + text.text);
   }
-  return refuse(why, text_of("%s: '%s' in %s is not a size; give sim:SIZE, such as sim:1g", look.origin().c_str(),
-                             size.c_str(), lun.c_str()));
+  return refuse(why, text_of("%s: '%s' in %s is not a size; give sim:SIZE, such as sim:1g",
+                             look.origin().c_str(), size.c_str(), lun.c_str()));
 }
 
 // A named virtual LUN: it must exist and not be in use.
 bool check_named(const Look& look, const LunName& name, Room* room, std::string* why) {
   for (const std::string& leaf : leaves_of(name.device)) {
     struct stat status{};
-    if (const std::string path = path_of_leaf(leaf); !path.empty() && !check_rights(look, leaf, path, &status, why))
+    if (const std::string path = path_of_leaf(leaf);
+        !path.empty() && !check_rights(look, leaf, path, &status, why))
       return false;
   }
   PhysicalLun* physical = nullptr;
@@ -222,21 +243,26 @@ bool check_named(const Look& look, const LunName& name, Room* room, std::string*
   physical->close();
   if (there && !used) return true;
   if (there) {
-    return refuse(why, text_of("%s: %s is in use by another process; wait for it, or give another LUN",
-                               look.origin().c_str(), whole.c_str()));
+    return refuse(why,
+                  text_of("%s: %s is in use by another process; wait for it, or give another LUN",
+                          look.origin().c_str(), whole.c_str()));
   }
-  return refuse(why, text_of("%s: %s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE",
-                             look.origin().c_str(), name.device.c_str(), name.name.c_str(), shell_word(whole).c_str()));
+  return refuse(why,
+                text_of("%s: %s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE",
+                        look.origin().c_str(), name.device.c_str(), name.name.c_str(),
+                        shell_word(whole).c_str()));
 }
 
 bool check_one(const Look& look, const std::string& lun, Room* room, std::string* why) {
   if (has_prefix(lun, "sim:")) return check_simulated(look, lun, room, why);
   const LunName name = split_lun(lun);
-  if (name.device != lun && access(lun.c_str(), F_OK) != 0) return check_named(look, name, room, why);
+  if (name.device != lun && access(lun.c_str(), F_OK) != 0)
+    return check_named(look, name, room, why);
   const std::string scheme = scheme_of(lun);
   if (scheme == "mem")
-    return refuse(why, text_of("%s: %s is memory itself; give a directory on a disk (--lun /var/tmp)",
-                               look.origin().c_str(), lun.c_str()));
+    return refuse(why,
+                  text_of("%s: %s is memory itself; give a directory on a disk (--lun /var/tmp)",
+                          look.origin().c_str(), lun.c_str()));
   if (scheme.empty() || access(lun.c_str(), F_OK) == 0) return check_path(look, lun, room, why);
   if (scheme == "file") return check_path(look, path_of_leaf(lun), room, why);
   if (is_composite(scheme) || scheme == "nvme" || scheme == "pmem" || scheme == "capi") {
@@ -248,10 +274,10 @@ bool check_one(const Look& look, const std::string& lun, Room* room, std::string
     }
     return true;
   }
-  return refuse(
-      why, text_of("%s: %s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, or one of nvme, pmem, capi, "
-                   "stripe, paths",
-                   look.origin().c_str(), lun.c_str(), scheme.c_str()));
+  return refuse(why, text_of("%s: %s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, "
+                             "or one of nvme, pmem, capi, "
+                             "stripe, paths",
+                             look.origin().c_str(), lun.c_str(), scheme.c_str()));
 }
 
 }  // namespace
@@ -294,7 +320,8 @@ std::string absolute_uri(const std::string& lun) {
 
 std::string absolute_lun(const std::string& lun) {
   std::string out;
-  for (const std::string& one : luns_of_list(lun)) out += (out.empty() ? "" : " ") + absolute_uri(one);
+  for (const std::string& one : luns_of_list(lun))
+    out += (out.empty() ? "" : " ") + absolute_uri(one);
   return out;
 }
 
@@ -302,17 +329,18 @@ bool check_lun(const Options& options, const OriginOf& origin_of, std::string* w
   const Look look{origin_of};
   const std::vector<std::string> luns = luns_of_list(options.lun);
   if (luns.empty()) {
-    return refuse(why, text_of("%s: the LUN is an empty word; give a directory, a file or a block device",
-                               look.origin().c_str()));
+    return refuse(
+        why, text_of("%s: the LUN is an empty word; give a directory, a file or a block device",
+                     look.origin().c_str()));
   }
   Room least;
   for (const std::string& lun : luns) {
     const std::string absolute = absolute_uri(lun);
     const bool alone = luns.size() == 1 && access(absolute.c_str(), F_OK) == 0;
     if (absolute.find_first_of(" \t\n") != std::string::npos && !alone) {
-      return refuse(why,
-                    text_of("%s: the working directory of %s has a blank in its name, which divides LUNs; go elsewhere",
-                            look.origin().c_str(), lun.c_str()));
+      return refuse(why, text_of("%s: the working directory of %s has a blank in its name, which "
+                                 "divides LUNs; go elsewhere",
+                                 look.origin().c_str(), lun.c_str()));
     }
     Room room;
     if (!check_one(look, lun, &room, why)) return false;
@@ -327,14 +355,16 @@ bool open_lun(const Options& options, const OriginOf& origin_of, std::string* wh
   bool known = true;
   for (const std::string& lun : luns_of_list(options.lun)) {
     struct stat status;
-    known &= has_prefix(lun, "sim:") || (stat(lun.c_str(), &status) == 0 && S_ISDIR(status.st_mode));
+    known &=
+        has_prefix(lun, "sim:") || (stat(lun.c_str(), &status) == 0 && S_ISDIR(status.st_mode));
   }
   if (known) return true;
   DeviceOptions wanted;
   wanted.want_bytes = options.size;
   Device* device = nullptr;
   ErrorText text;
-  if (scratch_open(options.lun, wanted, &device, &text) < 0) return refuse(why, origin_of("lun") + ": " + text.text);
+  if (scratch_open(options.lun, wanted, &device, &text) < 0)
+    return refuse(why, origin_of("lun") + ": " + text.text);
   const Room room = {device->size_bytes(), device->growable() ? "free" : "in all"};
   device_close(device);
   return check_space(options, origin_of, options.lun, room, why);

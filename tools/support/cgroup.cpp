@@ -31,7 +31,8 @@ std::string controllers_of_mount(const std::string& mount) {
 
 void must_write(const std::string& path, const std::string& text) {
   if (const int error = write_text(path, text); error != 0) {
-    throw std::runtime_error(fmt::format("writing {} to {} failed: {}", text, path, strerror(-error)));
+    throw std::runtime_error(
+        fmt::format("writing {} to {} failed: {}", text, path, strerror(-error)));
   }
 }
 
@@ -43,7 +44,8 @@ std::vector<pid_t> members(const std::string& directory) {
 }
 }  // namespace
 
-CgroupPlace parse_cgroup_place(std::string_view mountinfo, std::string (*controllers_of)(const std::string& mount)) {
+CgroupPlace parse_cgroup_place(std::string_view mountinfo,
+                               std::string (*controllers_of)(const std::string& mount)) {
   CgroupPlace second;
   bool any = false;
   std::istringstream lines{std::string(mountinfo)};
@@ -58,11 +60,13 @@ CgroupPlace parse_cgroup_place(std::string_view mountinfo, std::string (*control
       if (has_word(options, "memory", ',')) return {1, mount, ""};
     } else if (type == "cgroup2") {
       any = true;
-      if (second.version == 0 && has_word(controllers_of(mount), "memory", ' ')) second = {2, mount, ""};
+      if (second.version == 0 && has_word(controllers_of(mount), "memory", ' '))
+        second = {2, mount, ""};
     }
   }
   if (second.version == 0) {
-    second.why_not = any ? "no mounted cgroup hierarchy has the memory controller (boot with cgroup_enable=memory)"
+    second.why_not = any ? "no mounted cgroup hierarchy has the memory controller (boot with "
+                           "cgroup_enable=memory)"
                          : "no cgroup hierarchy is mounted (mount -t cgroup2 none /sys/fs/cgroup)";
   }
   return second;
@@ -81,23 +85,27 @@ uint64_t parse_counter(std::string_view text, std::string_view name) {
   return 0;
 }
 
-MemoryCgroup::MemoryCgroup(const CgroupPlace& place, const std::string& name, uint64_t limit_bytes, bool swap)
+MemoryCgroup::MemoryCgroup(const CgroupPlace& place, const std::string& name, uint64_t limit_bytes,
+                           bool swap)
     : place_(place), directory_(place.mount + "/" + name) {
   if (place.version == 0) throw std::runtime_error(place.why_not);
-  if (place.version == 2 && !has_word(read_text(place.mount + "/cgroup.subtree_control").value_or(""), "memory", ' ')) {
-    // Harmless to leave on: it only lets children of the root have limits, as systemd hosts have it anyway.
+  if (place.version == 2 &&
+      !has_word(read_text(place.mount + "/cgroup.subtree_control").value_or(""), "memory", ' ')) {
+    // Harmless to leave on: it only lets children of the root have limits, as systemd hosts have it
+    // anyway.
     must_write(place.mount + "/cgroup.subtree_control", "+memory");
   }
   if (mkdir(directory_.c_str(), 0755) != 0 && errno != EEXIST) {
-    throw std::runtime_error(
-        fmt::format("making the memory cgroup {} failed: {} (run as root: sudo)", directory_, strerror(errno)));
+    throw std::runtime_error(fmt::format(
+        "making the memory cgroup {} failed: {} (run as root: sudo)", directory_, strerror(errno)));
   }
   try {
     const std::string limit = fmt::format("{}", limit_bytes);
     if (place.version == 1) {
       must_write(directory_ + "/memory.limit_in_bytes", limit);
       if (!swap) {
-        // Without swap accounting (swapaccount=0) there is no memsw file; swappiness 0 is the next best.
+        // Without swap accounting (swapaccount=0) there is no memsw file; swappiness 0 is the next
+        // best.
         if (access((directory_ + "/memory.memsw.limit_in_bytes").c_str(), F_OK) == 0) {
           must_write(directory_ + "/memory.memsw.limit_in_bytes", limit);
         }
@@ -118,19 +126,22 @@ MemoryCgroup::MemoryCgroup(const CgroupPlace& place, const std::string& name, ui
 MemoryCgroup::~MemoryCgroup() { (void)remove(directory_); }
 
 uint64_t MemoryCgroup::usage_bytes() const {
-  const auto text = read_text(directory_ + (place_.version == 1 ? "/memory.usage_in_bytes" : "/memory.current"));
+  const auto text =
+      read_text(directory_ + (place_.version == 1 ? "/memory.usage_in_bytes" : "/memory.current"));
   const uint64_t now = text ? strtoull(text->c_str(), nullptr, 10) : 0;
   if (now > sampled_peak_) sampled_peak_ = now;
   return now;
 }
 
 uint64_t MemoryCgroup::peak_bytes() const {
-  const auto text = read_text(directory_ + (place_.version == 1 ? "/memory.max_usage_in_bytes" : "/memory.peak"));
+  const auto text =
+      read_text(directory_ + (place_.version == 1 ? "/memory.max_usage_in_bytes" : "/memory.peak"));
   return text ? strtoull(text->c_str(), nullptr, 10) : sampled_peak_;
 }
 
 uint64_t MemoryCgroup::oom_kills() const {
-  const auto text = read_text(directory_ + (place_.version == 1 ? "/memory.oom_control" : "/memory.events"));
+  const auto text =
+      read_text(directory_ + (place_.version == 1 ? "/memory.oom_control" : "/memory.events"));
   return text ? parse_counter(*text, "oom_kill") : 0;
 }
 

@@ -26,14 +26,24 @@ std::string text_of_error(const CLI::ParseError& error) {
 }  // namespace
 
 Flag Flag::required() const { return Flag(option_->required()); }
-Flag Flag::range(int least, int most) const { return Flag(option_->check(CLI::Range(least, most))); }
-Flag Flag::range(int64_t least, int64_t most) const { return Flag(option_->check(CLI::Range(least, most))); }
-Flag Flag::range(double least, double most) const { return Flag(option_->check(CLI::Range(least, most))); }
+Flag Flag::range(int least, int most) const {
+  return Flag(option_->check(CLI::Range(least, most)));
+}
+Flag Flag::range(int64_t least, int64_t most) const {
+  return Flag(option_->check(CLI::Range(least, most)));
+}
+Flag Flag::range(double least, double most) const {
+  return Flag(option_->check(CLI::Range(least, most)));
+}
 Flag Flag::list() const { return Flag(option_->delimiter(',')); }
-Flag Flag::one_of(const std::vector<std::string>& known) const { return Flag(option_->check(CLI::IsMember(known))); }
+Flag Flag::one_of(const std::vector<std::string>& known) const {
+  return Flag(option_->check(CLI::IsMember(known)));
+}
 Flag Flag::excludes(const Flag& other) const { return Flag(option_->excludes(other.option_)); }
-Flag Flag::checked(const std::function<std::string(const std::string&)>& why_not, const std::string& type) const {
-  return Flag(option_->check(CLI::Validator([why_not](std::string& value) { return why_not(value); }, type)));
+Flag Flag::checked(const std::function<std::string(const std::string&)>& why_not,
+                   const std::string& type) const {
+  return Flag(option_->check(
+      CLI::Validator([why_not](std::string& value) { return why_not(value); }, type)));
 }
 bool Flag::given() const { return option_->count() != 0; }
 
@@ -50,7 +60,8 @@ void Flags::footer(const std::string& text) { app_->footer(text); }
 Flag Flags::add(const std::string& name, std::string& value, const std::string& help) {
   return Flag(app_->add_option(name, value, help));
 }
-Flag Flags::add(const std::string& name, std::vector<std::string>& values, const std::string& help) {
+Flag Flags::add(const std::string& name, std::vector<std::string>& values,
+                const std::string& help) {
   return Flag(app_->add_option(name, values, help));
 }
 Flag Flags::add(const std::string& name, std::vector<unsigned>& values, const std::string& help) {
@@ -72,9 +83,9 @@ Flag Flags::add(const std::string& name, bool& value, const std::string& help) {
 void Flags::parse(int argc, char** argv) {
   try {
     app_->parse(argc, argv);
-  } catch (const CLI::CallForHelp&) { throw HelpAsked(app_->help()); } catch (const CLI::ParseError& error) {
-    throw FlagsError(text_of_error(error));
-  }
+  } catch (const CLI::CallForHelp&) {
+    throw HelpAsked(app_->help());
+  } catch (const CLI::ParseError& error) { throw FlagsError(text_of_error(error)); }
 }
 
 int Flags::refuse(const FlagsError& error) const {
@@ -89,8 +100,9 @@ std::vector<std::pair<std::string, std::string>> Flags::values() const {
   std::vector<std::pair<std::string, std::string>> out;
   for (const CLI::Option* one : app_->get_options()) {
     if (one->get_lnames().empty() || one->get_lnames()[0] == "help") continue;
-    out.emplace_back(one->get_lnames()[0],
-                     one->count() > 0 ? fmt::format("{}", fmt::join(one->results(), ",")) : one->get_default_str());
+    out.emplace_back(one->get_lnames()[0], one->count() > 0
+                                               ? fmt::format("{}", fmt::join(one->results(), ","))
+                                               : one->get_default_str());
   }
   return out;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flags and words of a command line. CLI11 reads them; only flags.cpp includes it, as its headers take a compiler
-// many seconds. A wrong line gets one line that says what, where and what to do, and exit code 2.
+// The flags and words of a command line. CLI11 reads them; only flags.cpp includes it, as its
+// headers take a compiler many seconds. A wrong line gets one line that says what, where and what
+// to do, and exit code 2.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -42,7 +43,8 @@ class Flag {
   Flag one_of(const std::vector<std::string>& known) const;
   Flag excludes(const Flag& other) const;
   // why_not: of a value, "" where it is right. type: its name in the help.
-  Flag checked(const std::function<std::string(const std::string&)>& why_not, const std::string& type) const;
+  Flag checked(const std::function<std::string(const std::string&)>& why_not,
+               const std::string& type) const;
   bool given() const;
 
  private:
@@ -67,7 +69,8 @@ class Flags {
   Flag add(const std::string& name, uint64_t& value, const std::string& help = "");
   Flag add(const std::string& name, unsigned& value, const std::string& help = "");
   Flag add(const std::string& name, double& value, const std::string& help = "");
-  Flag add(const std::string& name, bool& value, const std::string& help = "");  // no value follows it
+  // no value follows it
+  Flag add(const std::string& name, bool& value, const std::string& help = "");
 
   void parse(int argc, char** argv);  // throws FlagsError
   // Prints it. The exit code: 0 where help was asked for, else 2.

@@ -44,7 +44,7 @@ std::string user_name() {
   return entry ? entry->pw_name : text_of("%u", geteuid());
 }
 
-// ---- userfaultfd -------------------------------------------------------------------------------------------------
+// ---- userfaultfd --------------------------------------------------------------------------------
 
 UffdState probe_userfaultfd() {
   UffdState state;
@@ -64,13 +64,17 @@ UffdState probe_userfaultfd() {
 std::string userfaultfd_lack(const UffdState& state) {
   if (state.error == 0) return "";
   if (state.error == EOPNOTSUPP) return sys::kOldKernel;
-  if (state.error == ENOSYS) return "the kernel, or the container's system call filter, has no userfaultfd";
-  if (state.error != EPERM && state.error != EACCES) return text_of("userfaultfd fails: %s", errno_text(state.error));
-  std::string reason = geteuid() == 0 ? "userfaultfd is refused even to root (a container's system call filter?)"
-                                      : text_of("user %s has no right to userfaultfd", user_name().c_str());
+  if (state.error == ENOSYS)
+    return "the kernel, or the container's system call filter, has no userfaultfd";
+  if (state.error != EPERM && state.error != EACCES)
+    return text_of("userfaultfd fails: %s", errno_text(state.error));
+  std::string reason =
+      geteuid() == 0 ? "userfaultfd is refused even to root (a container's system call filter?)"
+                     : text_of("user %s has no right to userfaultfd", user_name().c_str());
   reason += state.sysctl >= 0 ? text_of("; vm.unprivileged_userfaultfd is %d", state.sysctl)
                               : "; vm.unprivileged_userfaultfd is not there";
-  return reason + (state.device_there ? ", /dev/userfaultfd is closed to it" : ", there is no /dev/userfaultfd");
+  return reason + (state.device_there ? ", /dev/userfaultfd is closed to it"
+                                      : ", there is no /dev/userfaultfd");
 }
 
 std::string userfaultfd_remedy(const UffdState& state) {
@@ -80,18 +84,21 @@ std::string userfaultfd_remedy(const UffdState& state) {
   const bool filtered = geteuid() == 0 || state.error == ENOSYS || state.sysctl == 1;
   // The node keeps the host's owner and mode in a container.
   if (in_container && state.device_there && geteuid() != 0)
-    return "on the host `sudo chmod 666 /dev/userfaultfd`, or start the container with `--user root`";
+    return "on the host `sudo chmod 666 /dev/userfaultfd`, or start the container with `--user "
+           "root`";
   // Without the filter the system call still wants CAP_SYS_PTRACE (or the sysctl).
   if (in_container || filtered)
-    return "start the container with `--device /dev/userfaultfd`, or with `--security-opt seccomp=unconfined --cap-add "
+    return "start the container with `--device /dev/userfaultfd`, or with `--security-opt "
+           "seccomp=unconfined --cap-add "
            "SYS_PTRACE`";
   std::string command = "sudo sysctl -w vm.unprivileged_userfaultfd=1";
   if (state.device_there)
-    command += "`, or for this user alone `sudo setfacl -m u:" + user_name() + ":rw /dev/userfaultfd";
+    command +=
+        "`, or for this user alone `sudo setfacl -m u:" + user_name() + ":rw /dev/userfaultfd";
   return "`" + command + "`";
 }
 
-// ---- io_uring, process_madvise -----------------------------------------------------------------------------------
+// ---- io_uring, process_madvise ------------------------------------------------------------------
 
 int probe_io_uring() {
   std::array<uint32_t, 30> parameters{};  // struct io_uring_params, all zero
@@ -113,17 +120,21 @@ ContainerState probe_container() {
   if (getenv("KUBERNETES_SERVICE_HOST") != nullptr) state.engine = "kubernetes";
   const std::string status = read_text("/proc/self/status").value_or("");
   state.filtered = status.find("Seccomp:\t2") != std::string::npos;
-  // A virtual machine that was made of an image has the marks, too. Engines take the sysctls away, or filter.
+  // A virtual machine that was made of an image has the marks, too. Engines take the sysctls away,
+  // or filter.
   struct statvfs sysctls{};
-  const bool bounded = state.filtered || (statvfs("/proc/sys", &sysctls) == 0 && (sysctls.f_flag & ST_RDONLY) != 0);
+  const bool bounded =
+      state.filtered || (statvfs("/proc/sys", &sysctls) == 0 && (sysctls.f_flag & ST_RDONLY) != 0);
   if (!bounded) state.engine.clear();
   return state;
 }
 
 // A container's limits are its engine's to give.
 std::string memlock_remedy() {
-  if (probe_container().inside()) return "start the container with `--ulimit memlock=-1`, or with `--cap-add IPC_LOCK`";
-  return "`sudo prlimit --memlock=unlimited --pid $$` (permanently: a line `* - memlock unlimited` in "
+  if (probe_container().inside())
+    return "start the container with `--ulimit memlock=-1`, or with `--cap-add IPC_LOCK`";
+  return "`sudo prlimit --memlock=unlimited --pid $$` (permanently: a line `* - memlock unlimited` "
+         "in "
          "/etc/security/limits.conf)";
 }
 
@@ -134,44 +145,55 @@ int probe_discard_vector() {
   iovec range{memory, page};
   constexpr int kSelf = -10000;  // PIDFD_SELF_THREAD (6.14)
   const int result =
-      syscall(SYS_process_madvise, kSelf, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page) ? 0 : -errno;
+      syscall(SYS_process_madvise, kSelf, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page)
+          ? 0
+          : -errno;
   munmap(memory, page);
   return result;
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 namespace {
 
 uint64_t meminfo_bytes(const std::string& text, const char* name) {
   size_t at = text.find(std::string(name) + ":");
-  return at == std::string::npos ? 0 : strtoull(text.c_str() + at + strlen(name) + 1, nullptr, 10) * 1024;
+  return at == std::string::npos
+             ? 0
+             : strtoull(text.c_str() + at + strlen(name) + 1, nullptr, 10) * 1024;
 }
 
-// The group of this process in the hierarchy that has the memory controller: "/a/b" of "9:memory:/a/b" or "0::/a/b".
+// The group of this process in the hierarchy that has the memory controller: "/a/b" of
+// "9:memory:/a/b" or "0::/a/b".
 std::string own_group(const std::string& text, bool second) {
   for (size_t at = 0; at < text.size();) {
     size_t end = std::min(text.find('\n', at), text.size());
     std::string line = text.substr(at, end - at);
     at = end + 1;
-    size_t first = line.find(':'), last = first == std::string::npos ? first : line.find(':', first + 1);
+    size_t first = line.find(':'),
+           last = first == std::string::npos ? first : line.find(':', first + 1);
     if (last == std::string::npos) continue;
     std::string controllers = "," + line.substr(first + 1, last - first - 1) + ",";
-    if (second ? controllers == ",," : controllers.find(",memory,") != std::string::npos) return line.substr(last + 1);
+    if (second ? controllers == ",," : controllers.find(",memory,") != std::string::npos)
+      return line.substr(last + 1);
   }
   return "";
 }
 
 // Mount point and root of the hierarchy, by /proc/self/mountinfo.
-bool find_mount(const std::string& text, const char* type, const char* option, std::string* mount, std::string* root) {
+bool find_mount(const std::string& text, const char* type, const char* option, std::string* mount,
+                std::string* root) {
   for (size_t at = 0; at < text.size();) {
     size_t end = std::min(text.find('\n', at), text.size());
     std::string line = text.substr(at, end - at);
     at = end + 1;
     size_t dash = line.find(" - ");
-    if (dash == std::string::npos || line.compare(dash + 3, strlen(type) + 1, std::string(type) + " ") != 0) continue;
+    if (dash == std::string::npos ||
+        line.compare(dash + 3, strlen(type) + 1, std::string(type) + " ") != 0)
+      continue;
     std::string options = line.substr(line.rfind(' ') + 1);
-    if (*option && ("," + options + ",").find("," + std::string(option) + ",") == std::string::npos) continue;
+    if (*option && ("," + options + ",").find("," + std::string(option) + ",") == std::string::npos)
+      continue;
     char root_text[1024], mount_text[1024];
     if (sscanf(line.c_str(), "%*s %*s %*s %1023s %1023s", root_text, mount_text) != 2) continue;
     *root = root_text;
@@ -185,13 +207,15 @@ bool find_mount(const std::string& text, const char* type, const char* option, s
 void probe_limit(MemoryState* state, const std::string& mount, std::string group, bool second) {
   const char* limit_name = second ? "/memory.max" : "/memory.limit_in_bytes";
   const char* used_name = second ? "/memory.current" : "/memory.usage_in_bytes";
-  if (access((mount + group).c_str(), F_OK) != 0) group = "";  // a container sees its own group as the root
+  if (access((mount + group).c_str(), F_OK) != 0)
+    group = "";  // a container sees its own group as the root
   state->cgroup_directory = mount + group;
   for (;;) {
     std::string directory = mount + group;
     std::string text = read_line(directory + limit_name);
     // "max", or in version 1 a number near 2^63, means none.
-    uint64_t limit = text.empty() || text == "max" ? UINT64_MAX : strtoull(text.c_str(), nullptr, 10);
+    uint64_t limit =
+        text.empty() || text == "max" ? UINT64_MAX : strtoull(text.c_str(), nullptr, 10);
     if (limit < (uint64_t{1} << 62) && limit < state->limit_bytes) {
       state->limit_bytes = limit;
       state->limit_file = directory + limit_name;
@@ -217,7 +241,9 @@ MemoryState probe_memory() {
     state.cgroup_version = 1;
   } else if (find_mount(mounts, "cgroup2", "", &mount, &root)) {
     second = true;
-    if ((" " + read_line(mount + "/cgroup.controllers") + " ").find(" memory ") == std::string::npos) return state;
+    if ((" " + read_line(mount + "/cgroup.controllers") + " ").find(" memory ") ==
+        std::string::npos)
+      return state;
     state.cgroup_version = 2;
   } else {
     return state;
@@ -234,7 +260,7 @@ uint64_t MemoryState::usable_bytes() const {
   return std::min(available_bytes, limit_bytes > used_bytes ? limit_bytes - used_bytes : 0);
 }
 
-// ---- file systems ------------------------------------------------------------------------------------------------
+// ---- file systems -------------------------------------------------------------------------------
 
 int probe_file_system(const std::string& path, FileSystem* out) {
   struct statfs status;
@@ -281,12 +307,13 @@ int probe_scratch_file(const std::string& directory) {
     close(fd);
     return 0;
   }
-  // No unnamed files here: the runtime makes a named one and unlinks it. Whether O_DIRECT works shows then.
+  // No unnamed files here: the runtime makes a named one and unlinks it. Whether O_DIRECT works
+  // shows then.
   if (errno == EOPNOTSUPP || errno == EISDIR) return 0;
   return -errno;
 }
 
-// ---- our libraries -----------------------------------------------------------------------------------------------
+// ---- our libraries ------------------------------------------------------------------------------
 
 std::string find_preload_library(std::string* tried) {
   return find_own_library("adapters/preload/liblunar-preload.so", "liblunar-preload.so", tried);
@@ -299,7 +326,8 @@ std::string own_directory() {
   return path.substr(0, path.rfind('/'));
 }
 
-std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried) {
+std::string find_own_library(const std::string& in_build, const std::string& installed,
+                             std::string* tried) {
   const std::string directory = own_directory();
   if (directory.empty()) {
     *tried = "/proc/self/exe cannot be read";
@@ -321,8 +349,10 @@ std::string find_own_library(const std::string& in_build, const std::string& ins
 #endif
   };
   for (const std::string& candidate : candidates) {
-    const std::string place = candidate[0] == '/' ? candidate : text_of("%s/%s", directory.c_str(), candidate.c_str());
-    const std::string file = text_of("%s/%s", place.c_str(), (candidate == ".." ? in_build : installed).c_str());
+    const std::string place =
+        candidate[0] == '/' ? candidate : text_of("%s/%s", directory.c_str(), candidate.c_str());
+    const std::string file =
+        text_of("%s/%s", place.c_str(), (candidate == ".." ? in_build : installed).c_str());
     if (access(file.c_str(), R_OK) == 0) {
       char* absolute = realpath(file.c_str(), nullptr);
       std::string found = absolute ? absolute : file;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this host offers: the probes that `lunar run` (refusing early) and `lunar doctor` (explaining) share.
-// Each probe only looks: nothing on the host is changed, and what it opens it closes.
+// What this host offers: the probes that `lunar run` (refusing early) and `lunar doctor`
+// (explaining) share. Each probe only looks: nothing on the host is changed, and what it opens it
+// closes.
 // Threading: free functions; call from one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -9,7 +10,8 @@
 namespace lunar::tools {
 
 struct UffdState {
-  int error = 0;  // 0: full mode (kernel-mode faults too) is permitted, else errno; EOPNOTSUPP: the kernel is too old
+  int error = 0;  // 0: full mode (kernel-mode faults too) is permitted, else errno; EOPNOTSUPP: the
+                  // kernel is too old
   bool device_there = false;  // /dev/userfaultfd exists
   int sysctl = -1;            // vm.unprivileged_userfaultfd; -1: not there
 };
@@ -18,8 +20,8 @@ UffdState probe_userfaultfd();
 std::string userfaultfd_lack(const UffdState& state);
 std::string userfaultfd_remedy(const UffdState& state);
 
-// Whether this process is in a container, by the marks that engines leave and what they take away. Their remedies are
-// flags of the engine's `run`.
+// Whether this process is in a container, by the marks that engines leave and what they take away.
+// Their remedies are flags of the engine's `run`.
 struct ContainerState {
   std::string engine;     // "docker", "podman", "kubernetes", ... or "container"; "" outside
   bool filtered = false;  // a system call filter (seccomp) is on; also of systemd's units
@@ -36,9 +38,9 @@ struct MemoryState {
   uint64_t total_bytes = 0, available_bytes = 0;  // of the machine
   int cgroup_version = 0;                         // of the memory controller; 0: none found
   std::string cgroup_directory;                   // our own group, "" when it cannot be seen
-  uint64_t limit_bytes = UINT64_MAX;              // the tightest limit on the way up; UINT64_MAX: none
-  std::string limit_file;                         // where that stands
-  uint64_t used_bytes = 0;                        // by the group that has the limit
+  uint64_t limit_bytes = UINT64_MAX;  // the tightest limit on the way up; UINT64_MAX: none
+  std::string limit_file;             // where that stands
+  uint64_t used_bytes = 0;            // by the group that has the limit
   // What a process may still use: machine and cgroup together.
   uint64_t usable_bytes() const;
 };
@@ -53,15 +55,19 @@ struct FileSystem {
 };
 // 0 or -errno.
 int probe_file_system(const std::string& path, FileSystem* out);
-// Whether an unlinked O_DIRECT file can be made in `directory`; 0 or -errno. Nothing becomes visible there.
+// Whether an unlinked O_DIRECT file can be made in `directory`; 0 or -errno. Nothing becomes
+// visible there.
 int probe_scratch_file(const std::string& directory);
 
 // Where the running program lies; "" when /proc cannot tell.
 std::string own_directory();
-// liblunar-preload.so, next to the running binary (build tree or installed), absolute; "" and *tried otherwise.
+// liblunar-preload.so, next to the running binary (build tree or installed), absolute; "" and
+// *tried otherwise.
 std::string find_preload_library(std::string* tried);
-// The same for any of our libraries: `in_build` is its path in a build tree, `installed` that in a library directory.
-std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried);
+// The same for any of our libraries: `in_build` is its path in a build tree, `installed` that in a
+// library directory.
+std::string find_own_library(const std::string& in_build, const std::string& installed,
+                             std::string* tried);
 
 std::string user_name();  // for commands that name the user
 // One line of a small file, "" when it cannot be read.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads one JSON text into values: what another program measured (fio), lines of pairs. Numbers are doubles;
-// objects keep their keys.
+// Reads one JSON text into values: what another program measured (fio), lines of pairs. Numbers are
+// doubles; objects keep their keys.
 // Threading: one thread an object. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdlib>
@@ -36,8 +36,8 @@ class JsonValue {
     return found && found->kind == Kind::kNumber ? found->number : otherwise;
   }
 
-  // Nothing when the text is no JSON (or nested beyond reason). What follows the value goes to *rest; with nullptr
-  // nothing may follow. Of members of one name the last counts.
+  // Nothing when the text is no JSON (or nested beyond reason). What follows the value goes to
+  // *rest; with nullptr nothing may follow. Of members of one name the last counts.
   static std::optional<JsonValue> parse(std::string_view text, std::string_view* rest = nullptr) {
     JsonValue value;
     if (!value.read(&text, 0)) return std::nullopt;
@@ -60,13 +60,15 @@ class JsonValue {
     return true;
   }
   static bool read_hex(std::string_view* in, unsigned* code) {
-    if (in->size() < 4 || in->substr(0, 4).find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos)
+    if (in->size() < 4 ||
+        in->substr(0, 4).find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos)
       return false;
     *code = static_cast<unsigned>(strtoul(std::string(in->substr(0, 4)).c_str(), nullptr, 16));
     in->remove_prefix(4);
     return true;
   }
-  // What follows \u, as UTF-8; two of them are one character beyond 16 bits. Half of one is no text.
+  // What follows \u, as UTF-8; two of them are one character beyond 16 bits. Half of one is no
+  // text.
   static bool read_escape(std::string_view* in, std::string* out) {
     unsigned code = 0, low = 0;
     if (!read_hex(in, &code) || (code >= 0xdc00 && code < 0xe000)) return false;
@@ -126,7 +128,9 @@ class JsonValue {
     if (next(in) == close) return in->remove_prefix(1), true;
     for (;;) {
       std::string key;
-      if (object && (next(in) != '"' || !read_string(in, &key) || next(in) != ':' || !skip(in, ":"))) return false;
+      if (object &&
+          (next(in) != '"' || !read_string(in, &key) || next(in) != ':' || !skip(in, ":")))
+        return false;
       JsonValue& value = object ? members[key] = JsonValue() : items.emplace_back();
       if (!value.read(in, depth + 1)) return false;
       const char c = next(in);

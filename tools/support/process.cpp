@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See process.h. fork + exec with PR_SET_PDEATHSIG; an exec that fails is reported through a close-on-exec pipe.
-// Threading: start and stop from one thread. May not be used by runtime/ (it allocates).
+// See process.h. fork + exec with PR_SET_PDEATHSIG; an exec that fails is reported through a
+// close-on-exec pipe. Threading: start and stop from one thread. May not be used by runtime/ (it
+// allocates).
 #include "tools/support/process.h"
 
 #include <fcntl.h>
@@ -23,7 +24,8 @@ namespace {
 volatile sig_atomic_t g_interrupted = 0;
 
 // Runs in the child between fork and exec: only system calls, nothing that allocates.
-[[noreturn]] void become(char* const* arguments, const StartOptions& options, pid_t parent, int report) {
+[[noreturn]] void become(char* const* arguments, const StartOptions& options, pid_t parent,
+                         int report) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   int error = 0;
   if (getppid() != parent) _exit(127);
@@ -31,10 +33,13 @@ volatile sig_atomic_t g_interrupted = 0;
     const int fd = open(options.cgroup_procs.c_str(), O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, "0", 1) != 1) error = errno;
   }
-  const int input = options.standard_input >= 0 ? options.standard_input : open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int input = options.standard_input >= 0 ? options.standard_input
+                                                : open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (error == 0 && (input < 0 || dup2(input, 0) < 0)) error = errno;
-  if (error == 0 && options.standard_output >= 0 && dup2(options.standard_output, 1) < 0) error = errno;
-  if (error == 0 && options.standard_error >= 0 && dup2(options.standard_error, 2) < 0) error = errno;
+  if (error == 0 && options.standard_output >= 0 && dup2(options.standard_output, 1) < 0)
+    error = errno;
+  if (error == 0 && options.standard_error >= 0 && dup2(options.standard_error, 2) < 0)
+    error = errno;
   if (error == 0) {
     // A terminal's Ctrl-C goes to the whole group; the starter decides how its children end.
     signal(SIGINT, SIG_IGN);
@@ -54,7 +59,8 @@ Process::Process(const std::vector<std::string>& arguments, const StartOptions& 
   for (const std::string& one : arguments) raw.push_back(const_cast<char*>(one.c_str()));
   raw.push_back(nullptr);
   int report[2];
-  if (pipe2(report, O_CLOEXEC) != 0) throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
+  if (pipe2(report, O_CLOEXEC) != 0)
+    throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
   const pid_t self = getpid();
   pid_ = fork();
   if (pid_ == 0) become(raw.data(), options, self, report[1]);
@@ -70,7 +76,8 @@ Process::Process(const std::vector<std::string>& arguments, const StartOptions& 
   if (pid_ < 0) throw std::runtime_error(fmt::format("fork: {}", strerror(fork_error)));
   if (got == sizeof error) {
     kill_and_wait();
-    throw std::runtime_error(fmt::format("{} cannot be started: {}", arguments[0], strerror(error)));
+    throw std::runtime_error(
+        fmt::format("{} cannot be started: {}", arguments[0], strerror(error)));
   }
 }
 
@@ -116,7 +123,8 @@ void Process::kill_and_wait() {
 
 std::string Process::how_it_ended() const {
   if (!ended_) return {};
-  if (WIFSIGNALED(status_)) return fmt::format("signal {} ({})", WTERMSIG(status_), strsignal(WTERMSIG(status_)));
+  if (WIFSIGNALED(status_))
+    return fmt::format("signal {} ({})", WTERMSIG(status_), strsignal(WTERMSIG(status_)));
   return fmt::format("exit code {}", WEXITSTATUS(status_));
 }
 
@@ -137,7 +145,8 @@ void catch_interrupts() {
   struct sigaction action{};
   action.sa_handler = [](int) { g_interrupted = 1; };
   sigemptyset(&action.sa_mask);
-  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal_number, &action, nullptr);
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP})
+    sigaction(signal_number, &action, nullptr);
   signal(SIGPIPE, SIG_IGN);
 }
 

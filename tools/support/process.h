@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A child process that cannot outlive its starter, started inside a cgroup, with its input and output where the caller
-// wants them; and the signals that ask a tool to stop.
+// A child process that cannot outlive its starter, started inside a cgroup, with its input and
+// output where the caller wants them; and the signals that ask a tool to stop.
 // Threading: start and stop from one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <sys/types.h>

@@ -61,7 +61,8 @@ std::string disk_stat_path(const std::string& path, std::string* why) {
     *why = fmt::format("{} cannot be examined", path);
     return {};
   }
-  std::string found = fmt::format("/sys/dev/block/{}:{}/stat", major(info.st_dev), minor(info.st_dev));
+  std::string found =
+      fmt::format("/sys/dev/block/{}:{}/stat", major(info.st_dev), minor(info.st_dev));
   if (access(found.c_str(), R_OK) == 0) return found;
   const std::string source = mount_source(info.st_dev);
   struct stat device{};
@@ -83,10 +84,12 @@ std::optional<double> parse_cpu_seconds(std::string_view text, long ticks_per_se
   std::istringstream words{std::string(text)};
   std::string name;
   uint64_t user, nice, system, idle, iowait, irq, softirq;
-  if (!(words >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq) || name != "cpu") {
+  if (!(words >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq) ||
+      name != "cpu") {
     return std::nullopt;
   }
-  return static_cast<double>(user + nice + system + irq + softirq) / static_cast<double>(ticks_per_second);
+  return static_cast<double>(user + nice + system + irq + softirq) /
+         static_cast<double>(ticks_per_second);
 }
 
 double machine_cpu_seconds() {
@@ -104,7 +107,8 @@ std::optional<double> parse_process_cpu_seconds(std::string_view text, long tick
   for (int64_t& one : ticks) {
     if (!(words >> one)) return std::nullopt;
   }
-  return static_cast<double>(ticks[0] + ticks[1] + ticks[2] + ticks[3]) / static_cast<double>(ticks_per_second);
+  return static_cast<double>(ticks[0] + ticks[1] + ticks[2] + ticks[3]) /
+         static_cast<double>(ticks_per_second);
 }
 
 double process_cpu_seconds(pid_t pid) {
@@ -118,7 +122,9 @@ std::optional<uint64_t> process_written_bytes(pid_t pid) { return process_io(pid
 std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_view name) {
   std::istringstream lines{std::string(text)};
   for (std::string line; std::getline(lines, line);) {
-    if (line.size() <= name.size() || line[name.size()] != ':' || line.compare(0, name.size(), name) != 0) continue;
+    if (line.size() <= name.size() || line[name.size()] != ':' ||
+        line.compare(0, name.size(), name) != 0)
+      continue;
     std::istringstream words(line.substr(name.size() + 1));
     uint64_t kib;
     if (words >> kib) return kib * 1024;
@@ -139,7 +145,8 @@ uint64_t machine_memory(std::string_view name) {
 bool is_memory_file_system(const std::string& path) {
   struct statfs info{};
   if (statfs(path.c_str(), &info) != 0) return false;
-  return static_cast<long>(info.f_type) == kTmpfsMagic || static_cast<long>(info.f_type) == kRamfsMagic;
+  return static_cast<long>(info.f_type) == kTmpfsMagic ||
+         static_cast<long>(info.f_type) == kRamfsMagic;
 }
 
 }  // namespace lunar::tools

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel counts for us: bytes a disk really moved, CPU of the whole machine, memory of a process.
+// What the kernel counts for us: bytes a disk really moved, CPU of the whole machine, memory of a
+// process.
 // The parsers take text, so that tests need no such machine.
 // Threading: free functions, no state. May not be used by runtime/ (it allocates).
 #pragma once
@@ -17,24 +18,28 @@ struct DiskBytes {
   uint64_t written = 0;
 };
 
-// A line of /sys/block/*/stat (Documentation/block/stat.rst): sectors of 512 bytes in columns 3 and 7.
+// A line of /sys/block/*/stat (Documentation/block/stat.rst): sectors of 512 bytes in columns 3 and
+// 7.
 std::optional<DiskBytes> parse_disk_stat(std::string_view text);
-// The stat file of the block device under `path`'s file system ("" and *why set when there is none, as with overlayfs).
+// The stat file of the block device under `path`'s file system ("" and *why set when there is none,
+// as with overlayfs).
 std::string disk_stat_path(const std::string& path, std::string* why);
 std::optional<DiskBytes> read_disk(const std::string& stat_path);
 
-// Busy CPU seconds of the whole machine since boot: user, nice, system, irq and softirq of the first line of /proc/stat
-// (guest time is inside user; steal, idle and iowait are not work done here).
+// Busy CPU seconds of the whole machine since boot: user, nice, system, irq and softirq of the
+// first line of /proc/stat (guest time is inside user; steal, idle and iowait are not work done
+// here).
 std::optional<double> parse_cpu_seconds(std::string_view text, long ticks_per_second);
 double machine_cpu_seconds();
 
-// CPU seconds of a process, all its threads and the children it has reaped (/proc/PID/stat); 0 when it is gone.
+// CPU seconds of a process, all its threads and the children it has reaped (/proc/PID/stat); 0 when
+// it is gone.
 std::optional<double> parse_process_cpu_seconds(std::string_view text, long ticks_per_second);
 double process_cpu_seconds(pid_t pid);
 
-// Bytes that a process had disks read and write: by system calls, faults and rings of its own (/proc/PID/io; what goes
-// through the page cache counts as written when it is put there). Nothing when the kernel does not count them, or the
-// process is not ours to ask about.
+// Bytes that a process had disks read and write: by system calls, faults and rings of its own
+// (/proc/PID/io; what goes through the page cache counts as written when it is put there). Nothing
+// when the kernel does not count them, or the process is not ours to ask about.
 std::optional<uint64_t> process_read_bytes(pid_t pid);
 std::optional<uint64_t> process_written_bytes(pid_t pid);
 

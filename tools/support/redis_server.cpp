@@ -25,10 +25,12 @@ namespace lunar::tools {
 namespace {
 
 constexpr long kStartSecondsMax = 120;  // a server that loads a dump answers late
-constexpr int kPortAttempts = 5;        // another program may take the port between our look and the server's bind
+// another program may take the port between our look and the server's bind
+constexpr int kPortAttempts = 5;
 constexpr long kReplySecondsMax = 60;
 
-// Of a machine that is slower than usual (emulated), as tools/run_tests.py does with its time limits.
+// Of a machine that is slower than usual (emulated), as tools/run_tests.py does with its time
+// limits.
 long scaled(long seconds) {
   const char* times = getenv("TEST_TIMEOUT_SCALE");
   return seconds * std::clamp(times != nullptr ? atol(times) : 1L, 1L, 9999L);
@@ -52,7 +54,8 @@ uint16_t free_port() {
 std::string last_lines(const std::string& path, size_t count) {
   const std::string text = read_text(path).value_or("");
   size_t at = text.size();
-  for (size_t i = 0; i <= count && at != std::string::npos && at > 0; ++i) at = text.rfind('\n', at - 1);
+  for (size_t i = 0; i <= count && at != std::string::npos && at > 0; ++i)
+    at = text.rfind('\n', at - 1);
   return trimmed(at == std::string::npos || at == 0 ? text : text.substr(at));
 }
 
@@ -70,11 +73,13 @@ bool has_debug_option(const std::string& binary) {
 }  // namespace
 
 RedisServer::RedisServer(const ServerSetup& setup)
-    : log_path_(setup.directory + "/" + setup.name + ".log"), error_path_(setup.directory + "/" + setup.name + ".err") {
+    : log_path_(setup.directory + "/" + setup.name + ".log"),
+      error_path_(setup.directory + "/" + setup.name + ".err") {
   for (int attempt = 0;; ++attempt) {
     port_ = free_port();
     launch(setup);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(scaled(kStartSecondsMax));
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::chrono::seconds(scaled(kStartSecondsMax));
     while (process_.running() && std::chrono::steady_clock::now() < deadline) {
       check_interrupted();
       if (try_connect()) return;
@@ -83,9 +88,12 @@ RedisServer::RedisServer(const ServerSetup& setup)
     const bool ended = !process_.running();
     process_.kill_and_wait();
     const std::string tail = log_tail();
-    if (ended && attempt + 1 < kPortAttempts && tail.find("Address already in use") != std::string::npos) continue;
+    if (ended && attempt + 1 < kPortAttempts &&
+        tail.find("Address already in use") != std::string::npos)
+      continue;
     throw std::runtime_error(fmt::format("{} does not start: {}\n{}", setup.redis_server,
-                                         ended ? process_.how_it_ended() : "no answer in time", tail));
+                                         ended ? process_.how_it_ended() : "no answer in time",
+                                         tail));
   }
 }
 
@@ -110,7 +118,8 @@ void RedisServer::launch(const ServerSetup& setup) {
                                      "--daemonize",
                                      "no"};
   arguments.insert(arguments.end(), own.begin(), own.end());
-  if (has_debug_option(setup.redis_server)) arguments.insert(arguments.end(), {"--enable-debug-command", "local"});
+  if (has_debug_option(setup.redis_server))
+    arguments.insert(arguments.end(), {"--enable-debug-command", "local"});
   if (!setup.saves) arguments.insert(arguments.end(), {"--save", ""});
   arguments.insert(arguments.end(), setup.further.begin(), setup.further.end());
   const int errors = open(error_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -133,7 +142,8 @@ bool RedisServer::try_connect() {
   if (connection_ != nullptr && connection_->err == 0 &&
       redisSetTimeout(connection_, timeval{scaled(kReplySecondsMax), 0}) == REDIS_OK) {
     Reply reply(static_cast<redisReply*>(redisCommand(connection_, "PING")));
-    if (reply && reply->type == REDIS_REPLY_STATUS) return true;  // -LOADING is an error reply: not yet
+    if (reply && reply->type == REDIS_REPLY_STATUS)
+      return true;  // -LOADING is an error reply: not yet
   }
   if (connection_ != nullptr) redisFree(connection_);
   connection_ = nullptr;
@@ -148,14 +158,17 @@ void RedisServer::lost(const std::string& what) {
   check_interrupted();
   const bool late = connection_->err == REDIS_ERR_IO && errno == EAGAIN;
   process_.wait(2);
-  throw std::runtime_error(fmt::format("redis-server: {}: {}; {}\n{}", what,
-                                       late                          ? "no reply in time"
-                                       : connection_->errstr[0] != 0 ? connection_->errstr
-                                                                     : "no reply",
-                                       process_.running() ? "it still runs" : process_.how_it_ended(), log_tail()));
+  throw std::runtime_error(
+      fmt::format("redis-server: {}: {}; {}\n{}", what,
+                  late                          ? "no reply in time"
+                  : connection_->errstr[0] != 0 ? connection_->errstr
+                                                : "no reply",
+                  process_.running() ? "it still runs" : process_.how_it_ended(), log_tail()));
 }
 
-void RedisServer::set_patience(int seconds) { (void)redisSetTimeout(connection_, timeval{seconds, 0}); }
+void RedisServer::set_patience(int seconds) {
+  (void)redisSetTimeout(connection_, timeval{seconds, 0});
+}
 
 void RedisServer::send(const std::vector<std::string>& words) {
   std::vector<const char*> text;
@@ -164,7 +177,8 @@ void RedisServer::send(const std::vector<std::string>& words) {
     text.push_back(word.data());
     size.push_back(word.size());
   }
-  if (redisAppendCommandArgv(connection_, static_cast<int>(words.size()), text.data(), size.data()) != REDIS_OK) {
+  if (redisAppendCommandArgv(connection_, static_cast<int>(words.size()), text.data(),
+                             size.data()) != REDIS_OK) {
     lost(words[0]);
   }
 }

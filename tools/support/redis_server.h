@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A redis-server of a demo's, bench's or test's own: the distribution's binary, a free loopback port, files in a
-// directory of the caller's; under `lunar run` or plain. And one connection to it.
+// A redis-server of a demo's, bench's or test's own: the distribution's binary, a free loopback
+// port, files in a directory of the caller's; under `lunar run` or plain. And one connection to it.
 // Threading: one thread an object. May not be used by runtime/ (it allocates).
 #pragma once
 #include <hiredis/hiredis.h>

@@ -33,11 +33,13 @@ std::string counted(uint64_t count, const char* noun) {
 
 std::string printable(std::string_view text) {
   std::string out(text.size() * 4 + 1, '\0');
-  out.resize(format_line_to(out.data(), out.size(), "%.*s", static_cast<int>(text.size()), text.data()));
+  out.resize(
+      format_line_to(out.data(), out.size(), "%.*s", static_cast<int>(text.size()), text.data()));
   return out;
 }
 
-void append_wrapped(std::string* out, std::string_view text, size_t column, size_t indent, size_t width) {
+void append_wrapped(std::string* out, std::string_view text, size_t column, size_t indent,
+                    size_t width) {
   bool line_start = true;
   while (!text.empty()) {
     size_t end = std::min(text.find(' '), text.size());
@@ -83,19 +85,23 @@ int finish_output(const char* program, int code) {
 }
 
 std::string shell_word(std::string_view word) {
-  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%";
-  if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos) return std::string(word);
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos)
+    return std::string(word);
   std::string out = "'";
   for (char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
 }
 
-void say_unknown(const char* program, const char* kind, const char* word, const std::vector<std::string>& known) {
+void say_unknown(const char* program, const char* kind, const char* word,
+                 const std::vector<std::string>& known) {
   const std::string near = nearest_word(word, known);
-  const std::string hint =
-      near.empty() ? "`" + std::string(program) + " --help` lists those there are" : "did you mean " + near + "?";
-  fprintf(stderr, "%s: unknown %s %s; %s\n", program, word[0] == '-' ? "flag" : kind, printable(word).c_str(),
-          hint.c_str());
+  const std::string hint = near.empty()
+                               ? "`" + std::string(program) + " --help` lists those there are"
+                               : "did you mean " + near + "?";
+  fprintf(stderr, "%s: unknown %s %s; %s\n", program, word[0] == '-' ? "flag" : kind,
+          printable(word).c_str(), hint.c_str());
 }
 
 }  // namespace lunar::tools

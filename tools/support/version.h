@@ -6,7 +6,8 @@
 
 namespace lunar::tools {
 
-// "0.2.0 (1234567890)", with -dirty behind the commit when there were changes; without it outside of a git checkout.
+// "0.2.0 (1234567890)", with -dirty behind the commit when there were changes; without it outside
+// of a git checkout.
 std::string version_text();
 
 }  // namespace lunar::tools

@@ -6,30 +6,32 @@
 //   lunar::kv::Store& store = *opened;
 //   store.set("key", "value");                                               blocking
 //   lunar::kv::Result<std::string> value = store.get("key");
-//   store.async_get("key", [](lunar::kv::Result<std::string> value) {});     by callback
-//   lunar::kv::Result<std::string> later = co_await store.async_get("key");  in a coroutine
+//   store.async_get("key", [](lunar::kv::Result<std::string> value) {});
+//   lunar::kv::Result<std::string> later = co_await store.async_get("key");
 //   for (std::string_view key : store.keys()) ...
 //
 // Units: bytes. Keys and values are arbitrary bytes, of length 0 to 100 GiB.
-// Errors: calls return a Result, whose error() is an errno value (std::generic_category). In addition to those that a
-// call lists: EINVAL (the store is not open, or was moved from; a key or value is too long), ENOMEM, EIO, EBADMSG and
-// other errors of the device. Damaged data are never returned. The header itself throws nothing, and compiles without
-// exceptions.
-// Threads: any thread may use any call at any time; only open, close, moves and destruction must not overlap other
-// calls on the same object. Calls on one key take effect one after the other. No call is async-signal-safe.
-// Fork: stores are closed in the child. (Only ark_fork() keeps one open: that of a store in memory, by its handle().)
+// Errors: calls return a Result, whose error() is an errno value (std::generic_category). In
+// addition to those that a call lists: EINVAL (the store is not open, or was moved from; a key or
+// value is too long), ENOMEM, EIO, EBADMSG and other errors of the device. Damaged data are never
+// returned. The header itself throws nothing, and compiles without exceptions.
+// Threads: any thread may use any call at any time; only open, close, moves and destruction must
+// not overlap other calls on the same object. Calls on one key take effect one after the other. No
+// call is async-signal-safe. Fork: stores are closed in the child. (Only ark_fork() keeps one open:
+// that of a store in memory, by its handle().)
 //
-// Asynchronous calls copy the key and the value before they return, and own the copies. They run on threads of the
-// store (Options::threads): callbacks are called there, and coroutines resume there, with all signals blocked and 8 MiB
-// of stack.
-//   - EAGAIN: Options::asyncs calls are in progress. In a callback, or in a coroutine that was resumed, the first call
-//     of each resumption never fails with EAGAIN.
-//   - An exception that leaves a callback or a coroutine ends the program (std::terminate), because there is no caller
-//     to catch it.
+// Asynchronous calls copy the key and the value before they return, and own the copies. They run on
+// threads of the store (Options::threads): callbacks are called there, and coroutines resume there,
+// with all signals blocked and 8 MiB of stack.
+//   - EAGAIN: Options::asyncs calls are in progress. In a callback, or in a coroutine that was
+//     resumed, the first call of each resumption never fails with EAGAIN.
+//   - An exception that leaves a callback or a coroutine ends the program (std::terminate), because
+//     there is no caller to catch it.
 //   - A coroutine that waits for a call must not be destroyed.
-//   - Destruction and close() of a store wait for the calls in progress: each of them calls back, or resumes its
-//     coroutine, with its result. Calls that these start meanwhile fail with EINVAL. A coroutine that refers to a store
-//     may therefore be suspended in a call when the store is destroyed; it must not use the store afterwards.
+//   - Destruction and close() of a store wait for the calls in progress: each of them calls back,
+//     or resumes its coroutine, with its result. Calls that these start meanwhile fail with EINVAL.
+//     A coroutine that refers to a store may therefore be suspended in a call when the store is
+//     destroyed; it must not use the store afterwards.
 #ifndef LUNAR_KV_HPP
 #define LUNAR_KV_HPP
 
@@ -56,25 +58,26 @@
 #include <type_traits>
 #include <utility>
 
-// v0: keeps the symbols apart from those of the engine in libarkdb, and from those of later versions of this header.
+// v0: keeps the symbols apart from those of the engine in libarkdb, and from those of later
+// versions of this header.
 namespace lunar::kv::inline v0 {
 
 // Errors that a program is likely to compare error() with.
-inline constexpr std::errc not_found = std::errc::no_such_file_or_directory;        // ENOENT: no such key
-inline constexpr std::errc no_space = std::errc::no_space_on_device;                // ENOSPC: nothing was changed
-inline constexpr std::errc try_again = std::errc::resource_unavailable_try_again;   // EAGAIN: see above
+inline constexpr std::errc not_found = std::errc::no_such_file_or_directory;  // no such key
+inline constexpr std::errc no_space = std::errc::no_space_on_device;          // nothing was changed
+inline constexpr std::errc try_again = std::errc::resource_unavailable_try_again;  // see above
 
-// A value or an error, like C++23's std::expected. pre of value(), * and ->: there is a value (otherwise
-// std::terminate).
+// A value or an error, like C++23's std::expected. pre of value(), * and ->: there is a value
+// (otherwise std::terminate).
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}              // NOLINT(google-explicit-constructor)
   Result(std::error_code error) noexcept : error_(error) {}  // NOLINT(google-explicit-constructor)
 
   bool has_value() const noexcept { return value_.has_value(); }
   explicit operator bool() const noexcept { return has_value(); }
-  std::error_code error() const noexcept { return error_; }    // converts to false if there is a value
+  std::error_code error() const noexcept { return error_; }  // false if there is a value
 
   T& value() & noexcept { return checked(*this); }
   const T& value() const& noexcept { return checked(*this); }
@@ -119,12 +122,13 @@ class [[nodiscard]] Result<void> {
   std::error_code error_;
 };
 
-// A view of bytes, which owns nothing. Made from a string literal or C string (up to its NUL), a string, or a span,
-// vector or other contiguous range of one-byte elements.
+// A view of bytes, which owns nothing. Made from a string literal or C string (up to its NUL), a
+// string, or a span, vector or other contiguous range of one-byte elements.
 class Bytes {
  public:
   constexpr Bytes() noexcept = default;
-  constexpr Bytes(const char* text) noexcept : Bytes(std::string_view(text)) {}  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  constexpr Bytes(const char* text) noexcept : Bytes(std::string_view(text)) {}
   constexpr Bytes(const void* data, std::size_t size) noexcept : data_(data), size_(size) {}
   template <std::ranges::contiguous_range Range>
     requires(std::ranges::sized_range<Range> && !std::is_array_v<std::remove_cvref_t<Range>> &&
@@ -142,34 +146,39 @@ class Bytes {
 };
 
 enum class Contents {
-  scratch,     // nothing survives the store
-  create,      // flush() and close() make the content durable. A store that persists there already is overwritten
-  keep,        // as create, but starts with the content that is there, or empty if the file or device is blank
-  must_exist,  // starts with the content that is there (otherwise ENOENT); only flush() makes changes durable
+  scratch,  // nothing survives the store
+  create,   // flush() and close() make the content durable. A store that persists there already is
+            // overwritten
+  keep,  // as create, but starts with the content that is there, or empty if the file or device is
+         // blank
+  must_exist,  // starts with the content that is there (otherwise ENOENT); only flush() makes
+               // changes durable
 };
 
 // When a change of a store with Contents::create or ::keep is durable (EINVAL for other stores).
 enum class Durability : std::uint32_t {
-  by_default = 0,                   // LUNAR_KV_DURABILITY, otherwise flush
-  flush = LUNAR_KV_DURABLE_FLUSH,   // with the next flush() or close()
-  group = LUNAR_KV_DURABLE_GROUP,   // when the call returns, calls back or resumes; concurrent calls share a write
-  each = LUNAR_KV_DURABLE_EACH,     // the same, but a call does not wait for others
+  by_default = 0,                  // LUNAR_KV_DURABILITY, otherwise flush
+  flush = LUNAR_KV_DURABLE_FLUSH,  // with the next flush() or close()
+  group = LUNAR_KV_DURABLE_GROUP,  // when the call returns, calls back or resumes; concurrent calls
+                                   // share a write
+  each = LUNAR_KV_DURABLE_EACH,    // the same, but a call does not wait for others
 };
 
 struct Options {
-  std::string place;                // file, block device, directory, URI: see ark_create(3). Empty: in memory
+  std::string place;  // file, block device, directory, URI: see ark_create(3). Empty: in memory
   // DRAM that the store may use, a hard limit. 0: LUNAR_KV_DRAM, otherwise see ark_create(3)
   std::uint64_t dram_bytes = 0;
-  // In memory, a limit for the pairs; otherwise the space to take of a file that grows or for a virtual LUN. 0:
-  // LUNAR_KV_SIZE, otherwise see ark_create(3)
+  // In memory, a limit for the pairs; otherwise the space to take of a file that grows or for a
+  // virtual LUN. 0: LUNAR_KV_SIZE, otherwise see ark_create(3)
   std::uint64_t size_bytes = 0;
   Contents contents = Contents::scratch;
   Durability durability = Durability::by_default;
   std::uint64_t flags = 0;          // further ARK_KV_... flags
   std::uint64_t expected_keys = 0;  // a hint
-  unsigned threads = 0;             // for asynchronous calls, each started when it is first needed. 0: 20
-  unsigned asyncs = 0;              // maximum number of asynchronous calls in progress. 0: 8192
-  std::size_t value_bytes = 4096;   // get() and async_get() read values up to this length once, longer ones twice
+  unsigned threads = 0;  // for asynchronous calls, each started when it is first needed. 0: 20
+  unsigned asyncs = 0;   // maximum number of asynchronous calls in progress. 0: 8192
+  // get() and async_get() read values up to this length once, longer ones twice
+  std::size_t value_bytes = 4096;
 };
 
 struct Stats {
@@ -191,9 +200,7 @@ inline bool resize(std::string& text, std::uint64_t bytes) noexcept {
 #if defined(__cpp_exceptions)
   try {
     text.resize(bytes);
-  } catch (...) {
-    return false;
-  }
+  } catch (...) { return false; }
 #else
   text.resize(bytes);
 #endif
@@ -224,32 +231,42 @@ struct Request {
   std::int64_t length = 0;
   std::string key, value;
 
-  Request(ARK* ark_, Call call_, Bytes key_, Bytes value_, std::size_t room) noexcept : ark(ark_), call(call_) {
-    const bool filled = copy(key, key_) && (call == Call::get ? resize(value, room) : copy(value, value_));
+  Request(ARK* ark_, Call call_, Bytes key_, Bytes value_, std::size_t room) noexcept
+      : ark(ark_), call(call_) {
+    const bool filled =
+        copy(key, key_) && (call == Call::get ? resize(value, room) : copy(value, value_));
     if (!filled) error = ENOMEM;
   }
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
-  // Returns 0 if `back` will be called with `tag` once, or was called already; *this then belongs to the callback.
+  // Returns 0 if `back` will be called with `tag` once, or was called already; *this then belongs
+  // to the callback.
   int issue(Callback back, void* tag) noexcept {
     const auto word = reinterpret_cast<std::uintptr_t>(tag);
     if (error != 0) return error;
     switch (call) {
-      case Call::get: return ark_get_async_cb(ark, key.size(), key.data(), value.size(), value.data(), 0, back, word);
-      case Call::set: return ark_set_async_cb(ark, key.size(), key.data(), value.size(), value.data(), back, word);
-      case Call::del: return ark_del_async_cb(ark, key.size(), key.data(), back, word);
-      case Call::exists: return ark_exists_async_cb(ark, key.size(), key.data(), back, word);
+      case Call::get:
+        return ark_get_async_cb(ark, key.size(), key.data(), value.size(), value.data(), 0, back,
+                                word);
+      case Call::set:
+        return ark_set_async_cb(ark, key.size(), key.data(), value.size(), value.data(), back,
+                                word);
+      case Call::del:
+        return ark_del_async_cb(ark, key.size(), key.data(), back, word);
+      case Call::exists:
+        return ark_exists_async_cb(ark, key.size(), key.data(), back, word);
     }
     return EINVAL;
   }
 
-  // Called in the callback. Returns false if the value is longer than the buffer and is being read again; *this then
-  // belongs to the next callback.
+  // Called in the callback. Returns false if the value is longer than the buffer and is being read
+  // again; *this then belongs to the next callback.
   bool finish(int error_, std::int64_t length_, Callback back, void* tag) noexcept {
     error = error_;
     length = length_;
-    if (error != 0 || call != Call::get || static_cast<std::uint64_t>(length) <= value.size()) return true;
+    if (error != 0 || call != Call::get || static_cast<std::uint64_t>(length) <= value.size())
+      return true;
     if (!resize(value, static_cast<std::uint64_t>(length))) {
       error = ENOMEM;
       return true;
@@ -299,8 +316,8 @@ struct Pending {
 
 }  // namespace detail
 
-// What the async_... calls without a callback return. The call starts with co_await, which yields a Result<T>. Await it
-// at most once; an Awaitable that is not awaited does nothing.
+// What the async_... calls without a callback return. The call starts with co_await, which yields a
+// Result<T>. Await it at most once; an Awaitable that is not awaited does nothing.
 template <class T>
 class [[nodiscard]] Awaitable {
  public:
@@ -329,11 +346,12 @@ class [[nodiscard]] Awaitable {
   std::coroutine_handle<> waiting_;
 };
 
-// The keys of a store, an input range. Keys come in no particular order. A key that exists during the whole iteration
-// comes once; others may or may not come, and one that is deleted and set again may come twice. Writers are not
-// blocked; the loop itself may write, too. A key is a std::string_view that is valid until the iterator advances. Keys
-// that cannot be read are skipped; after the loop, error() returns the first error. For one thread at a time. Ends
-// before its store, or with it.
+// The keys of a store, an input range. Keys come in no particular order. A key that exists during
+// the whole iteration comes once; others may or may not come, and one that is deleted and set again
+// may come twice. Writers are not blocked; the loop itself may write, too. A key is a
+// std::string_view that is valid until the iterator advances. Keys that cannot be read are skipped;
+// after the loop, error() returns the first error. For one thread at a time. Ends before its store,
+// or with it.
 class Keys : public std::ranges::view_interface<Keys> {
  public:
   class Iterator {
@@ -403,7 +421,8 @@ class Keys : public std::ranges::view_interface<Keys> {
     at_ += sizeof length + length;
     --left_;
   }
-  // Reads the next batch, into a buffer that its first key fits into; or reaches the end; or skips a key.
+  // Reads the next batch, into a buffer that its first key fits into; or reaches the end; or skips
+  // a key.
   void fill() noexcept {
     at_ = 0;
     const int status = ark_nextN(walk_.get(), batch_.size(), batch_.data(), &left_);
@@ -427,9 +446,9 @@ class Keys : public std::ranges::view_interface<Keys> {
   std::unique_ptr<ARI, End> walk_;
   bool ended_ = false;
   std::int64_t left_ = 0;  // remaining keys of the batch
-  std::uint64_t at_ = 0;     // offset of the next one in batch_
+  std::uint64_t at_ = 0;   // offset of the next one in batch_
   int error_ = 0;
-  std::string batch_;        // keye_t one after the other
+  std::string batch_;  // keye_t one after the other
   std::string_view key_;
 };
 
@@ -448,18 +467,23 @@ class Store {
     raw.threads = options.threads;
     raw.asyncs = options.asyncs;
     raw.durability = static_cast<std::uint32_t>(options.durability);
-    raw.queue_depth = options.asyncs != 0 ? options.asyncs : 8192;  // so that `asyncs` alone is the limit
+    // so that `asyncs` alone is the limit
+    raw.queue_depth = options.asyncs != 0 ? options.asyncs : 8192;
     ARK* ark = nullptr;
     if (const int status = lunar_kv_open(&raw, &ark); status != 0) return detail::error_of(status);
-    return Store(ark, options.value_bytes, (raw.flags & (ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD)) != 0);
+    return Store(ark, options.value_bytes,
+                 (raw.flags & (ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD)) != 0);
   }
 
-  // Closes the store, as close() does; errors are only reported by a line on standard error. If it runs on a thread of
-  // the store itself (in a callback, or in a coroutine that was resumed there) it ends the program (std::terminate), as
-  // the destructor of a std::thread that was not joined does.
+  // Closes the store, as close() does; errors are only reported by a line on standard error. If it
+  // runs on a thread of the store itself (in a callback, or in a coroutine that was resumed there)
+  // it ends the program (std::terminate), as the destructor of a std::thread that was not joined
+  // does.
   ~Store() { reset(); }
   Store(Store&& other) noexcept
-      : ark_(std::exchange(other.ark_, nullptr)), value_bytes_(other.value_bytes_), persists_(other.persists_) {}
+      : ark_(std::exchange(other.ark_, nullptr)),
+        value_bytes_(other.value_bytes_),
+        persists_(other.persists_) {}
   Store& operator=(Store&& other) noexcept {
     if (this == &other) return *this;
     reset();
@@ -473,9 +497,10 @@ class Store {
   // For the calls of arkdb.h; remains owned by this object.
   ARK* handle() const noexcept { return ark_; }
 
-  // Waits for the calls in progress, and closes the store. With Contents::create and ::keep it first makes the content
-  // durable; if that fails (ENOSPC, EIO and others), the store is closed all the same, and the content that was durable
-  // before remains. EDEADLK: called on a thread of the store itself; the store stays open.
+  // Waits for the calls in progress, and closes the store. With Contents::create and ::keep it
+  // first makes the content durable; if that fails (ENOSPC, EIO and others), the store is closed
+  // all the same, and the content that was durable before remains. EDEADLK: called on a thread of
+  // the store itself; the store stays open.
   Result<void> close() noexcept {
     const int status = ark_delete(ark_);
     if (status != EDEADLK) ark_ = nullptr;
@@ -486,7 +511,8 @@ class Store {
 
   Result<void> set(Bytes key, Bytes value) noexcept {
     std::int64_t length = 0;
-    return result_of(ark_set(ark_, key.size(), pointer(key), value.size(), pointer(value), &length));
+    return result_of(
+        ark_set(ark_, key.size(), pointer(key), value.size(), pointer(value), &length));
   }
   // ENOENT
   Result<std::string> get(Bytes key) const noexcept {
@@ -503,10 +529,14 @@ class Store {
       room = static_cast<std::uint64_t>(length);
     }
   }
-  // Copies as much of the value, from `offset` on, as fits; returns the length of the whole value. ENOENT
-  Result<std::uint64_t> get(Bytes key, std::span<std::byte> buffer, std::uint64_t offset = 0) const noexcept {
+  // Copies as much of the value, from `offset` on, as fits; returns the length of the whole value.
+  // ENOENT
+  Result<std::uint64_t> get(Bytes key, std::span<std::byte> buffer,
+                            std::uint64_t offset = 0) const noexcept {
     std::int64_t length = 0;
-    return length_of(ark_get(ark_, key.size(), pointer(key), buffer.size(), buffer.data(), offset, &length), length);
+    return length_of(
+        ark_get(ark_, key.size(), pointer(key), buffer.size(), buffer.data(), offset, &length),
+        length);
   }
   // Returns the length of the deleted value. ENOENT
   Result<std::uint64_t> del(Bytes key) noexcept {
@@ -519,7 +549,8 @@ class Store {
     return length_of(ark_exists(ark_, key.size(), pointer(key), &length), length);
   }
 
-  // ---- asynchronous, by callback, which is called once with a Result. If the call returns an error (EAGAIN, ENOMEM,
+  // ---- asynchronous, by callback, which is called once with a Result. If the call returns an
+  // error (EAGAIN, ENOMEM,
   // ---- EINVAL), it was not started and the callback is not called
 
   template <std::invocable<Result<void>> Function>
@@ -539,11 +570,18 @@ class Store {
     return start<std::uint64_t>(detail::Call::exists, key, {}, std::forward<Function>(function));
   }
 
-  // ---- asynchronous, to be awaited: co_await yields the Result that the blocking call would return, or EAGAIN
+  // ---- asynchronous, to be awaited: co_await yields the Result that the blocking call would
+  // return, or EAGAIN
 
-  Awaitable<void> async_set(Bytes key, Bytes value) noexcept { return prepare<void>(detail::Call::set, key, value); }
-  Awaitable<std::string> async_get(Bytes key) noexcept { return prepare<std::string>(detail::Call::get, key, {}); }
-  Awaitable<std::uint64_t> async_del(Bytes key) noexcept { return prepare<std::uint64_t>(detail::Call::del, key, {}); }
+  Awaitable<void> async_set(Bytes key, Bytes value) noexcept {
+    return prepare<void>(detail::Call::set, key, value);
+  }
+  Awaitable<std::string> async_get(Bytes key) noexcept {
+    return prepare<std::string>(detail::Call::get, key, {});
+  }
+  Awaitable<std::uint64_t> async_del(Bytes key) noexcept {
+    return prepare<std::uint64_t>(detail::Call::del, key, {});
+  }
   Awaitable<std::uint64_t> async_exists(Bytes key) noexcept {
     return prepare<std::uint64_t>(detail::Call::exists, key, {});
   }
@@ -557,7 +595,8 @@ class Store {
     for (std::uint64_t room = key_room_.load(std::memory_order_relaxed);;) {
       if (!detail::resize(key, room)) return detail::error_of(ENOMEM);
       std::uint64_t length = 0;
-      if (const int status = ark_random(ark_, room, &length, key.data()); status != 0) return detail::error_of(status);
+      if (const int status = ark_random(ark_, room, &length, key.data()); status != 0)
+        return detail::error_of(status);
       if (length <= room) {
         detail::cut(key, length);
         return key;
@@ -579,9 +618,11 @@ class Store {
     if (status != 0) return detail::error_of(status);
     return out;
   }
-  // Makes the content of a store that persists durable: the next open finds it after any crash. Writers are not blocked
-  // meanwhile. For other stores it does nothing.
-  Result<void> flush() noexcept { return ark_ != nullptr && !persists_ ? Result<void>() : result_of(ark_flush(ark_)); }
+  // Makes the content of a store that persists durable: the next open finds it after any crash.
+  // Writers are not blocked meanwhile. For other stores it does nothing.
+  Result<void> flush() noexcept {
+    return ark_ != nullptr && !persists_ ? Result<void>() : result_of(ark_flush(ark_));
+  }
   // Deletes all pairs, as one change. EOPNOTSUPP: the store persists
   Result<void> clear() noexcept { return result_of(persists_ ? EOPNOTSUPP : ark_flush(ark_)); }
 
@@ -591,10 +632,14 @@ class Store {
 
   static std::uint64_t flags_of(Contents contents) noexcept {
     switch (contents) {
-      case Contents::scratch: return 0;
-      case Contents::create: return ARK_KV_PERSIST_STORE;
-      case Contents::keep: return ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD;
-      case Contents::must_exist: return ARK_KV_PERSIST_LOAD;
+      case Contents::scratch:
+        return 0;
+      case Contents::create:
+        return ARK_KV_PERSIST_STORE;
+      case Contents::keep:
+        return ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD;
+      case Contents::must_exist:
+        return ARK_KV_PERSIST_LOAD;
     }
     return 0;
   }
@@ -618,8 +663,8 @@ class Store {
   template <class T, class Function>
   Result<void> start(detail::Call call, Bytes key, Bytes value, Function&& function) const {
     using Pending = detail::Pending<T, std::decay_t<Function>>;
-    std::unique_ptr<Pending> pending(
-        new (std::nothrow) Pending(ark_, call, key, value, value_bytes_, std::forward<Function>(function)));
+    std::unique_ptr<Pending> pending(new (std::nothrow) Pending(
+        ark_, call, key, value, value_bytes_, std::forward<Function>(function)));
     if (!pending) return detail::error_of(ENOMEM);
     const int status = pending->request.issue(Pending::done, pending.get());
     if (status == 0) (void)pending.release();  // owned by the callback, which may have run already

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar.hpp - memory that extends onto a LUN, for C++20. Header only, over lunar.h; the head of that file describes
-// units, errors, threads and forks, which are the same here.
+// lunar.hpp - memory that extends onto a LUN, for C++20. Header only, over lunar.h; the head of
+// that file describes units, errors, threads and forks, which are the same here.
 //
-//   lunar::Tier tier({.dram_bytes = 256 << 20});          // or LUNAR_* environment and config file: lunar::Tier tier;
+//   lunar::Tier tier({.dram_bytes = 256 << 20});          // or LUNAR_* environment and config
+//                                                         file: lunar::Tier tier;
 //   std::map<Key, Value, std::less<>, lunar::allocator<std::pair<const Key, Value>>> map;
 //   std::pmr::vector<int> numbers(lunar::resource());
 //   lunar::Region region(8ull << 30);
 //   std::span<double> matrix = region.as<double>();
 //   lunar::prefetch(matrix.subspan(row * n, n));
 //
-// Errors: constructors and stats() throw lunar::Error (a std::runtime_error whose code() is the errno value);
-// allocation throws std::bad_alloc, as containers expect; hints return 0 or a negative errno value, as in lunar.h.
+// Errors: constructors and stats() throw lunar::Error (a std::runtime_error whose code() is the
+// errno value); allocation throws std::bad_alloc, as containers expect; hints return 0 or a
+// negative errno value, as in lunar.h.
 #ifndef LUNAR_LUNAR_HPP
 #define LUNAR_LUNAR_HPP
 
@@ -32,8 +34,8 @@
 
 namespace lunar {
 
-// Thrown by constructors and stats(). code(): a positive errno value; what(): one line that says, where that is known,
-// what to do.
+// Thrown by constructors and stats(). code(): a positive errno value; what(): one line that says,
+// where that is known, what to do.
 class Error : public std::runtime_error {
  public:
   Error(int code, const std::string& text) : std::runtime_error(text), code_(code) {}
@@ -56,13 +58,13 @@ namespace detail {
 struct Config {
   std::uint64_t dram_bytes = 0;
   std::uint64_t lun_bytes = 0;
-  std::string lun;        // PATH, directory, block device or URI
-  std::string options;    // "name=value,..."
+  std::string lun;      // PATH, directory, block device or URI
+  std::string options;  // "name=value,..."
 };
 
-// The tier of this process, for the lifetime of the object. If the tier was started already (by LD_PRELOAD, or an
-// earlier Tier), the process uses that one, and this object owns nothing. The destructor does nothing while memory of
-// the tier is in use.
+// The tier of this process, for the lifetime of the object. If the tier was started already (by
+// LD_PRELOAD, or an earlier Tier), the process uses that one, and this object owns nothing. The
+// destructor does nothing while memory of the tier is in use.
 class Tier {
  public:
   explicit Tier(const Config& config = {}) {
@@ -73,8 +75,10 @@ class Tier {
     raw.lun = config.lun.empty() ? nullptr : config.lun.c_str();
     raw.options = config.options.empty() ? nullptr : config.options.c_str();
     int rc = lunar_init(&raw);
-    if (rc == 0) owner_ = true;
-    else if (rc != -EEXIST) throw Error(-rc, lunar_error());
+    if (rc == 0)
+      owner_ = true;
+    else if (rc != -EEXIST)
+      throw Error(-rc, lunar_error());
   }
   ~Tier() {
     if (owner_) (void)lunar_shutdown();
@@ -118,7 +122,8 @@ class Region {
   std::size_t bytes() const noexcept { return bytes_; }
   explicit operator bool() const noexcept { return address_ != nullptr; }
 
-  // The range as elements. They are zero-initialised, so T must be valid as zero bytes and need no destructor.
+  // The range as elements. They are zero-initialised, so T must be valid as zero bytes and need no
+  // destructor.
   template <class T>
   std::span<T> as() const noexcept {
     static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>,
@@ -147,12 +152,15 @@ class allocator {
 
   allocator() noexcept = default;
   template <class U>
-  allocator(const allocator<U>&) noexcept {}   // NOLINT(google-explicit-constructor): allocators convert
+  // NOLINTNEXTLINE(google-explicit-constructor): allocators convert
+  allocator(const allocator<U>&) noexcept {}
 
   [[nodiscard]] T* allocate(std::size_t count) {
-    if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) throw std::bad_array_new_length();
-    void* memory = alignof(T) > alignof(std::max_align_t) ? lunar_aligned_alloc(alignof(T), count * sizeof(T))
-                                                          : lunar_malloc(count * sizeof(T));
+    if (count > std::numeric_limits<std::size_t>::max() / sizeof(T))
+      throw std::bad_array_new_length();
+    void* memory = alignof(T) > alignof(std::max_align_t)
+                       ? lunar_aligned_alloc(alignof(T), count * sizeof(T))
+                       : lunar_malloc(count * sizeof(T));
     if (memory == nullptr) throw std::bad_alloc();
     return static_cast<T*>(memory);
   }
@@ -168,7 +176,8 @@ class allocator {
 class memory_resource : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    void* memory = alignment > alignof(std::max_align_t) ? lunar_aligned_alloc(alignment, bytes) : lunar_malloc(bytes);
+    void* memory = alignment > alignof(std::max_align_t) ? lunar_aligned_alloc(alignment, bytes)
+                                                         : lunar_malloc(bytes);
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
   }
@@ -185,7 +194,8 @@ inline std::pmr::memory_resource* resource() noexcept {
   return shared;
 }
 
-// Keeps a range resident during its lifetime. Pins do not nest: if two overlap, the first to be destroyed unpins.
+// Keeps a range resident during its lifetime. Pins do not nest: if two overlap, the first to be
+// destroyed unpins.
 class ScopedPin {
  public:
   ScopedPin(const void* address, std::size_t bytes) : address_(address), bytes_(bytes) {
@@ -197,7 +207,8 @@ class ScopedPin {
   ~ScopedPin() {
     if (bytes_ != 0) (void)lunar_unpin(address_, bytes_);
   }
-  ScopedPin(ScopedPin&& other) noexcept : address_(other.address_), bytes_(std::exchange(other.bytes_, 0)) {}
+  ScopedPin(ScopedPin&& other) noexcept
+      : address_(other.address_), bytes_(std::exchange(other.bytes_, 0)) {}
   ScopedPin(const ScopedPin&) = delete;
   ScopedPin& operator=(const ScopedPin&) = delete;
   ScopedPin& operator=(ScopedPin&&) = delete;
@@ -212,7 +223,8 @@ lunar_range range_of(std::span<T, N> elements) noexcept {
   return {elements.data(), elements.size_bytes()};
 }
 
-// Reads elements into DRAM with many I/Os in flight, without a fault. Returns 0 or a negative errno value.
+// Reads elements into DRAM with many I/Os in flight, without a fault. Returns 0 or a negative errno
+// value.
 template <class T, std::size_t N>
 int prefetch(std::span<T, N> elements) noexcept {
   lunar_range range = range_of(elements);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI of libarkdb: checks arguments, looks handles up, translates results. Semantics: arkdb.h.
+// The C ABI of libarkdb: checks arguments, looks handles up, translates results. Semantics:
+// arkdb.h.
 // Threading: any.
 #include <errno.h>
 
@@ -19,7 +20,8 @@ namespace {
 // A store in use, for one call.
 class InUse {
  public:
-  InUse(const void* handle, unsigned kinds) : object_(handle ? table_acquire(handle, kinds) : nullptr) {}
+  InUse(const void* handle, unsigned kinds)
+      : object_(handle ? table_acquire(handle, kinds) : nullptr) {}
   ~InUse() {
     if (object_) table_release(object_);
   }
@@ -39,7 +41,9 @@ class InUse {
   Object* object_;
 };
 
-bool fits(uint64_t bytes, const void* data) { return bytes <= kv::kPairBytesMax && (data || bytes == 0); }
+bool fits(uint64_t bytes, const void* data) {
+  return bytes <= kv::kPairBytesMax && (data || bytes == 0);
+}
 // A buffer that is filled may be said to be of any length.
 bool is_buffer(uint64_t bytes, const void* data) { return data || bytes == 0; }
 
@@ -101,8 +105,8 @@ ARK_API int ark_create(char* path, ARK** ark, uint64_t flags) {
   return create(options, ark);
 }
 
-ARK_API int ark_create_verbose(char* path, ARK** ark, uint64_t size, uint64_t, uint64_t hcount, int nthreads,
-                               int nqueue, int basyncs, uint64_t flags) {
+ARK_API int ark_create_verbose(char* path, ARK** ark, uint64_t size, uint64_t, uint64_t hcount,
+                               int nthreads, int nqueue, int basyncs, uint64_t flags) {
   if (nthreads <= 0) return EINVAL;
   return create({"ark_create_verbose", path, size, hcount, nthreads, nqueue, basyncs, flags}, ark);
 }
@@ -125,7 +129,8 @@ ARK_API int ark_disconnect(ARC* arc) { return disconnect_store(arc); }
 ARK_API int ark_set(ARK* ark, uint64_t klen, void* key, uint64_t vlen, void* val, int64_t* res) {
   return now(ark, set_of(klen, key, vlen, val), res);
 }
-ARK_API int ark_get(ARK* ark, uint64_t klen, void* key, uint64_t vbuflen, void* vbuf, uint64_t voff, int64_t* res) {
+ARK_API int ark_get(ARK* ark, uint64_t klen, void* key, uint64_t vbuflen, void* vbuf, uint64_t voff,
+                    int64_t* res) {
   return now(ark, get_of(klen, key, vbuflen, vbuf, voff), res);
 }
 ARK_API int ark_del(ARK* ark, uint64_t klen, void* key, int64_t* res) {
@@ -139,16 +144,17 @@ ARK_API int ark_set_async_cb(ARK* ark, uint64_t klen, void* key, uint64_t vlen, 
                              void (*cb)(int errcode, uint64_t dt, int64_t res), uint64_t dt) {
   return later(ark, set_of(klen, key, vlen, val), cb, dt);
 }
-ARK_API int ark_get_async_cb(ARK* ark, uint64_t klen, void* key, uint64_t vbuflen, void* vbuf, uint64_t voff,
-                             void (*cb)(int errcode, uint64_t dt, int64_t res), uint64_t dt) {
+ARK_API int ark_get_async_cb(ARK* ark, uint64_t klen, void* key, uint64_t vbuflen, void* vbuf,
+                             uint64_t voff, void (*cb)(int errcode, uint64_t dt, int64_t res),
+                             uint64_t dt) {
   return later(ark, get_of(klen, key, vbuflen, vbuf, voff), cb, dt);
 }
-ARK_API int ark_del_async_cb(ARK* ark, uint64_t klen, void* key, void (*cb)(int errcode, uint64_t dt, int64_t res),
-                             uint64_t dt) {
+ARK_API int ark_del_async_cb(ARK* ark, uint64_t klen, void* key,
+                             void (*cb)(int errcode, uint64_t dt, int64_t res), uint64_t dt) {
   return later(ark, key_of(OpKind::kDel, klen, key), cb, dt);
 }
-ARK_API int ark_exists_async_cb(ARK* ark, uint64_t klen, void* key, void (*cb)(int errcode, uint64_t dt, int64_t res),
-                                uint64_t dt) {
+ARK_API int ark_exists_async_cb(ARK* ark, uint64_t klen, void* key,
+                                void (*cb)(int errcode, uint64_t dt, int64_t res), uint64_t dt) {
   return later(ark, key_of(OpKind::kExists, klen, key), cb, dt);
 }
 
@@ -188,9 +194,13 @@ ARK_API int ark_random(ARK* ark, uint64_t kbuflen, uint64_t* klen, void* kbuf) {
 
 // ---- the store ----
 
-ARK_API int ark_allocated(ARK* ark, uint64_t* size) { return tell(ark, size, &kv::Store::bytes_allocated); }
+ARK_API int ark_allocated(ARK* ark, uint64_t* size) {
+  return tell(ark, size, &kv::Store::bytes_allocated);
+}
 ARK_API int ark_inuse(ARK* ark, uint64_t* size) { return tell(ark, size, &kv::Store::bytes_live); }
-ARK_API int ark_actual(ARK* ark, uint64_t* size) { return tell(ark, size, &kv::Store::bytes_actual); }
+ARK_API int ark_actual(ARK* ark, uint64_t* size) {
+  return tell(ark, size, &kv::Store::bytes_actual);
+}
 ARK_API int ark_count(ARK* ark, int64_t* count) { return tell(ark, count, &kv::Store::count); }
 
 ARK_API int ark_stats(ARK* ark, uint64_t* ops, uint64_t* ios) {

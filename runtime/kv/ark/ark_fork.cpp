@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores across fork.
 //
-// fork() alone: the child has no handle that answers (EINVAL): other threads may have been in the middle of a change.
-// Nor has it the descriptors of devices: with them it would keep the place in use after the parent's ark_delete.
-// ark_fork(): the store is paused (calls wait before they begin, those that are under way end), the process forks, and
-// the child has the store as it was at that moment, as a copy of its own. It has none of the threads and of what they
-// had to do; threads start again with its first asynchronous call. Only for stores in DRAM: on a device both would
+// fork() alone: the child has no handle that answers (EINVAL): other threads may have been in the
+// middle of a change. Nor has it the descriptors of devices: with them it would keep the place in
+// use after the parent's ark_delete. ark_fork(): the store is paused (calls wait before they begin,
+// those that are under way end), the process forks, and the child has the store as it was at that
+// moment, as a copy of its own. It has none of the threads and of what they had to do; threads
+// start again with its first asynchronous call. Only for stores in DRAM: on a device both would
 // write to the same place, and what one frees the other may still read.
 // Threading: the forking thread. May not, in the child: allocate, wait.
 #include <errno.h>
@@ -46,11 +47,12 @@ int fork_handlers_install() {
 
 namespace {
 
-// When the library is loaded, before the program registers handlers of its own: these run first in a fork then, and may
-// wait for a lock that another thread holds while it opens a store.
+// When the library is loaded, before the program registers handlers of its own: these run first in
+// a fork then, and may wait for a lock that another thread holds while it opens a store.
 [[gnu::constructor]] void install_early() { (void)fork_handlers_install(); }
 
-// 1: done, with *pid. 0: calls are under way; again. Pauses the store in any case, unless another thread forks it (0).
+// 1: done, with *pid. 0: calls are under way; again. Pauses the store in any case, unless another
+// thread forks it (0).
 int try_fork(ArkStore* store, bool* pauses, int64_t* pid) {
   sys::Locked<sys::Mutex> guard(store->lock);  // what handles there are
   if (!*pauses && store->paused.exchange(1, std::memory_order_seq_cst) != 0) return 0;
@@ -74,7 +76,8 @@ int64_t fork_store(const void* handle) {
   int status = store->pool.is_mine() ? -EDEADLK : store->in_memory ? 0 : -ENOTSUP;
   if (status == -ENOTSUP)
     log_warning(
-        "ark_fork: this store lies on a device, which parent and child cannot share; only stores in memory fork");
+        "ark_fork: this store lies on a device, which parent and child cannot share; only stores "
+        "in memory fork");
   if (status == 0) {
     sys::Locked<sys::Mutex> guard(store->lock);
     if (store->closing)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Iterators: see ark_store.h, and for what they see kv/store.h: Walk.
 //
-// One that comes to its end is freed by the call that says so; the others by lunar_kv_end(), or with their store.
+// One that comes to its end is freed by the call that says so; the others by lunar_kv_end(), or
+// with their store.
 #include <errno.h>
 #include <string.h>
 
@@ -14,7 +15,8 @@ namespace lunar::ark {
 namespace {
 
 int step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
-  const int64_t result = iterator->pending ? -iterator->pending : iterator->walk->next(buffer, room);
+  const int64_t result =
+      iterator->pending ? -iterator->pending : iterator->walk->next(buffer, room);
   iterator->pending = 0;
   *length = result < 0 ? -1 : result;
   return result < 0 ? static_cast<int>(-result) : 0;
@@ -23,7 +25,8 @@ int step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
 // A key that cannot be read is no reason not to begin: the next call tells of it.
 int first_step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
   int unreadable = 0, status;
-  while ((status = step(iterator, room, length, buffer)) != 0 && status != ENOENT && status != ENOMEM)
+  while ((status = step(iterator, room, length, buffer)) != 0 && status != ENOENT &&
+         status != ENOMEM)
     unreadable = status;
   if (status == ENOENT && unreadable) return unreadable;
   iterator->pending = unreadable;
@@ -34,13 +37,16 @@ int steps(Iterator* iterator, uint64_t room, char* buffer, int64_t* count) {
   for (uint64_t used = 0;;) {
     int64_t length = iterator->pending ? -iterator->pending : iterator->walk->peek();
     iterator->pending = 0;
-    if (length < 0 && *count != 0 && length != -ENOENT) iterator->pending = static_cast<int>(-length);
+    if (length < 0 && *count != 0 && length != -ENOENT)
+      iterator->pending = static_cast<int>(-length);
     if (length < 0) return *count ? 0 : static_cast<int>(-length);
     const auto whole = static_cast<uint64_t>(length);
-    if (room - used < sizeof whole || room - used - sizeof whole < whole) return *count ? 0 : ENOSPC;
+    if (room - used < sizeof whole || room - used - sizeof whole < whole)
+      return *count ? 0 : ENOSPC;
     memcpy(buffer + used, &whole, sizeof whole);
     length = iterator->walk->next(buffer + used + sizeof whole, whole);
-    if (length < 0) return *count ? 0 : static_cast<int>(-length);  // not after a peek that went well
+    if (length < 0)
+      return *count ? 0 : static_cast<int>(-length);  // not after a peek that went well
     used += sizeof whole + whole;
     ++*count;
   }

@@ -6,11 +6,12 @@
 //   a path or URI    lun/compose.h: scratch_open, so nothing that holds data is taken
 //   a=b[=c..]        a stripe over those; not where the whole is a URI or names a file
 //
-// LUNAR_KV_DRAM, LUNAR_KV_SIZE: kv/kept_place.h. A place that gives more and more is a file that the store makes or
-// that was empty, and a virtual LUN that was asked for: the store begins with ark_create_verbose's `size` and grows, or
-// has LUNAR_KV_SIZE and does not.
+// LUNAR_KV_DRAM, LUNAR_KV_SIZE: kv/kept_place.h. A place that gives more and more is a file that
+// the store makes or that was empty, and a virtual LUN that was asked for: the store begins with
+// ark_create_verbose's `size` and grows, or has LUNAR_KV_SIZE and does not.
 // lunar_kv_open() has a parameter for each, which counts before them.
-//   LUNAR_KV_DURABILITY  flush (default), group, each: when what is set with ARK_KV_PERSIST_STORE is durable
+//   LUNAR_KV_DURABILITY  flush (default), group, each: when what is set with ARK_KV_PERSIST_STORE
+//                        is durable
 // Threading: any, blocking. No variable counts in a setuid program (config/trust.h).
 #include <errno.h>
 #include <string.h>
@@ -31,17 +32,19 @@ namespace lunar::ark {
 namespace {
 
 constexpr unsigned kDevicesMax = 8;
-constexpr uint64_t kSizeLeast = kGiB;      // in memory, and of a file that is made for a store that is kept
+// in memory, and of a file that is made for a store that is kept
+constexpr uint64_t kSizeLeast = kGiB;
 constexpr uint64_t kSizeFirst = 1 * kMiB;  // of a store that grows
 constexpr uint64_t kPathMax = 4096;
 
 int durability_of(const CreateOptions& options, kv::Durability* out, ErrorText* why) {
   if (options.durability != 0) {
     if (options.durability > LUNAR_KV_DURABLE_EACH)
-      return why->set(-EINVAL, "%s: durability %u is not one of LUNAR_KV_DURABLE_...", options.caller,
-                      options.durability);
+      return why->set(-EINVAL, "%s: durability %u is not one of LUNAR_KV_DURABLE_...",
+                      options.caller, options.durability);
     if ((options.flags & ARK_KV_PERSIST_STORE) == 0)
-      return why->set(-EINVAL, "%s: durability is of a store with ARK_KV_PERSIST_STORE", options.caller);
+      return why->set(-EINVAL, "%s: durability is of a store with ARK_KV_PERSIST_STORE",
+                      options.caller);
     *out = options.durability == LUNAR_KV_DURABLE_FLUSH   ? kv::Durability::kFlush
            : options.durability == LUNAR_KV_DURABLE_GROUP ? kv::Durability::kGroup
                                                           : kv::Durability::kEach;
@@ -55,7 +58,8 @@ int durability_of(const CreateOptions& options, kv::Durability* out, ErrorText* 
   else if (strcmp(text, "each") == 0)
     *out = kv::Durability::kEach;
   else
-    return why->set(-EINVAL, "%s: LUNAR_KV_DURABILITY=%s is not one of flush, group and each", options.caller, text);
+    return why->set(-EINVAL, "%s: LUNAR_KV_DURABILITY=%s is not one of flush, group and each",
+                    options.caller, text);
   return 0;
 }
 
@@ -66,7 +70,8 @@ bool is_stripe(const char* path) {
 
 // A file that takes more and more of its file system's free space.
 bool is_growing_file(const Device* device) {
-  return strcmp(device->kind(), "file") == 0 && (device->growable() || !device->capabilities().persistent);
+  return strcmp(device->kind(), "file") == 0 &&
+         (device->growable() || !device->capabilities().persistent);
 }
 
 int open_stripe(const CreateOptions& options, Device** out, bool* grows, ErrorText* why) {
@@ -80,8 +85,8 @@ int open_stripe(const CreateOptions& options, Device** out, bool* grows, ErrorTe
     const auto length = static_cast<size_t>(end - at);
     char name[kPathMax];
     if (length == 0 || length >= sizeof name || count == kDevicesMax) {
-      status = why->set(-EINVAL, "%s: %s: a stripe is DEVICE=DEVICE[=..], at most %u of them", options.caller, path,
-                        kDevicesMax);
+      status = why->set(-EINVAL, "%s: %s: a stripe is DEVICE=DEVICE[=..], at most %u of them",
+                        options.caller, path, kDevicesMax);
       break;
     }
     memcpy(name, at, length);
@@ -99,9 +104,10 @@ int open_stripe(const CreateOptions& options, Device** out, bool* grows, ErrorTe
 uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-// Three quarters of the budget are the log, unless the caller asked for less. A program that gives no more than the
-// size that the original begins with may still store a GiB, as there.
-void size_in_memory(const CreateOptions& options, uint64_t dram, uint64_t wanted, kv::StoreOptions* out) {
+// Three quarters of the budget are the log, unless the caller asked for less. A program that gives
+// no more than the size that the original begins with may still store a GiB, as there.
+void size_in_memory(const CreateOptions& options, uint64_t dram, uint64_t wanted,
+                    kv::StoreOptions* out) {
   const uint64_t most = dram / 4 * 3;
   uint64_t bytes = most;
   if (wanted)
@@ -109,8 +115,8 @@ void size_in_memory(const CreateOptions& options, uint64_t dram, uint64_t wanted
   else if (options.size && !(options.flags & ARK_KV_VIRTUAL_LUN))
     bytes = larger(options.size, kSizeLeast);
   if (bytes > most && (wanted || options.size > kSizeLeast))
-    log_warning("%s: %s are wanted, but the DRAM budget leaves %s for pairs; raise LUNAR_KV_DRAM", options.caller,
-                format_size(bytes).text, format_size(most).text);
+    log_warning("%s: %s are wanted, but the DRAM budget leaves %s for pairs; raise LUNAR_KV_DRAM",
+                options.caller, format_size(bytes).text, format_size(most).text);
   out->log_bytes = smaller(bytes, most);
   out->dram_bytes = out->log_bytes == most ? dram : smaller(dram, bytes + bytes / 3 + 16 * kMiB);
 }
@@ -121,16 +127,18 @@ unsigned shards_for(int threads) {
   return shards;
 }
 
-int open_kept(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOptions* store, kv::Store** out,
-              ErrorText* why) {
+int open_kept(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOptions* store,
+              kv::Store** out, ErrorText* why) {
   const char* path = options.path ? options.path : "";
   const uint64_t flags = options.flags;
   if (flags & ARK_KV_VIRTUAL_LUN || !*path || strncmp(path, "mem:", 4) == 0 || is_stripe(path))
-    return why->set(-EINVAL,
-                    "%s: %s: ARK_KV_PERSIST_STORE and _LOAD want a file, a device or a URI of one (stripe: for "
-                    "several); memory and virtual LUNs end with their process",
-                    options.caller, *path ? path : "no path");
-  const bool loads = (flags & ARK_KV_PERSIST_LOAD) != 0, stores = (flags & ARK_KV_PERSIST_STORE) != 0;
+    return why->set(
+        -EINVAL,
+        "%s: %s: ARK_KV_PERSIST_STORE and _LOAD want a file, a device or a URI of one (stripe: for "
+        "several); memory and virtual LUNs end with their process",
+        options.caller, *path ? path : "no path");
+  const bool loads = (flags & ARK_KV_PERSIST_LOAD) != 0,
+             stores = (flags & ARK_KV_PERSIST_STORE) != 0;
   kv::KeptPlace place;
   place.path = path;
   place.take = !loads ? kv::Take::kReplaceStore : stores ? kv::Take::kLoadOrMake : kv::Take::kLoad;
@@ -145,7 +153,8 @@ int open_kept(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOp
 int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, ErrorText* why) {
   uint64_t dram = options.dram_bytes, wanted = options.place_bytes;
   int status = dram ? 0 : kv::dram_of_stores(options.caller, &dram, why);
-  if (status == 0 && !wanted) status = kv::size_variable("LUNAR_KV_SIZE", options.caller, &wanted, why);
+  if (status == 0 && !wanted)
+    status = kv::size_variable("LUNAR_KV_SIZE", options.caller, &wanted, why);
   kv::Durability durability = kv::Durability::kFlush;
   if (status == 0) status = durability_of(options, &durability, why);
   if (status < 0) return status;
@@ -160,7 +169,8 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
     if (*path && path[4] && parse_size(path + 4, &wanted) < 0)
       return why->set(-EINVAL, "%s: %s: not mem:SIZE, such as mem:512m", options.caller, path);
     size_in_memory(options, dram, wanted, &store);
-    store.expected_keys = smaller(store.expected_keys, store.dram_bytes / 32);  // a hint may not take the budget
+    // a hint may not take the budget
+    store.expected_keys = smaller(store.expected_keys, store.dram_bytes / 32);
     return kv::Store::open(store, out, why);
   }
   store.dram_bytes = dram;
@@ -181,9 +191,10 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   if (status != 0) return status;
   grows |= is_growing_file(store.device);
   const uint64_t asked = wanted ? wanted : options.size, room = store.device->size_bytes();
-  if (grows && asked > room) {  // all that is left would be taken, and still less than was asked for
-    status = why->set(-ENOSPC, "%s: %s: %s are wanted, and %s are free", options.caller, path, format_size(asked).text,
-                      format_size(room).text);
+  if (grows &&
+      asked > room) {  // all that is left would be taken, and still less than was asked for
+    status = why->set(-ENOSPC, "%s: %s: %s are wanted, and %s are free", options.caller, path,
+                      format_size(asked).text, format_size(room).text);
     device_close(store.device);
     return status;
   }

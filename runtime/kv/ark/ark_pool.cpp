@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous calls: see ark_pool.h.
 //
-// A queue is a stack that any thread pushes to and its own thread takes whole, and turns round: no lock, and nothing is
-// ever popped from between, so no ABA. A thread that finds nothing puts kAsleep there, or kInRing when reads are under
-// way that it waits for as well; the one that pushes next takes that away and wakes it.
+// A queue is a stack that any thread pushes to and its own thread takes whole, and turns round: no
+// lock, and nothing is ever popped from between, so no ABA. A thread that finds nothing puts
+// kAsleep there, or kInRing when reads are under way that it waits for as well; the one that pushes
+// next takes that away and wakes it.
 #include "kv/ark/ark_pool.h"
 
 #include <errno.h>
@@ -19,13 +20,15 @@ namespace lunar::ark {
 namespace {
 
 constexpr uint64_t kCallbackStackBytes = 8 * kMiB;
-constexpr uint64_t kHashedBytes = 1024;  // of a key's end, to choose its lane: keys may be as long as 100 GiB
+// of a key's end, to choose its lane: keys may be as long as 100 GiB
+constexpr uint64_t kHashedBytes = 1024;
 
 constexpr unsigned kOwnerShift = 24;  // of a lane
 constexpr uint32_t kLaneCount = (1u << kOwnerShift) - 1;
 static_assert(Pool::kThreadsMax <= 1u << (32 - kOwnerShift));
 constexpr unsigned kReapEvery = 16;  // callbacks, when reads are under way
-constexpr unsigned kManyReads = 32;  // in flight: then several are waited for, which halves the CPU of a read
+// in flight: then several are waited for, which halves the CPU of a read
+constexpr unsigned kManyReads = 32;
 
 Op asleep, in_ring;  // never used
 Op* const kAsleep = &asleep;
@@ -50,7 +53,8 @@ bool goes_in_steps(const Connection* connection, const Request& request) {
 
 unsigned lane_of(const Request& request) {
   const uint64_t hashed = request.key_bytes < kHashedBytes ? request.key_bytes : kHashedBytes;
-  const uint64_t hash = kv::hash_of({static_cast<const char*>(request.key) + (request.key_bytes - hashed), hashed});
+  const uint64_t hash =
+      kv::hash_of({static_cast<const char*>(request.key) + (request.key_bytes - hashed), hashed});
   return static_cast<unsigned>(hash >> 32) % Pool::kLanes;
 }
 
@@ -90,13 +94,15 @@ void Pool::wake(Queue& queue) {
 void Pool::push(Queue& queue, Op* op) {
   Op* head = queue.incoming.load(std::memory_order_relaxed);
   do op->next = is_op(head) ? head : nullptr;
-  while (!queue.incoming.compare_exchange_weak(head, op, std::memory_order_acq_rel, std::memory_order_relaxed));
+  while (!queue.incoming.compare_exchange_weak(head, op, std::memory_order_acq_rel,
+                                               std::memory_order_relaxed));
   if (head == kAsleep) wake(queue);
   if (head == kInRing) sys::eventfd_signal(queue.cold_event.load(std::memory_order_relaxed));
 }
 
-// A place in a queue. near: of those few for what is done and what is read by rings, while they have room; what blocks
-// its thread would hold up all of that, and goes to one of the others, where there are any. 0, EAGAIN, ENOMEM.
+// A place in a queue. near: of those few for what is done and what is read by rings, while they
+// have room; what blocks its thread would hold up all of that, and goes to one of the others, where
+// there are any. 0, EAGAIN, ENOMEM.
 int Pool::reserve(unsigned lane, bool near, Queue** out) {
   const unsigned others = count_ - near_;
   const unsigned choices[] = {lane % near_, others ? near_ + lane % others : lane % count_};
@@ -180,7 +186,8 @@ void Pool::carried_out(Queue& queue, Op* op, int64_t result, OpList* own) {
   own->append(op);
 }
 
-// What is carried out goes to the end of `own`, for its callback; a read may be under way afterwards.
+// What is carried out goes to the end of `own`, for its callback; a read may be under way
+// afterwards.
 void Pool::begin(Queue& queue, Op* op, OpList* own) {
   if (queue.cold->busy(op->lane)) {
     queue.cold->wait(op);
@@ -191,7 +198,8 @@ void Pool::begin(Queue& queue, Op* op, OpList* own) {
   table_use(op->connection);
   int64_t result = -EAGAIN;
   if (goes_in_steps(op->connection, op->request)) {
-    while ((result = queue.cold->begin(op)) == -ENOBUFS && queue.cold->in_flight()) collect(queue, 1, own);
+    while ((result = queue.cold->begin(op)) == -ENOBUFS && queue.cold->in_flight())
+      collect(queue, 1, own);
   }
   if (result == -EAGAIN || result == -ENOBUFS) result = store->carry_out(op->request);
   table_release(op->connection);
@@ -204,8 +212,11 @@ void Pool::collect(Queue& queue, unsigned least, OpList* own) {
   queue.cold->collect(least, &done);
   while (Op* op = done.take()) {
     const uint32_t lane = op->lane;
-    carried_out(queue, op, op->result == -EAGAIN ? op->connection->store->carry_out(op->request) : op->result, own);
-    for (Op* next; !queue.cold->busy(lane) && (next = queue.cold->take_waiting(lane));) begin(queue, next, own);
+    carried_out(queue, op,
+                op->result == -EAGAIN ? op->connection->store->carry_out(op->request) : op->result,
+                own);
+    for (Op* next; !queue.cold->busy(lane) && (next = queue.cold->take_waiting(lane));)
+      begin(queue, next, own);
   }
 }
 
@@ -214,7 +225,8 @@ void Pool::call_back(Op* op) {
   const Request request = op->request;
   const int64_t result = op->result;
   frame = {op, connection};
-  request.callback(result < 0 ? static_cast<int>(-result) : 0, request.tag, result < 0 ? -1 : result);
+  request.callback(result < 0 ? static_cast<int>(-result) : 0, request.tag,
+                   result < 0 ? -1 : result);
   if (forked) return;
   Op* left = frame.op;
   frame = {};
@@ -286,7 +298,9 @@ void Pool::thread_main(void* argument) {
       begin(queue, op, &own);
     else
       call_back(op);
-    if (forked) return;  // its callback returned in the child, which has no other thread: that ends, with code 0
+    if (forked)
+      return;  // its callback returned in the child, which has no other thread: that ends, with
+               // code 0
     if (cold.batch_full() || (cold.in_flight() && round % kReapEvery == 0)) collect(queue, 0, &own);
   }
   cold.close();

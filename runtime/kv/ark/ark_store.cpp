@@ -14,7 +14,8 @@ namespace lunar::ark {
 namespace {
 
 constexpr int kThreadsDefault = 20, kDepthDefault = 400, kDepthMin = 48, kDepthMax = 1 << 16;
-constexpr uint64_t kNowBytesMax = 256 * kKiB;  // of a key or a buffer, for the thread that issues to carry it out
+// of a key or a buffer, for the thread that issues to carry it out
+constexpr uint64_t kNowBytesMax = 256 * kKiB;
 constexpr int kAsyncsDefault = 8192, kAsyncsMax = 1 << 20;
 
 uint32_t clamp(int value, int otherwise, int least, int most) {
@@ -37,11 +38,14 @@ Connection* make_connection(ArkStore* store, Kind kind, int asyncs) {
   return connection;
 }
 
-void free_connection(Connection* connection) { unmap_private(connection, connection->mapping_bytes); }
+void free_connection(Connection* connection) {
+  unmap_private(connection, connection->mapping_bytes);
+}
 
 Connection* connection_of(Object* object) { return static_cast<Connection*>(object); }
 
-// Pre: all handles are shut. Calls that are under way end; asynchronous operations may be queued still.
+// Pre: all handles are shut. Calls that are under way end; asynchronous operations may be queued
+// still.
 void wait_until_idle(ArkStore* store) {
   for (;;) {
     {
@@ -76,7 +80,8 @@ void Connection::give_back(Op* op) {
   release();
 }
 
-// The last one is an Op's where disconnect was called by a callback; ark_delete's then ends the threads first.
+// The last one is an Op's where disconnect was called by a callback; ark_delete's then ends the
+// threads first.
 void Connection::release() {
   if (references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   table_drain(this);
@@ -152,7 +157,8 @@ int64_t ArkStore::carry_out_now(const Request& request) {
 int create_store(const CreateOptions& options, uint64_t* handle) {
   if (const int status = fork_handlers_install(); status != 0) return status;
   const unsigned threads = clamp(options.threads, kThreadsDefault, 1, Pool::kThreadsMax);
-  const uint64_t head = round_up(sizeof(ArkStore), 128), lanes_at = head + threads * sizeof(Pool::Queue);
+  const uint64_t head = round_up(sizeof(ArkStore), 128),
+                 lanes_at = head + threads * sizeof(Pool::Queue);
   const uint64_t bytes = lanes_at + Pool::kLanes * sizeof(Pool::Lane);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return ENOMEM;
@@ -162,7 +168,8 @@ int create_store(const CreateOptions& options, uint64_t* handle) {
   for (unsigned i = 0; i < threads; ++i) new (&queues[i]) Pool::Queue;
   auto* lanes = reinterpret_cast<Pool::Lane*>(memory + lanes_at);
   for (unsigned i = 0; i < Pool::kLanes; ++i) new (&lanes[i]) Pool::Lane(0);
-  store->pool.open(queues, lanes, threads, clamp(options.queue_depth, kDepthDefault, kDepthMin, kDepthMax));
+  store->pool.open(queues, lanes, threads,
+                   clamp(options.queue_depth, kDepthDefault, kDepthMin, kDepthMax));
   Connection* main = make_connection(store, kMain, options.asyncs);
   const EngineChange change;
   ErrorText why;
@@ -203,7 +210,9 @@ int delete_store(const void* handle) {
   store->pool.stop();  // connections that a callback closed are gone from the list by now
   const int status = store->flush_at_end ? store->engine->flush() : 0;
   const EngineChange change;
-  while (Object* one = store->objects) {  // late: what a child forked meanwhile closes, it finds by its objects
+  while (
+      Object* one =
+          store->objects) {  // late: what a child forked meanwhile closes, it finds by its objects
     store->objects = one->next;
     if (one->kind == kIterator) {
       free_iterator(static_cast<Iterator*>(one));
@@ -213,7 +222,8 @@ int delete_store(const void* handle) {
     }
   }
   if (status < 0)
-    log_warning("ark_delete: the store could not be kept (%s); what ark_flush kept last is there", errno_text(status));
+    log_warning("ark_delete: the store could not be kept (%s); what ark_flush kept last is there",
+                errno_text(status));
   store->engine->close();
   unmap_private(store, store->mapping_bytes);
   return -status;

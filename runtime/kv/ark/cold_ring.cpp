@@ -89,9 +89,9 @@ int64_t ColdRing::begin(Op* op) {
   Entry& entry = entries_[index];
   const Request& request = op->request;
   const bool get = request.kind == OpKind::kGet;
-  const int64_t status =
-      engine_->cold_begin(&entry.get, {request.key, request.key_bytes}, get ? request.value : nullptr,
-                          get ? request.value_bytes : 0, request.offset);
+  const int64_t status = engine_->cold_begin(&entry.get, {request.key, request.key_bytes},
+                                             get ? request.value : nullptr,
+                                             get ? request.value_bytes : 0, request.offset);
   if (status != -EINPROGRESS) return status;
   entry.op = op;
   lanes_[index] = static_cast<uint16_t>(op->lane);
@@ -115,7 +115,8 @@ void ColdRing::collect(unsigned least, OpList* done) {
   Response responses[kBatch];
   if (least && !watched_) watched_ = context_->watch(event_, kSignalTag) == 0;
   unsigned taken = 0;
-  const int count = context_->exchange(commands_, queued_, &taken, responses, kBatch, least, least ? -1 : 0);
+  const int count =
+      context_->exchange(commands_, queued_, &taken, responses, kBatch, least, least ? -1 : 0);
   queued_ -= taken;
   for (unsigned i = 0; i < queued_; ++i) commands_[i] = commands_[taken + i];
   for (int i = 0; i < count; ++i) {
@@ -126,7 +127,8 @@ void ColdRing::collect(unsigned least, OpList* done) {
     watched_ = false;
     sys::eventfd_clear(event_);
   }
-  if (count < 0 && count != -EINTR) sys::sleep_ns(100'000);  // the ring's descriptor is gone: do not use all of a CPU
+  if (count < 0 && count != -EINTR)
+    sys::sleep_ns(100'000);  // the ring's descriptor is gone: do not use all of a CPU
 }
 
 }  // namespace lunar::ark

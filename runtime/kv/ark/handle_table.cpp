@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handles: see handle_table.h.
 //
-// Why a close is safe: a user counts itself (1) and then reads the handle (2); a closer clears the handle (3) and then
-// reads the counts (4), all sequentially consistent. If (4) did not see (1), then (2) sees (3) and the user leaves.
-// A pause for fork goes the same way, with the store's word in place of the handle.
+// Why a close is safe: a user counts itself (1) and then reads the handle (2); a closer clears the
+// handle (3) and then reads the counts (4), all sequentially consistent. If (4) did not see (1),
+// then (2) sees (3) and the user leaves. A pause for fork goes the same way, with the store's word
+// in place of the handle.
 #include "kv/ark/handle_table.h"
 
 #include <new>
@@ -32,10 +33,12 @@ constexpr uint64_t kPauseNs = 100'000;
 
 std::atomic<unsigned> hints{0};
 thread_local unsigned count_hint = 0;
-thread_local unsigned own_changes = 0;  // of engine_changes: a signal handler that forks in one does not wait for it
+// of engine_changes: a signal handler that forks in one does not wait for it
+thread_local unsigned own_changes = 0;
 
 unsigned my_count() {
-  if (count_hint == 0) count_hint = hints.fetch_add(1, std::memory_order_relaxed) % Slot::kCounts + 1;
+  if (count_hint == 0)
+    count_hint = hints.fetch_add(1, std::memory_order_relaxed) % Slot::kCounts + 1;
   return count_hint - 1;
 }
 
@@ -70,7 +73,8 @@ uint64_t table_add(Object* object) {
   Slot* slot = take_slot();
   if (!slot) return 0;
   object->slot = slot;
-  const uint64_t handle = ++slot->generation << kGenerationShift | uint64_t{slot->number} << kNumberShift;
+  const uint64_t handle = ++slot->generation << kGenerationShift | uint64_t{slot->number}
+                                                                       << kNumberShift;
   slot->object.store(object, std::memory_order_release);
   slot->handle.store(handle, std::memory_order_seq_cst);
   return handle;
@@ -88,7 +92,8 @@ Object* table_acquire(const void* handle, unsigned kinds) {
       if (!(object->kind & kinds)) break;
       const std::atomic<uint32_t>& paused = object->store->paused;
       if (paused.load(std::memory_order_seq_cst) == 0) return object;
-      // The store cannot go while it is counted on; the word lies in the store, so it is waited on in small steps.
+      // The store cannot go while it is counted on; the word lies in the store, so it is waited on
+      // in small steps.
       count.fetch_sub(1, std::memory_order_release);
       sys::sleep_ns(kPauseNs);
       continue;
@@ -99,7 +104,9 @@ Object* table_acquire(const void* handle, unsigned kinds) {
   return nullptr;
 }
 
-void table_release(Object* object) { object->slot->users[my_count()].count.fetch_sub(1, std::memory_order_release); }
+void table_release(Object* object) {
+  object->slot->users[my_count()].count.fetch_sub(1, std::memory_order_release);
+}
 
 void table_use(Object* object) {
   std::atomic<uint32_t>& count = object->slot->users[my_count()].count;
@@ -111,7 +118,9 @@ void table_use(Object* object) {
   }
 }
 
-bool table_shut(Object* object) { return object->slot->handle.exchange(0, std::memory_order_seq_cst) != 0; }
+bool table_shut(Object* object) {
+  return object->slot->handle.exchange(0, std::memory_order_seq_cst) != 0;
+}
 
 bool table_idle(const Object* object) {
   for (const Slot::Users& users : object->slot->users) {
@@ -121,7 +130,8 @@ bool table_idle(const Object* object) {
 }
 
 void table_drain(const Object* object) {
-  for (unsigned round = 0; !table_idle(object); ++round) round < 50 ? sys::yield_cpu() : sys::sleep_ns(kPauseNs);
+  for (unsigned round = 0; !table_idle(object); ++round)
+    round < 50 ? sys::yield_cpu() : sys::sleep_ns(kPauseNs);
 }
 
 void table_free(Slot* slot) {
@@ -175,7 +185,9 @@ void table_after_fork_in_child(const ArkStore* kept) {
     const Object* object = slot.object.load(std::memory_order_relaxed);
     if (!object || (kept && object->store == kept)) continue;
     slot.handle.store(0, std::memory_order_relaxed);
-    slot.object.store(nullptr, std::memory_order_relaxed);  // once: a child of the child has other descriptors there
+    slot.object.store(
+        nullptr,
+        std::memory_order_relaxed);  // once: a child of the child has other descriptors there
     if (object->kind != kMain) continue;
     object->store->pool.abandon_in_child(object->store->engine->device());
     object->store->engine->abandon_in_child();

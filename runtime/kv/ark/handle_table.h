@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maps the handles of programs (ARK*, ARC*, ARI*) to objects. A handle is a number in the form of a pointer that is
-// never dereferenced:
+// Maps the handles of programs (ARK*, ARC*, ARI*) to objects. A handle is a number in the form of a
+// pointer that is never dereferenced:
 //
 //   0 │ generation, 44 bits │ slot, 16 bits │ 000
 //
-// No two handles of a process have the same number, so a call with a closed handle is detected and touches nothing. A
-// slot outlives its object. A thread that looked up an object *uses* it until it releases it; the users of a slot are
-// counted in several places, so that threads do not share a cache line for it.
-// Threading: any. acquire and release neither lock nor allocate; acquire waits while the object's store is paused
-// (ark_store.h).
+// No two handles of a process have the same number, so a call with a closed handle is detected and
+// touches nothing. A slot outlives its object. A thread that looked up an object *uses* it until it
+// releases it; the users of a slot are counted in several places, so that threads do not share a
+// cache line for it.
+// Threading: any. acquire and release neither lock nor allocate; acquire waits while the object's
+// store is paused (ark_store.h).
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -42,25 +43,29 @@ struct Object {
   Object* next = nullptr;  // in the store's list, under its lock
 };
 
-// Gives the object a handle, by which it can be looked up from now on; 0: 65536 are open, or there is no memory.
-// Allocates.
+// Gives the object a handle, by which it can be looked up from now on; 0: 65536 are open, or there
+// is no memory. Allocates.
 [[nodiscard]] uint64_t table_add(Object* object);
-// The open object of one of these kinds with that handle, in use until it is released; nullptr if there is none.
+// The open object of one of these kinds with that handle, in use until it is released; nullptr if
+// there is none.
 Object* table_acquire(const void* handle, unsigned kinds);
 void table_release(Object* object);
-// Uses an object that the caller keeps from being freed in another way; works even if the handle is closed.
+// Uses an object that the caller keeps from being freed in another way; works even if the handle is
+// closed.
 void table_use(Object* object);
-// Closes the handle. False: it was closed already. Lookups fail from now on; present users are not affected.
+// Closes the handle. False: it was closed already. Lookups fail from now on; present users are not
+// affected.
 bool table_shut(Object* object);
-// Whether no thread uses the object. Once true this does not change, provided that the handle is shut (and no Op is in
-// use) or the store is paused.
+// Whether no thread uses the object. Once true this does not change, provided that the handle is
+// shut (and no Op is in use) or the store is paused.
 bool table_idle(const Object* object);
-void table_drain(const Object* object);  // waits for table_idle(). Not with the store's lock: a user may need it
+// waits for table_idle(). Not with the store's lock: a user may need it
+void table_drain(const Object* object);
 // Frees the slot. Pre: shut and drained.
 void table_free(Slot* slot);
 
-// While an engine is opened or closed. Its device has descriptors then that no object leads to, and that a child could
-// not close: forks wait. Waits for a fork that waits.
+// While an engine is opened or closed. Its device has descriptors then that no object leads to, and
+// that a child could not close: forks wait. Waits for a fork that waits.
 class EngineChange {
  public:
   EngineChange();
@@ -69,10 +74,12 @@ class EngineChange {
   EngineChange& operator=(const EngineChange&) = delete;
 };
 
-// Called around fork by the forking thread: no other thread changes the table meanwhile, nor opens or closes an engine.
+// Called around fork by the forking thread: no other thread changes the table meanwhile, nor opens
+// or closes an engine.
 void table_before_fork();
 void table_after_fork_in_parent();
-// Closes the handles of all stores except `kept`, and the descriptors of their devices; no thread uses any of them.
+// Closes the handles of all stores except `kept`, and the descriptors of their devices; no thread
+// uses any of them.
 void table_after_fork_in_child(const ArkStore* kept);
 
 }  // namespace lunar::ark

@@ -16,12 +16,14 @@ using namespace lunar::ark;
 namespace {
 
 constexpr size_t kBytesFirst = 64;  // of lunar_kv_options as it was first released
-static_assert(sizeof(lunar_kv_options) == kBytesFirst, "later members lie behind these, and may be missing");
+static_assert(sizeof(lunar_kv_options) == kBytesFirst,
+              "later members lie behind these, and may be missing");
 
 // The caller's structure in the size of ours: what it lacks is 0, what it has more must be.
 int read_options(const lunar_kv_options* from, lunar_kv_options* out) {
   if (!from || from->struct_size < kBytesFirst) return EINVAL;
-  if (from->struct_size > sizeof *out && !lunar::bytes_are_zero(from + 1, from->struct_size - sizeof *out))
+  if (from->struct_size > sizeof *out &&
+      !lunar::bytes_are_zero(from + 1, from->struct_size - sizeof *out))
     return E2BIG;
   *out = {};
   memcpy(out, from, from->struct_size < sizeof *out ? from->struct_size : sizeof *out);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The context over several lower contexts: see composite_context.h. The device's side of it: composite_device.cpp.
-// Threading: the owner's; await() concurrently. May not: allocate after create, take a lock.
+// The context over several lower contexts: see composite_context.h. The device's side of it:
+// composite_device.cpp. Threading: the owner's; await() concurrently. May not: allocate after
+// create, take a lock.
 #include "lun/raid/composite_context.h"
 
 #include <errno.h>
@@ -60,11 +61,13 @@ size_t CompositeTables::lay_out(char* memory, unsigned depth, unsigned members) 
   if (!memory) return parts.bytes();
   for (unsigned i = 0; i < depth; ++i) free_parent_[i] = depth - 1 - i;
   for (unsigned i = 0; i < free_children_; ++i) free_child_[i] = free_children_ - 1 - i;
-  for (unsigned i = 0; i < free_blocks_; ++i) free_block_[i] = static_cast<uint16_t>(free_blocks_ - 1 - i);
+  for (unsigned i = 0; i < free_blocks_; ++i)
+    free_block_[i] = static_cast<uint16_t>(free_blocks_ - 1 - i);
   return parts.bytes();
 }
 
-int CompositeContext::create(CompositeDevice* device, const ContextOptions& options, CompositeContext** out) {
+int CompositeContext::create(CompositeDevice* device, const ContextOptions& options,
+                             CompositeContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t bytes = CompositeTables().lay_out(nullptr, options.depth, device->member_count());
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
@@ -85,8 +88,8 @@ int CompositeContext::create(CompositeDevice* device, const ContextOptions& opti
   return 0;
 }
 
-// Members on files by one ring, each other by a context of its own. Several are slept on by poll(), which a ring with
-// deferred task work does not wake: they are attached as shared.
+// Members on files by one ring, each other by a context of its own. Several are slept on by poll(),
+// which a ring with deferred task work does not wake: they are attached as shared.
 int CompositeContext::attach_lowers(const ContextOptions& options) {
   ContextOptions each = options;
   // the first member's locks, until all have ended
@@ -107,7 +110,8 @@ int CompositeContext::attach_lowers(const ContextOptions& options) {
   if (others + (first != nullptr) > 1 && !each.shared) each.shared = each.in_turns = true;
   if (first) {
     ContextOptions of_all = each;
-    of_all.depth = options.depth * files.count < kDepthMax ? options.depth * files.count : kDepthMax;
+    of_all.depth =
+        options.depth * files.count < kDepthMax ? options.depth * files.count : kDepthMax;
     Context* ring = nullptr;
     if (const int status = first->attach_joined(files, of_all, &ring); status < 0) return status;
     lower_[lowers_++] = {ring, first, kNone, kNone};
@@ -135,8 +139,8 @@ void CompositeContext::release() {
 
 // ---- children ----
 
-CompositeChild* CompositeContext::add(CompositeParent* parent, unsigned member, const Command& command,
-                                      uint64_t bytes) {
+CompositeChild* CompositeContext::add(CompositeParent* parent, unsigned member,
+                                      const Command& command, uint64_t bytes) {
   LUNAR_CHECK(free_children_ != 0, "composite context: children");
   const uint32_t index = free_child_[--free_children_];
   CompositeChild& child = children_[index];
@@ -190,7 +194,8 @@ void CompositeContext::probe(unsigned member) {
 void CompositeContext::enqueue(uint32_t index) {
   CompositeChild& child = children_[index];
   const Way way = way_[child.member];
-  LUNAR_CHECK(way.lower != kMissing, "composite context: a missing member");  // devices ask none for anything
+  // devices ask none for anything
+  LUNAR_CHECK(way.lower != kMissing, "composite context: a missing member");
   child.command.file = way.file;
   child.next = kNone;
   Lower& lower = lower_[way.lower];
@@ -226,7 +231,8 @@ void CompositeContext::end_parent(uint32_t index) {
 // What waits for a lower context, as far as a batch reaches.
 unsigned CompositeContext::next_batch(const Lower& lower, Command* batch) const {
   unsigned n = 0;
-  for (uint32_t i = lower.first; i != kNone && n < kBatch; i = children_[i].next) batch[n++] = children_[i].command;
+  for (uint32_t i = lower.first; i != kNone && n < kBatch; i = children_[i].next)
+    batch[n++] = children_[i].command;
   return n;
 }
 
@@ -243,7 +249,8 @@ bool CompositeContext::flush_lower(Lower* lower) {
       handed_over(lower, static_cast<unsigned>(taken));
       continue;
     }
-    if (taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -EINTR) return false;  // full; later
+    if (taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -EINTR)
+      return false;  // full; later
     const uint32_t index = lower->first;
     handed_over(lower, 1);
     end_child(index, taken);
@@ -257,7 +264,8 @@ void CompositeContext::flush() {
   for (bool again = true; again;) {
     again = waiting = false;
     for (unsigned i = 0; i < lowers_; ++i) {
-      again |= flush_lower(&lower_[i]);  // what failed may have gone to a member that was passed already
+      again |=
+          flush_lower(&lower_[i]);  // what failed may have gone to a member that was passed already
       waiting |= lower_[i].first != kNone;
     }
   }
@@ -354,7 +362,9 @@ int CompositeContext::watch(int fd, uint64_t tag) {
   const int status = watches_.add(fd, tag);
   if (status < 0 || watches_.used == before) return status;
   unsigned index = 0;
-  while (watches_.watches[index].fd != fd || watches_.watches[index].state == WatchSet::State::kFree) ++index;
+  while (watches_.watches[index].fd != fd ||
+         watches_.watches[index].state == WatchSet::State::kFree)
+    ++index;
   const int lower_status = lower_[0].context->watch(fd, kWatchFlag | index);
   if (lower_status < 0) watches_.fired(index);
   return lower_status;
@@ -371,7 +381,8 @@ bool CompositeContext::spin(int64_t timeout_ns) {
   if (usual > kSpinMaxNs) return false;
   uint64_t limit = usual ? usual + usual / 2 : kSpinFirstNs;
   if (limit > kSpinMaxNs) limit = kSpinMaxNs;
-  if (timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < limit) limit = static_cast<uint64_t>(timeout_ns);
+  if (timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < limit)
+    limit = static_cast<uint64_t>(timeout_ns);
   const uint64_t end = sys::now_ns() + limit;
   do {
     pump();
@@ -419,9 +430,10 @@ int CompositeContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   }
 }
 
-int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
-                               unsigned least, int64_t timeout_ns) {
-  if (lowers_ != 1 || least == 0 || max == 0) return Context::exchange(commands, n, taken, out, max, least, timeout_ns);
+int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out,
+                               unsigned max, unsigned least, int64_t timeout_ns) {
+  if (lowers_ != 1 || least == 0 || max == 0)
+    return Context::exchange(commands, n, taken, out, max, least, timeout_ns);
   *taken = begin_all(commands, n);
   if (least > max) least = max;
   Lower& lower = lower_[0];
@@ -444,7 +456,8 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
       if (done_count_) continue;
       waiting = 0;
     }
-    const int status = lower.context->exchange(batch, waiting, &handed, responses, kBatch, least - got, left);
+    const int status =
+        lower.context->exchange(batch, waiting, &handed, responses, kBatch, least - got, left);
     handed_over(&lower, handed);
     take(responses, status > 0 ? status : 0);
     if (status < 0 && status != -EAGAIN) return got ? static_cast<int>(got) : status;
@@ -454,8 +467,8 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
   return static_cast<int>(got);
 }
 
-// A command that ends at once at submission wakes no sleeper: so even one lower context is not slept on for longer than
-// several.
+// A command that ends at once at submission wakes no sleeper: so even one lower context is not
+// slept on for longer than several.
 int CompositeContext::await(int64_t timeout_ns) {
   if (lowers_ == 1 && !stalled_.load(std::memory_order_relaxed)) {
     const bool limited = timeout_ns >= 0 && timeout_ns < Wakeups::kLookAgainNs;

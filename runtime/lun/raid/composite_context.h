@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of stripes and paths: a device over several devices, and a context over several lower contexts.
+// The common part of stripes and paths: a device over several devices, and a context over several
+// lower contexts.
 //
 //    submit(parent) ──► device.start: children ──► one ring for all members on files ──────┐
 //                                              ├─► the context of another member ──────────┤
 //                                              └─► ...                                     │
 //    response ◄── done ring ◄── the last child of a parent ◄── device.child_done ◄─────────┘
 //
-// A parent is one command of the caller, a child its command to one member. They, and the vectors of children that need
-// their own, come from pools that are made at attach.
+// A parent is one command of the caller, a child its command to one member. They, and the vectors
+// of children that need their own, come from pools that are made at attach.
 //
-// Waiting. With one lower context (all members on files, the usual case) its own wait() and exchange() are used. With
-// several, it polls each in turn for about the usual latency, then sleeps once for all of them (wakeups.h). Watches are
-// in the first lower context.
+// Waiting. With one lower context (all members on files, the usual case) its own wait() and
+// exchange() are used. With several, it polls each in turn for about the usual latency, then sleeps
+// once for all of them (wakeups.h). Watches are in the first lower context.
 //
-// Threading: only its owner uses a context; a device does not change after open, except as its kind says.
+// Threading: only its owner uses a context; a device does not change after open, except as its kind
+// says.
 // May not (submit, reap, wait, watch): allocate, take a lock of the host, use stdio.
 #pragma once
 #include <atomic>
@@ -69,8 +71,8 @@ class CompositeDevice : public Device {
 
  protected:
   friend class CompositeContext;
-  // Makes the children of `parent` by CompositeContext::add. 0; -EAGAIN: a pool is empty (add was not called);
-  // otherwise the parent's result.
+  // Makes the children of `parent` by CompositeContext::add. 0; -EAGAIN: a pool is empty (add was
+  // not called); otherwise the parent's result.
   [[nodiscard]] virtual int start(CompositeContext* context, CompositeParent* parent) = 0;
   // Called when a child has ended. Returns true if it was sent again (CompositeContext::resend).
   virtual bool child_done(CompositeContext* context, CompositeParent* parent, CompositeChild* child,
@@ -96,8 +98,8 @@ class CompositeDevice : public Device {
 
 // The tables of a context, which follow it in the same mapping.
 struct CompositeTables {
-  // Lays the tables out after a context at `memory` (nullptr: only counts) and enters the free items. Returns the total
-  // size in bytes.
+  // Lays the tables out after a context at `memory` (nullptr: only counts) and enters the free
+  // items. Returns the total size in bytes.
   size_t lay_out(char* memory, unsigned depth, unsigned members);
 
   CompositeParent* parents_ = nullptr;
@@ -112,13 +114,14 @@ struct CompositeTables {
 
 class CompositeContext final : public OwnedContext, private CompositeTables {
  public:
-  [[nodiscard]] static int create(CompositeDevice* device, const ContextOptions& options, CompositeContext** out);
+  [[nodiscard]] static int create(CompositeDevice* device, const ContextOptions& options,
+                                  CompositeContext** out);
 
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
-  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
-                             unsigned least, int64_t timeout_ns) override;
+  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out,
+                             unsigned max, unsigned least, int64_t timeout_ns) override;
   [[nodiscard]] int watch(int fd, uint64_t tag) override;
   unsigned in_flight() const override { return in_flight_; }
   uint64_t usual_latency_ns() const override;
@@ -127,16 +130,19 @@ class CompositeContext final : public OwnedContext, private CompositeTables {
   void release() override;
 
   // For devices. Whether that many children and vectors are free now.
-  bool room(unsigned children, unsigned blocks) const { return children <= free_children_ && blocks <= free_blocks_; }
-  // Adds a child of `parent` for `member` with the given command (its tag is set here). Never returns nullptr after
-  // room().
-  CompositeChild* add(CompositeParent* parent, unsigned member, const Command& command, uint64_t bytes);
-  // Appends an entry to a child's own vector. pre: room() for one block per child, fewer than kCompositeVectorMax
-  // entries.
+  bool room(unsigned children, unsigned blocks) const {
+    return children <= free_children_ && blocks <= free_blocks_;
+  }
+  // Adds a child of `parent` for `member` with the given command (its tag is set here). Never
+  // returns nullptr after room().
+  CompositeChild* add(CompositeParent* parent, unsigned member, const Command& command,
+                      uint64_t bytes);
+  // Appends an entry to a child's own vector. pre: room() for one block per child, fewer than
+  // kCompositeVectorMax entries.
   void append(CompositeChild* child, void* base, size_t bytes);
   void resend(CompositeChild* child, unsigned member);
-  // Reads the first page of a member concurrently with the caller's commands and reports to CompositeDevice::probed.
-  // Does nothing while a probe is in progress.
+  // Reads the first page of a member concurrently with the caller's commands and reports to
+  // CompositeDevice::probed. Does nothing while a probe is in progress.
   void probe(unsigned member);
 
  private:
@@ -168,7 +174,9 @@ class CompositeContext final : public OwnedContext, private CompositeTables {
   void take(const Response* responses, int n);
   void pump();
   int give(Response* out, unsigned max);
-  bool works(unsigned lower) const { return lower_[lower].context->in_flight() || (lower == 0 && watches_.used); }
+  bool works(unsigned lower) const {
+    return lower_[lower].context->in_flight() || (lower == 0 && watches_.used);
+  }
   bool spin(int64_t timeout_ns);
   int sleep(int64_t timeout_ns);
 
@@ -176,7 +184,8 @@ class CompositeContext final : public OwnedContext, private CompositeTables {
   Lower lower_[kCompositeMembersMax];
   Way way_[kCompositeMembersMax];
   unsigned lowers_ = 0;
-  std::atomic<bool> stalled_{false};  // children wait for room. For await, which checks nothing else
+  std::atomic<bool> stalled_{
+      false};  // children wait for room. For await, which checks nothing else
   unsigned done_first_ = 0, done_count_ = 0;
   unsigned in_flight_ = 0;
   WatchSet watches_;  // as in the lower context; free again when the response was returned

@@ -32,14 +32,18 @@ int CompositeDevice::check(const Command& command, uint64_t* bytes) const {
     case Op::kWrite:
       if (command.iov_count > kCompositeVectorMax) return -EINVAL;
       for (uint32_t i = 0; i < command.iov_count; ++i) {
-        if (command.iov[i].iov_len % io_align_ != 0 || command.iov[i].iov_len > kCompositeCommandMax) return -EINVAL;
+        if (command.iov[i].iov_len % io_align_ != 0 ||
+            command.iov[i].iov_len > kCompositeCommandMax)
+          return -EINVAL;
         length += command.iov[i].iov_len;
       }
       if (length > kCompositeCommandMax) return -EINVAL;
       break;
   }
   const uint64_t at = command.offset.value;
-  if (at % io_align_ != 0 || length % io_align_ != 0 || at > size_bytes_ || length > size_bytes_ - at) return -EINVAL;
+  if (at % io_align_ != 0 || length % io_align_ != 0 || at > size_bytes_ ||
+      length > size_bytes_ - at)
+    return -EINVAL;
   *bytes = length;
   return 0;
 }
@@ -88,9 +92,11 @@ Capabilities CompositeDevice::capabilities() const {
     out.polled &= one.polled;
     out.instant &= one.instant;
     out.persistent &= one.persistent;
-    if (one.atomic_write_bytes < out.atomic_write_bytes) out.atomic_write_bytes = one.atomic_write_bytes;
+    if (one.atomic_write_bytes < out.atomic_write_bytes)
+      out.atomic_write_bytes = one.atomic_write_bytes;
     if (one.fua > out.fua) out.fua = one.fua;  // the dearest
-    if (one.transfer_bytes_max < out.transfer_bytes_max) out.transfer_bytes_max = one.transfer_bytes_max;
+    if (one.transfer_bytes_max < out.transfer_bytes_max)
+      out.transfer_bytes_max = one.transfer_bytes_max;
     if (one.memory_align > out.memory_align) out.memory_align = one.memory_align;
   }
   return out;

@@ -19,13 +19,16 @@
 namespace lunar {
 namespace {
 
-uint64_t checksum_of(const MemberLabel& label) { return XXH3_64bits(&label, offsetof(MemberLabel, checksum)); }
+uint64_t checksum_of(const MemberLabel& label) {
+  return XXH3_64bits(&label, offsetof(MemberLabel, checksum));
+}
 
 // A page-aligned buffer for the time of a call.
 struct Scratch {
   char* base;
   size_t bytes;
-  explicit Scratch(size_t size) : base(static_cast<char*>(map_private(size, ForkPolicy::kDontFork))), bytes(size) {}
+  explicit Scratch(size_t size)
+      : base(static_cast<char*>(map_private(size, ForkPolicy::kDontFork))), bytes(size) {}
   ~Scratch() {
     if (base) unmap_private(base, bytes);
   }
@@ -37,7 +40,8 @@ struct Scratch {
 
 int label_io(Device* device, Op op, uint64_t offset, void* buffer, size_t bytes) {
   int status = raw_io(device, op, offset, buffer, bytes);
-  for (unsigned tries = 1; status < 0 && tries < 3; ++tries) status = raw_io(device, op, offset, buffer, bytes);
+  for (unsigned tries = 1; status < 0 && tries < 3; ++tries)
+    status = raw_io(device, op, offset, buffer, bytes);
   return status;
 }
 
@@ -47,9 +51,10 @@ int label_parse(const void* bytes, MemberLabel* out) {
   if (out->checksum != checksum_of(*out)) return -EBADMSG;
   if (out->version != kLabelVersion) return -EPROTONOSUPPORT;
   if (out->type == static_cast<uint32_t>(SetType::kFormerMirror)) return -EOPNOTSUPP;
-  if (out->header_bytes != sizeof *out || out->type != static_cast<uint32_t>(SetType::kStripe) || out->count < 2 ||
-      out->count > kLabelMembersMax || out->index >= out->count || out->data_offset != kMemberDataOffset ||
-      out->data_bytes == 0 || out->data_bytes % kStripeChunkBytes != 0 ||
+  if (out->header_bytes != sizeof *out || out->type != static_cast<uint32_t>(SetType::kStripe) ||
+      out->count < 2 || out->count > kLabelMembersMax || out->index >= out->count ||
+      out->data_offset != kMemberDataOffset || out->data_bytes == 0 ||
+      out->data_bytes % kStripeChunkBytes != 0 ||
       out->data_bytes > UINT64_MAX / 2 / kLabelMembersMax || out->chunk_bytes != kStripeChunkBytes)
     return -EBADMSG;
   return 0;
@@ -90,11 +95,12 @@ int label_write(Device* device, MemberLabel* label) {
 }
 
 int refuse_mirror(const char* uri, const char* member, ErrorText* why) {
-  return why->set(
-      -EOPNOTSUPP,
-      "LUN %s: %s is a member of a mirror, which Lunar has no longer: mirror with Linux md (mdadm) and give "
-      "/dev/mdN. A member that was in sync has all data, from 1 MiB on (losetup -r -o 1M makes a device of them)",
-      uri, member);
+  return why->set(-EOPNOTSUPP,
+                  "LUN %s: %s is a member of a mirror, which Lunar has no longer: mirror with "
+                  "Linux md (mdadm) and give "
+                  "/dev/mdN. A member that was in sync has all data, from 1 MiB on (losetup -r -o "
+                  "1M makes a device of them)",
+                  uri, member);
 }
 
 }  // namespace lunar

@@ -4,11 +4,11 @@
 //   0         4 KiB    8 KiB     12 KiB          1 MiB = data_offset
 //   │ label A │ -      │ label B │ -             │ data ...
 //
-// The two copies are equal. They are written one after the other with a flush in between, so a crash tears at most one
-// of them. The index in a member's label must be its place in the URI.
+// The two copies are equal. They are written one after the other with a flush in between, so a
+// crash tears at most one of them. The index in a member's label must be its place in the URI.
 //
-// Members of mirrors, which earlier versions had, carry the same label with another type. They are refused with a line
-// that says what to do. Fields that only mirrors used are reserved.
+// Members of mirrors, which earlier versions had, carry the same label with another type. They are
+// refused with a line that says what to do. Fields that only mirrors used are reserved.
 //
 // Threading: blocking; one thread at a time per set. Not for the fault path.
 #pragma once
@@ -51,11 +51,12 @@ static_assert(offsetof(MemberLabel, set_uuid) == 24 && offsetof(MemberLabel, typ
 static_assert(offsetof(MemberLabel, chunk_bytes) == 56 && offsetof(MemberLabel, reserved1) == 80);
 static_assert(offsetof(MemberLabel, reserved) == 104 && offsetof(MemberLabel, checksum) == 4088);
 
-// Parses 4096 bytes as a label; nothing in them is trusted before. 0; -ENODEV: no label; -EPROTONOSUPPORT: another
-// version; -EOPNOTSUPP: of a mirror; -EBADMSG: a label, but damaged or with impossible fields.
+// Parses 4096 bytes as a label; nothing in them is trusted before. 0; -ENODEV: no label;
+// -EPROTONOSUPPORT: another version; -EOPNOTSUPP: of a mirror; -EBADMSG: a label, but damaged or
+// with impossible fields.
 [[nodiscard]] int label_parse(const void* bytes, MemberLabel* out);
-// Reads the first sound copy of a device's label. 0 or as for label_parse (-EBADMSG only if neither copy is sound), or
-// the error of the read.
+// Reads the first sound copy of a device's label. 0 or as for label_parse (-EBADMSG only if neither
+// copy is sound), or the error of the read.
 [[nodiscard]] int label_read(Device* device, MemberLabel* out);
 // Sets the checksum and writes both copies, which are durable at return. 0 or -errno.
 [[nodiscard]] int label_write(Device* device, MemberLabel* label);

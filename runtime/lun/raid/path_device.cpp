@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several paths to one device: see path_device.h. The proof that they are one: path_verify.cpp.
-// Threading: as every device. start and child_done run on the data path: they may not allocate or block.
+// Threading: as every device. start and child_done run on the data path: they may not allocate or
+// block.
 #include "lun/raid/path_device.h"
 
 #include <errno.h>
@@ -32,7 +33,8 @@ bool path_error(int64_t result) {
     case ENOTCONN:
     case EBADF:
     case EBADE:   // BLK_STS_NEXUS
-    case ENOSPC:  // a write to a disk that was taken away: its size is 0 now. The range was checked before
+    case ENOSPC:  // a write to a disk that was taken away: its size is 0 now. The range was checked
+                  // before
       return true;
     default:
       return false;
@@ -60,8 +62,8 @@ bool same_locks(Device* const* devices, unsigned count) {
 
 }  // namespace
 
-int PathDevice::create(const char* name, Device* const* paths, const char* const* uris, unsigned count, bool may_write,
-                       Device** out, ErrorText* why) {
+int PathDevice::create(const char* name, Device* const* paths, const char* const* uris,
+                       unsigned count, bool may_write, Device** out, ErrorText* why) {
   size_t bytes = strlen(name) + 1;
   for (unsigned i = 0; i < count; ++i) bytes += strlen(uris[i]) + 1;
   char* texts = nullptr;
@@ -118,8 +120,8 @@ void PathDevice::succeeded(unsigned path, uint32_t bad) {
 bool PathDevice::may_probe(unsigned path, uint64_t now) {
   uint64_t due = path_[path].probe_at_ns.load(std::memory_order_relaxed);
   if (now < due) return false;
-  return path_[path].probe_at_ns.compare_exchange_strong(due, now + probe_ns_.load(std::memory_order_relaxed),
-                                                         std::memory_order_relaxed);
+  return path_[path].probe_at_ns.compare_exchange_strong(
+      due, now + probe_ns_.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
 void PathDevice::probed(unsigned path, int64_t result) {
@@ -149,7 +151,8 @@ int PathDevice::start(CompositeContext* context, CompositeParent* parent) {
 }
 
 // What an answer means: the next path to try, or -1 when it is the caller's.
-int PathDevice::settle(uint32_t* tried, uint32_t* bad, unsigned path, int64_t result, uint64_t bytes) {
+int PathDevice::settle(uint32_t* tried, uint32_t* bad, unsigned path, int64_t result,
+                       uint64_t bytes) {
   *tried |= 1u << path;
   const bool short_count = result >= 0 && static_cast<uint64_t>(result) < bytes;
   if (!short_count && !path_error(result)) {
@@ -165,7 +168,8 @@ int PathDevice::settle(uint32_t* tried, uint32_t* bad, unsigned path, int64_t re
   return static_cast<int>(next);
 }
 
-bool PathDevice::child_done(CompositeContext* context, CompositeParent* parent, CompositeChild* child, int64_t result) {
+bool PathDevice::child_done(CompositeContext* context, CompositeParent* parent,
+                            CompositeChild* child, int64_t result) {
   const int next = settle(&parent->tried, &parent->bad, child->member, result, child->bytes);
   if (next >= 0) {
     context->resend(child, static_cast<unsigned>(next));
@@ -240,10 +244,13 @@ int paths_in_order(Device* raw, ErrorText* why) {
     missing = one.connection;
   }
   if (count == 0) return 0;
-  if (same_locks(devices, count) && (!missing || locks_know_backing_device(raw->fd(raw->lock_count() - 1)))) return 0;
+  if (same_locks(devices, count) &&
+      (!missing || locks_know_backing_device(raw->fd(raw->lock_count() - 1))))
+    return 0;
   if (missing)
     return why->set(-ENXIO,
-                    "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so bring it back, or leave "
+                    "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so "
+                    "bring it back, or leave "
                     "it out in every process",
                     raw->name(), missing);
   uint64_t before = 0;
@@ -252,7 +259,8 @@ int paths_in_order(Device* raw, ErrorText* why) {
     if (sys::file_status(devices[i]->fd(0), &status) < 0) continue;
     if (status.st_rdev < before)
       return why->set(-EINVAL,
-                      "LUN %s: virtual LUNs are locked by the first path; write the paths in the order of their device "
+                      "LUN %s: virtual LUNs are locked by the first path; write the paths in the "
+                      "order of their device "
                       "numbers (ls -l)",
                       raw->name());
     before = status.st_rdev;

@@ -24,13 +24,16 @@ int same_wwid(Device* a, Device* b) {
   Device* const devices[2] = {a, b};
   for (unsigned i = 0; i < 2; ++i) {
     struct stat status;
-    if (devices[i]->fd_count() == 0 || sys::file_status(devices[i]->fd(0), &status) < 0 || !S_ISBLK(status.st_mode))
+    if (devices[i]->fd_count() == 0 || sys::file_status(devices[i]->fd(0), &status) < 0 ||
+        !S_ISBLK(status.st_mode))
       return -1;
     char path[96];
-    format_to(path, sizeof path, "/sys/dev/block/%u:%u/wwid", major(status.st_rdev), minor(status.st_rdev));
+    format_to(path, sizeof path, "/sys/dev/block/%u:%u/wwid", major(status.st_rdev),
+              minor(status.st_rdev));
     int n = sys::read_text(path, text[i], sizeof text[i]);
     if (n <= 0) {
-      format_to(path, sizeof path, "/sys/dev/block/%u:%u/device/wwid", major(status.st_rdev), minor(status.st_rdev));
+      format_to(path, sizeof path, "/sys/dev/block/%u:%u/device/wwid", major(status.st_rdev),
+                minor(status.st_rdev));
       n = sys::read_text(path, text[i], sizeof text[i]);
     }
     if (n <= 0) return -1;
@@ -48,10 +51,12 @@ int64_t move(Device* device, Op op, void* buffer, size_t bytes) {
   return n < 0 || static_cast<size_t>(n) == bytes ? n : -EIO;
 }
 
-// Compares contents. head, other: kHeadBytes each. 1, 0 or -errno; -ENODATA: blank, so inconclusive.
+// Compares contents. head, other: kHeadBytes each. 1, 0 or -errno; -ENODATA: blank, so
+// inconclusive.
 int same_content(Device* a, Device* b, bool may_write, char* head, char* other) {
-  const size_t bytes =
-      a->size_bytes() < kHeadBytes ? static_cast<size_t>(round_down(a->size_bytes(), 4096)) : kHeadBytes;
+  const size_t bytes = a->size_bytes() < kHeadBytes
+                           ? static_cast<size_t>(round_down(a->size_bytes(), 4096))
+                           : kHeadBytes;
   if (bytes == 0) return -ENODATA;
   int64_t n = move(a, Op::kRead, head, bytes);
   if (n >= 0) n = move(b, Op::kRead, other, bytes);
@@ -80,7 +85,8 @@ bool same_backing_device(Device* a, Device* b) {
       struct stat one, other;
       if (sys::file_status(a->fd(i), &one) < 0 || sys::file_status(b->fd(j), &other) < 0) continue;
       if (one.st_dev == other.st_dev && one.st_ino == other.st_ino) return true;
-      const bool nodes = (one.st_mode & S_IFMT) == (other.st_mode & S_IFMT) && !S_ISREG(one.st_mode);
+      const bool nodes =
+          (one.st_mode & S_IFMT) == (other.st_mode & S_IFMT) && !S_ISREG(one.st_mode);
       if (nodes && one.st_rdev == other.st_rdev) return true;
     }
   }
@@ -98,25 +104,29 @@ int PathDevice::verify(bool may_write, ErrorText* why) {
     Device *a = member_[first], *b = member_[i];
     if (!b || same_backing_device(a, b)) continue;
     if (a->size_bytes() != b->size_bytes()) {
-      status = why->set(
-          -EINVAL, "LUN %s: paths %s and %s reach devices of different sizes (%s, %s); give paths of one device", name_,
-          uri_[first], uri_[i], format_size(a->size_bytes()).text, format_size(b->size_bytes()).text);
+      status = why->set(-EINVAL,
+                        "LUN %s: paths %s and %s reach devices of different sizes (%s, %s); give "
+                        "paths of one device",
+                        name_, uri_[first], uri_[i], format_size(a->size_bytes()).text,
+                        format_size(b->size_bytes()).text);
       break;
     }
     const int wwid = same_wwid(a, b);
     const int same = wwid >= 0 ? wwid : same_content(a, b, may_write, head, head + kHeadBytes);
     if (same == 1) continue;
     if (same == 0)
-      status = why->set(-EINVAL, "LUN %s: paths %s and %s reach different devices; give paths of one device", name_,
-                        uri_[first], uri_[i]);
+      status = why->set(-EINVAL,
+                        "LUN %s: paths %s and %s reach different devices; give paths of one device",
+                        name_, uri_[first], uri_[i]);
     else if (same == -ENODATA)
       status = why->set(-ENODATA,
-                        "LUN %s: it is not known whether paths %s and %s reach one device, as it is blank; format it "
+                        "LUN %s: it is not known whether paths %s and %s reach one device, as it "
+                        "is blank; format it "
                         "through one of them first",
                         name_, uri_[first], uri_[i]);
     else
-      status =
-          why->set(same, "LUN %s: cannot compare paths %s and %s: %s", name_, uri_[first], uri_[i], errno_text(same));
+      status = why->set(same, "LUN %s: cannot compare paths %s and %s: %s", name_, uri_[first],
+                        uri_[i], errno_text(same));
   }
   unmap_private(head, 2 * kHeadBytes);
   return status;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stripe: see stripe_device.h.
-// Threading: as every device. start, child_done and finish run on the data path: they may not allocate or block.
+// Threading: as every device. start, child_done and finish run on the data path: they may not
+// allocate or block.
 #include "lun/raid/stripe_device.h"
 
 #include <errno.h>
@@ -12,8 +13,9 @@
 
 namespace lunar {
 
-int StripeDevice::create(const char* name, Device* const* members, unsigned count, uint64_t data_offset,
-                         uint64_t member_bytes, Device** out, ErrorText* why, uint64_t chunk_bytes) {
+int StripeDevice::create(const char* name, Device* const* members, unsigned count,
+                         uint64_t data_offset, uint64_t member_bytes, Device** out, ErrorText* why,
+                         uint64_t chunk_bytes) {
   const char* kept = nullptr;
   auto* device = device_new<StripeDevice>(name, &kept);
   const uint64_t each = round_down(member_bytes, chunk_bytes);
@@ -21,8 +23,9 @@ int StripeDevice::create(const char* name, Device* const* members, unsigned coun
   if (!device)
     status = why->set(-ENOMEM, "LUN %s: out of memory", name);
   else if (each == 0)
-    status = why->set(-ENOSPC, "LUN %s: the smallest member has no room for a chunk of %s; give larger ones", name,
-                      format_size(chunk_bytes).text);
+    status = why->set(-ENOSPC,
+                      "LUN %s: the smallest member has no room for a chunk of %s; give larger ones",
+                      name, format_size(chunk_bytes).text);
   if (status < 0) {
     for (unsigned i = 0; i < count; ++i) device_close(members[i]);
     device_free(device);
@@ -38,7 +41,8 @@ int StripeDevice::create(const char* name, Device* const* members, unsigned coun
   return 0;
 }
 
-void StripeDevice::piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at, uint64_t* bytes) const {
+void StripeDevice::piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at,
+                            uint64_t* bytes) const {
   // Bytes of [0, x) that are the member's.
   const auto before = [&](uint64_t x) {
     const uint64_t row = chunk_bytes_ * count_, whole = x / row * chunk_bytes_, rest = x % row;
@@ -52,13 +56,15 @@ void StripeDevice::piece_of(unsigned member, uint64_t offset, uint64_t length, u
 
 Capabilities StripeDevice::capabilities() const {
   Capabilities out = CompositeDevice::capabilities();
-  out.atomic_write_bytes = atomic_within(atomic_within(out.atomic_write_bytes, chunk_bytes_), data_offset_);
+  out.atomic_write_bytes =
+      atomic_within(atomic_within(out.atomic_write_bytes, chunk_bytes_), data_offset_);
   return out;
 }
 
 bool StripeDevice::tears(const Command& command, uint64_t bytes) const {
   const uint64_t at = command.offset.value;
-  return command.op == Op::kWrite && command.atomic && bytes && at / chunk_bytes_ != (at + bytes - 1) / chunk_bytes_;
+  return command.op == Op::kWrite && command.atomic && bytes &&
+         at / chunk_bytes_ != (at + bytes - 1) / chunk_bytes_;
 }
 
 int StripeDevice::start(CompositeContext* context, CompositeParent* parent) {
@@ -91,7 +97,8 @@ int StripeDevice::start(CompositeContext* context, CompositeParent* parent) {
     return 0;
   }
   const auto chunks = static_cast<unsigned>(last - chunk + 1);
-  const unsigned most = (chunks < count_ ? chunks : count_) + (command.iov_count + chunks) / kCompositeVectorMax;
+  const unsigned most =
+      (chunks < count_ ? chunks : count_) + (command.iov_count + chunks) / kCompositeVectorMax;
   if (!context->room(most, most)) return -EAGAIN;
   start_large(context, parent);
   return 0;
@@ -123,7 +130,8 @@ void StripeDevice::start_large(CompositeContext* context, CompositeParent* paren
   }
 }
 
-bool StripeDevice::child_done(CompositeContext*, CompositeParent* parent, CompositeChild* child, int64_t result) {
+bool StripeDevice::child_done(CompositeContext*, CompositeParent* parent, CompositeChild* child,
+                              int64_t result) {
   if (result < 0)
     parent->result = result;
   else if (static_cast<uint64_t>(result) != child->bytes && parent->result == 0)
@@ -186,8 +194,8 @@ int64_t StripeDevice::transfer_in_turn(const Command& command, uint64_t bytes) {
   return static_cast<int64_t>(bytes);
 }
 
-// A command within one chunk goes to its member; one that spans several goes to all of them at once, where a context is
-// available. A thread that may serve a fault makes none.
+// A command within one chunk goes to its member; one that spans several goes to all of them at
+// once, where a context is available. A thread that may serve a fault makes none.
 int64_t StripeDevice::transfer(const Command& command) {
   uint64_t bytes = 0;
   const int status = check(command, &bytes);
@@ -198,7 +206,8 @@ int64_t StripeDevice::transfer(const Command& command) {
   if (data && bytes == 0) return 0;
   if (!data || bytes > chunk_bytes_ - within) {
     int64_t result = 0;
-    if (!HostGuard::active() && !sys::in_service_thread() && pool_.transfer(this, command, &result)) return result;
+    if (!HostGuard::active() && !sys::in_service_thread() && pool_.transfer(this, command, &result))
+      return result;
     return transfer_in_turn(command, bytes);
   }
   Command child = command;

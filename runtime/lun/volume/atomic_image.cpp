@@ -21,10 +21,16 @@ namespace {
 
 using media::ImageHeader;
 
-const ImageHeader& header_at(const char* image) { return *reinterpret_cast<const ImageHeader*>(image); }
-uint64_t checksum_of(const ImageHeader& header) { return XXH3_64bits(&header, offsetof(ImageHeader, checksum)); }
+const ImageHeader& header_at(const char* image) {
+  return *reinterpret_cast<const ImageHeader*>(image);
+}
+uint64_t checksum_of(const ImageHeader& header) {
+  return XXH3_64bits(&header, offsetof(ImageHeader, checksum));
+}
 
-bool zeros(const char* at, uint64_t bytes) { return bytes == 0 || (at[0] == 0 && memcmp(at, at + 1, bytes - 1) == 0); }
+bool zeros(const char* at, uint64_t bytes) {
+  return bytes == 0 || (at[0] == 0 && memcmp(at, at + 1, bytes - 1) == 0);
+}
 
 }  // namespace
 
@@ -53,10 +59,11 @@ void image_seal(const ImageSpec& spec, char* image) {
 
 bool image_header_intact(const ImageSpec& spec, const char* image) {
   const ImageHeader& header = header_at(image);
-  return memcmp(header.magic, spec.magic, sizeof header.magic) == 0 && header.checksum == checksum_of(header) &&
-         header.version == spec.version && header.header_bytes == sizeof header &&
-         memcmp(header.uuid, spec.uuid, sizeof header.uuid) == 0 && header.super_checksum == spec.super_checksum &&
-         header.sequence != 0;
+  return memcmp(header.magic, spec.magic, sizeof header.magic) == 0 &&
+         header.checksum == checksum_of(header) && header.version == spec.version &&
+         header.header_bytes == sizeof header &&
+         memcmp(header.uuid, spec.uuid, sizeof header.uuid) == 0 &&
+         header.super_checksum == spec.super_checksum && header.sequence != 0;
 }
 
 bool image_intact(const ImageSpec& spec, const char* image) {
@@ -71,7 +78,8 @@ bool image_intact(const ImageSpec& spec, const char* image) {
   return header.body_checksum == XXH3_64bits(image + sizeof header, spec.body_bytes);
 }
 
-int AtomicImage::prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageValidator* validator) {
+int AtomicImage::prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places,
+                         ImageValidator* validator) {
   const size_t bytes = (2 * places.copies + 1) * spec.slot_bytes;
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
@@ -94,7 +102,9 @@ void AtomicImage::release() {
 
 int AtomicImage::read_slots() {
   const uint64_t side = 2 * spec_.slot_bytes;
-  const auto is_there = [&](uint64_t offset, uint64_t bytes) { return offset + bytes <= raw_->size_bytes(); };
+  const auto is_there = [&](uint64_t offset, uint64_t bytes) {
+    return offset + bytes <= raw_->size_bytes();
+  };
   int status = 0;
   for (unsigned copy = 0; copy < places_.copies && status == 0; ++copy)
     status = is_there(places_.offset[copy], side)
@@ -103,8 +113,9 @@ int AtomicImage::read_slots() {
   if (status != -EIO) return status;
   // A place that cannot be read is a damaged one: the others may do.
   for (unsigned i = 0; i < slots(); ++i) {
-    status = is_there(offset_of(i), spec_.slot_bytes) ? raw_io(raw_, Op::kRead, offset_of(i), slot(i), spec_.slot_bytes)
-                                                      : -EIO;
+    status = is_there(offset_of(i), spec_.slot_bytes)
+                 ? raw_io(raw_, Op::kRead, offset_of(i), slot(i), spec_.slot_bytes)
+                 : -EIO;
     if (status == -EIO)
       memset(slot(i), 0, spec_.slot_bytes);
     else if (status < 0)
@@ -119,12 +130,14 @@ const char* AtomicImage::fault_of(unsigned i, const bool* valid) {
   const bool same = i >= 2 && valid[i - 2] && memcmp(slot(i - 2), slot(i), spec_.slot_bytes) == 0;
   if (!same && !image_intact(spec_, slot(i))) return "a checksum is wrong";
   if (!same && validator_) {
-    if (const char* fault = validator_->fault(header_of(i), slot(i) + sizeof(ImageHeader))) return fault;
+    if (const char* fault = validator_->fault(header_of(i), slot(i) + sizeof(ImageHeader)))
+      return fault;
   }
   return header_of(i).sequence % 2 == i % 2 ? nullptr : "an image in the wrong slot";
 }
 
-// Finds the newest image and which slots are out of form. 0; -EBADMSG for what no crash and no rot leaves.
+// Finds the newest image and which slots are out of form. 0; -EBADMSG for what no crash and no rot
+// leaves.
 int AtomicImage::choose_newest(unsigned* newest, SlotReport* report) {
   bool valid[kSlotsMax];
   int best = -1;
@@ -133,7 +146,8 @@ int AtomicImage::choose_newest(unsigned* newest, SlotReport* report) {
     const char* fault = fault_of(i, valid);
     valid[i] = !fault;
     if (fault && !*report->what) report->what = fault;
-    if (valid[i] && (best < 0 || header_of(i).sequence > header_of(static_cast<unsigned>(best)).sequence))
+    if (valid[i] &&
+        (best < 0 || header_of(i).sequence > header_of(static_cast<unsigned>(best)).sequence))
       best = static_cast<int>(i);
   }
   if (best < 0) return -EBADMSG;
@@ -191,16 +205,16 @@ int AtomicImage::load(Repair what_to_repair, SlotReport* report) {
   if (status < 0) return status;
   report->unknown = unknown_read_only(spec_, header_of(newest));
   if (report->unknown && !only_reads(what_to_repair)) return -EROFS;
-  // Two out of form: an acknowledged image is in both slots of its parity, so while one of each parity is sound, the
-  // newest sound one is what was acknowledged last or newer.
+  // Two out of form: an acknowledged image is in both slots of its parity, so while one of each
+  // parity is sound, the newest sound one is what was acknowledged last or newer.
   const unsigned bad = report->bad, bad_count = static_cast<unsigned>(std::popcount(bad));
   const bool each_parity = (bad & 5) != 5 && (bad & 10) != 10;
   report->proven = bad_count < 2 || (bad_count == 2 && each_parity);
-  const bool enough =
-      bad_count < 2 || what_to_repair == Repair::kSalvage || (what_to_repair == Repair::kProven && report->proven);
+  const bool enough = bad_count < 2 || what_to_repair == Repair::kSalvage ||
+                      (what_to_repair == Repair::kProven && report->proven);
   if (!enough) return -EBADMSG;
-  // With one copy the newest may be the only one of its kind, and still on its way to stable storage: the next change
-  // goes over the other.
+  // With one copy the newest may be the only one of its kind, and still on its way to stable
+  // storage: the next change goes over the other.
   if ((bad_count || places_.copies == 1) && !only_reads(what_to_repair)) {
     status = repair(bad, report);
     if (status < 0) return status;
@@ -213,7 +227,9 @@ int AtomicImage::load(Repair what_to_repair, SlotReport* report) {
 const char* AtomicImage::newest_intact() const {
   const char* found = nullptr;
   for (unsigned i = 0; i < slots(); ++i) {
-    if (image_intact(spec_, slot(i)) && (!found || header_of(i).sequence > header_at(found).sequence)) found = slot(i);
+    if (image_intact(spec_, slot(i)) &&
+        (!found || header_of(i).sequence > header_at(found).sequence))
+      found = slot(i);
   }
   return found;
 }
@@ -224,10 +240,12 @@ int AtomicImage::commit() {
   header().previous = header().checksum;
   header().sequence = next;
   image_seal(spec_, image_);
-  LUNAR_CHECK(!validator_ || !validator_->fault(header(), body()), "metadata that is about to be written");
+  LUNAR_CHECK(!validator_ || !validator_->fault(header(), body()),
+              "metadata that is about to be written");
   int status = 0;
   for (unsigned copy = 0; copy < places_.copies && status == 0; ++copy)
-    status = raw_write_durable(raw_, offset_of(static_cast<unsigned>(next % 2) + 2 * copy), image_, spec_.slot_bytes);
+    status = raw_write_durable(raw_, offset_of(static_cast<unsigned>(next % 2) + 2 * copy), image_,
+                               spec_.slot_bytes);
   if (status == 0) return 0;
   SlotReport report;
   if (load(Repair::kOne, &report) < 0) return status;
@@ -242,7 +260,8 @@ int AtomicImage::format() {
     image_seal(spec_, image_);
     for (unsigned copy = 0; copy < places_.copies; ++copy) {
       const int status =
-          raw_io(raw_, Op::kWrite, offset_of(static_cast<unsigned>(number % 2) + 2 * copy), image_, spec_.slot_bytes);
+          raw_io(raw_, Op::kWrite, offset_of(static_cast<unsigned>(number % 2) + 2 * copy), image_,
+                 spec_.slot_bytes);
       if (status < 0) return status;
     }
   }

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts it. It has two
-// slots, written alternately (shadow paging of one page, as in LMDB's meta pages).
+// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts
+// it. It has two slots, written alternately (shadow paging of one page, as in LMDB's meta pages).
 //
-//   offset[0] │ slot A │ slot B │      offset[1] │ slot A │ slot B │        one copy, or two far apart
+//   offset[0] │ slot A │ slot B │      offset[1] │ slot A │ slot B │     one copy, or two far apart
 //
-// Image N goes to slot N % 2 of the first copy, and when it is durable there, to slot N % 2 of the second; only then is
-// it acknowledged. Each image has a sequence number, checksums, and the checksum of the image before it
-// (image_format.h).
+// Image N goes to slot N % 2 of the first copy, and when it is durable there, to slot N % 2 of the
+// second; only then is it acknowledged. Each image has a sequence number, checksums, and the
+// checksum of the image before it (image_format.h).
 //
-// Why it survives any crash: at most one slot is being written at any moment. The others hold N (the acknowledged
-// image) and N - 1, or with two copies already one copy of N + 1. The highest intact sequence is the answer, and it is
-// never lower than what was acknowledged. This holds for torn writes at any byte, lost caches and kill -9; the device
-// only has to honour fua and flush.
+// Why it survives any crash: at most one slot is being written at any moment. The others hold N
+// (the acknowledged image) and N - 1, or with two copies already one copy of N + 1. The highest
+// intact sequence is the answer, and it is never lower than what was acknowledged. This holds for
+// torn writes at any byte, lost caches and kill -9; the device only has to honour fua and flush.
 //
-// One copy or two: an invalid slot is either the result of a crash in the middle of N + 1, or a damaged N. With two
-// copies the other copy tells which. At rest all four slots are valid (N twice, N - 1 twice). load() repairs the one
-// that a crash left, and refuses two invalid ones (-EBADMSG), because the newest change might be among them. With one
-// copy this cannot be told, and N - 1 would pass for the newest; use one copy only for tables that can be rebuilt, or
-// whose age is known from elsewhere.
+// One copy or two: an invalid slot is either the result of a crash in the middle of N + 1, or a
+// damaged N. With two copies the other copy tells which. At rest all four slots are valid (N twice,
+// N - 1 twice). load() repairs the one that a crash left, and refuses two invalid ones (-EBADMSG),
+// because the newest change might be among them. With one copy this cannot be told, and N - 1 would
+// pass for the newest; use one copy only for tables that can be rebuilt, or whose age is known from
+// elsewhere.
 //
-// Threading: the caller locks, also against other processes. Blocking; not for the fault path. Memory: one mapping,
-// made by prepare().
+// Threading: the caller locks, also against other processes. Blocking; not for the fault path.
+// Memory: one mapping, made by prepare().
 #pragma once
 #include "lun/volume/image_format.h"
 #include "superpipe/device.h"
@@ -31,14 +32,18 @@ enum class Repair : uint8_t {
   kNo,      // only read; the other values, except kSalvage, are for callers that may write
   kOne,     // repair what a crash can leave
   kProven,  // also two invalid slots, if the others prove that nothing newer was acknowledged
-  // only read, whatever is invalid: the newest valid image, though a newer one may be gone (SlotReport::proven)
+  // only read, whatever is invalid: the newest valid image, though a newer one may be gone
+  // (SlotReport::proven)
   kSalvage,
 };
-constexpr bool only_reads(Repair repair) { return repair == Repair::kNo || repair == Repair::kSalvage; }
+constexpr bool only_reads(Repair repair) {
+  return repair == Repair::kNo || repair == Repair::kSalvage;
+}
 
 struct SlotReport {
   unsigned bad = 0;    // invalid slots, one bit each: 1, 2: first copy A, B; 4, 8: second copy A, B
-  unsigned older = 0;  // of these, valid ones that are only older than the others: what an interrupted commit() leaves
+  unsigned older = 0;  // of these, valid ones that are only older than the others: what an
+                       // interrupted commit() leaves
   unsigned repaired = 0;
   bool proven = false;    // nothing newer than what was loaded was acknowledged
   const char* what = "";  // what is wrong with the first of them
@@ -56,11 +61,12 @@ struct ImageSpec {
   uint64_t known_compatible = 0, known_read_only = 0, known_incompatible = 0;  // feature bits
 };
 struct ImagePlaces {
-  unsigned copies = 2;      // 1 or 2
-  uint64_t offset[2] = {};  // of slot A of each copy, slot B follows; multiples of 4096, slots do not overlap
+  unsigned copies = 2;  // 1 or 2
+  // of slot A of each copy, slot B follows; multiples of 4096, slots do not overlap
+  uint64_t offset[2] = {};
 };
-// Checks the content of the table after its checksums: returns nullptr if it is valid, otherwise the first fault.
-// `body` has spec.body_bytes.
+// Checks the content of the table after its checksums: returns nullptr if it is valid, otherwise
+// the first fault. `body` has spec.body_bytes.
 class ImageValidator {
  public:
   virtual const char* fault(const media::ImageHeader& header, const char* body) = 0;
@@ -69,8 +75,8 @@ class ImageValidator {
   ~ImageValidator() = default;
 };
 
-// Fills in the header except sequence, previous and features, which the caller sets. image: spec.slot_bytes, aligned to
-// 8.
+// Fills in the header except sequence, previous and features, which the caller sets. image:
+// spec.slot_bytes, aligned to 8.
 void image_seal(const ImageSpec& spec, char* image);
 // Whether this is an image of `spec`, by a header with the right checksum; the rest is not checked.
 bool image_header_intact(const ImageSpec& spec, const char* image);
@@ -83,15 +89,17 @@ bool features_unknown(const ImageSpec& spec, const media::ImageHeader& header); 
 class AtomicImage {
  public:
   // validator: nullptr: any body is valid. Neither device nor validator is owned. 0, -ENOMEM.
-  [[nodiscard]] int prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageValidator* validator);
+  [[nodiscard]] int prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places,
+                            ImageValidator* validator);
   void release();
-  // Reads all slots, finds the newest image, repairs; image() is the newest one then. 0; -EBADMSG; -EPROTONOSUPPORT:
-  // unknown incompatible features; -EROFS: unknown read-only features, and a repair that writes (nothing is written);
-  // -EIO and other errors of the device.
+  // Reads all slots, finds the newest image, repairs; image() is the newest one then. 0; -EBADMSG;
+  // -EPROTONOSUPPORT: unknown incompatible features; -EROFS: unknown read-only features, and a
+  // repair that writes (nothing is written); -EIO and other errors of the device.
   [[nodiscard]] int load(Repair repair, SlotReport* report);
-  // Writes image(), whose body and features the caller has changed, as the next image; durable at return. What the
-  // change relies on must be durable before. After a failure the device is read again: 0 if the change is there after
-  // all; otherwise -errno, and image() is what it was before (or !loaded()).
+  // Writes image(), whose body and features the caller has changed, as the next image; durable at
+  // return. What the change relies on must be durable before. After a failure the device is read
+  // again: 0 if the change is there after all; otherwise -errno, and image() is what it was before
+  // (or !loaded()).
   [[nodiscard]] int commit();
   [[nodiscard]] int format();  // images 1 and 2, bodies of zeros, durable at return
   bool loaded() const { return loaded_; }
@@ -109,7 +117,9 @@ class AtomicImage {
   const media::ImageHeader& header_of(unsigned i) const {
     return *reinterpret_cast<const media::ImageHeader*>(slot(i));
   }
-  uint64_t offset_of(unsigned i) const { return places_.offset[i / 2] + (i % 2) * spec_.slot_bytes; }
+  uint64_t offset_of(unsigned i) const {
+    return places_.offset[i / 2] + (i % 2) * spec_.slot_bytes;
+  }
   int read_slots();
   const char* fault_of(unsigned i, const bool* valid);
   int choose_newest(unsigned* newest, SlotReport* report);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the head of a raw device holds: see physical_lun.h.
-// Idea: our own magics first, then zeros; asks libblkid about zeros and unknown data where the device has a path.
-// Threading: any, blocking. May not be used on the fault path (libblkid allocates).
+// Idea: our own magics first, then zeros; asks libblkid about zeros and unknown data where the
+// device has a path. Threading: any, blocking. May not be used on the fault path (libblkid
+// allocates).
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -34,7 +35,8 @@ DeviceContent look(const char* head, size_t bytes, char* what, size_t size) {
   if (memcmp(head, kLabelMagic, sizeof kLabelMagic) == 0) {
     MemberLabel label;
     const int status = bytes < sizeof label ? -EBADMSG : label_parse(head, &label);
-    format_to(what, size, "a member of a %s of Lunar", status == -EOPNOTSUPP ? "former mirror" : "stripe");
+    format_to(what, size, "a member of a %s of Lunar",
+              status == -EOPNOTSUPP ? "former mirror" : "stripe");
     return DeviceContent::kMember;
   }
   if (memcmp(head, kScratchMagic, sizeof kScratchMagic) == 0) {
@@ -42,7 +44,8 @@ DeviceContent look(const char* head, size_t bytes, char* what, size_t size) {
     return DeviceContent::kScratch;
   }
   for (const uint64_t at : kStoreMagicAt) {
-    if (at + sizeof kStoreMagic > bytes || memcmp(head + at, kStoreMagic, sizeof kStoreMagic) != 0) continue;
+    if (at + sizeof kStoreMagic > bytes || memcmp(head + at, kStoreMagic, sizeof kStoreMagic) != 0)
+      continue;
     format_to(what, size, "a key/value store of Lunar");
     return DeviceContent::kStore;
   }
@@ -83,7 +86,8 @@ int look_behind(Device* raw, DeviceContent* out, char* what, size_t size) {
   if (fd < 0) return fd;
   int64_t got;
   bool zero = true;
-  for (uint64_t at = 0; zero && (got = sys::read_at(fd, bytes, sizeof bytes, at)) > 0; at += static_cast<uint64_t>(got))
+  for (uint64_t at = 0; zero && (got = sys::read_at(fd, bytes, sizeof bytes, at)) > 0;
+       at += static_cast<uint64_t>(got))
     zero = bytes_are_zero(bytes, static_cast<size_t>(got));
   sys::close_file(fd);
   if (zero) return static_cast<int>(got);
@@ -106,8 +110,10 @@ int device_content(Device* raw, DeviceContent* out, char* what, size_t size, boo
   int status = raw_io(raw, Op::kRead, 0, head, bytes);
   if (status == 0) *out = look(static_cast<const char*>(head), bytes, what, size);
   unmap_private(head, kHeadBytes);
-  if (status == 0 && *out == DeviceContent::kBlank && bytes < kHeadBytes) status = look_behind(raw, out, what, size);
-  if (status < 0 || (*out != DeviceContent::kBlank && *out != DeviceContent::kForeign)) return status;
+  if (status == 0 && *out == DeviceContent::kBlank && bytes < kHeadBytes)
+    status = look_behind(raw, out, what, size);
+  if (status < 0 || (*out != DeviceContent::kBlank && *out != DeviceContent::kForeign))
+    return status;
   if (only_ours) return 0;
   char known[48];
   if (device_path(raw, path, sizeof path) < 0) return 0;

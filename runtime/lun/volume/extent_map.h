@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExtentMap: the places of a virtual LUN's bytes on its base device, and the readers that use them right now.
+// ExtentMap: the places of a virtual LUN's bytes on its base device, and the readers that use them
+// right now.
 //
-// Readers (the data path) enter a *phase* (sys/phases.h), check the limit, translate, do their I/O and leave. Growing
-// appends to the map and raises the limit. Shrinking lowers the limit, then drains the phases; only then may the
-// extents go to another LUN.
+// Readers (the data path) enter a *phase* (sys/phases.h), check the limit, translate, do their I/O
+// and leave. Growing appends to the map and raises the limit. Shrinking lowers the limit, then
+// drains the phases; only then may the extents go to another LUN.
 //
-// Threading: limit and run: any thread, lock-free; phases(): see sys/phases.h. The rest: one thread at a time.
+// Threading: limit and run: any thread, lock-free; phases(): see sys/phases.h. The rest: one thread
+// at a time.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -29,8 +31,8 @@ class ExtentMap {
   uint64_t limit() const { return limit_.load(std::memory_order_seq_cst); }
   void set_limit(uint64_t bytes) { limit_.store(bytes, std::memory_order_seq_cst); }
 
-  // Returns the base offset of `offset`; *length: how many bytes (up to `want`) are contiguous there. Pre: offset +
-  // want <= limit().
+  // Returns the base offset of `offset`; *length: how many bytes (up to `want`) are contiguous
+  // there. Pre: offset + want <= limit().
   uint64_t run(uint64_t offset, uint64_t want, uint64_t* length) const {
     uint64_t position = offset >> shift_;
     const uint64_t within = offset & (extent_bytes_ - 1);

@@ -13,10 +13,10 @@ inline uint64_t vector_bytes(const iovec* iov, uint32_t count) {
   return bytes;
 }
 
-// Takes up to `want` bytes from position (*at, *within) of a vector into `out`, at most *room entries. Advances the
-// position; returns the number of bytes.
-inline uint64_t vector_slice(const iovec* iov, uint32_t count, uint32_t* at, uint64_t* within, uint64_t want,
-                             iovec* out, uint32_t* room) {
+// Takes up to `want` bytes from position (*at, *within) of a vector into `out`, at most *room
+// entries. Advances the position; returns the number of bytes.
+inline uint64_t vector_slice(const iovec* iov, uint32_t count, uint32_t* at, uint64_t* within,
+                             uint64_t want, iovec* out, uint32_t* room) {
   uint64_t got = 0;
   uint32_t used = 0;
   while (got < want && *at < count && used < *room) {

@@ -17,7 +17,8 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kMetadata = owner_bytes::kFirstLunByte, kOwners = kMetadata + 64, kUsers = kMetadata + 4096;
+constexpr uint64_t kMetadata = owner_bytes::kFirstLunByte, kOwners = kMetadata + 64,
+                   kUsers = kMetadata + 4096;
 constexpr uint64_t kWaitMaxNs = 10'000'000'000;
 constexpr uint64_t kPauseMinNs = 50'000, kPauseMaxNs = 4'000'000;
 
@@ -67,8 +68,10 @@ int LunLocks::lock_metadata(bool shared, ErrorText* why) {
   if (none()) return 0;
   if (const int opened = open_metadata(); opened < 0) {
     if (sys::memory_copy() != opener_)
-      return why->set(-EACCES, "LUN %s: a forked child can change it only where /proc/self/fd can be opened (%s)",
-                      device_->name(), errno_name(opened));
+      return why->set(
+          -EACCES,
+          "LUN %s: a forked child can change it only where /proc/self/fd can be opened (%s)",
+          device_->name(), errno_name(opened));
     for (; metadata_count_ < device_->lock_count(); ++metadata_count_)
       metadata_fd_[metadata_count_] = device_->fd(metadata_count_);
   }
@@ -76,7 +79,8 @@ int LunLocks::lock_metadata(bool shared, ErrorText* why) {
   uint64_t pause = kPauseMinNs;
   int status;
   const sys::RangeLock kind = shared ? sys::RangeLock::kShared : sys::RangeLock::kExclusive;
-  while ((status = files_lock(metadata_fd_, metadata_count_, kind, kMetadata, 1)) == -EAGAIN || status == -EINTR) {
+  while ((status = files_lock(metadata_fd_, metadata_count_, kind, kMetadata, 1)) == -EAGAIN ||
+         status == -EINTR) {
     if (sys::now_ns() - start > kWaitMaxNs) break;
     sys::sleep_ns(pause);
     pause = pause * 2 < kPauseMaxNs ? pause * 2 : kPauseMaxNs;
@@ -84,13 +88,14 @@ int LunLocks::lock_metadata(bool shared, ErrorText* why) {
   if (status == 0) return 0;
   close_metadata();
   if (status == -EAGAIN || status == -EINTR)
-    return why->set(
-        -EBUSY,
-        "LUN %s: another process has been changing its metadata for 10 s; see who (lsof, /proc/locks), try again",
-        device_->name());
-  if (status == -EBADF) return why->set(-EROFS, "LUN %s: open for reading only; open it for writing", device_->name());
-  return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", device_->name(),
-                  errno_name(status));
+    return why->set(-EBUSY,
+                    "LUN %s: another process has been changing its metadata for 10 s; see who "
+                    "(lsof, /proc/locks), try again",
+                    device_->name());
+  if (status == -EBADF)
+    return why->set(-EROFS, "LUN %s: open for reading only; open it for writing", device_->name());
+  return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks",
+                  device_->name(), errno_name(status));
 }
 
 void LunLocks::unlock_metadata() {
@@ -106,24 +111,31 @@ int LunLocks::alone() {
 }
 
 int LunLocks::own(unsigned index, bool exclusive) {
-  const int status = device_lock(device_, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
+  const int status =
+      device_lock(device_, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
   return status == -EAGAIN ? -EBUSY : status;
 }
 
 int LunLocks::share_lock(int fd, unsigned index, bool exclusive) {
-  const int status = sys::lock_range(fd, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
+  const int status =
+      sys::lock_range(fd, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
   return status == -EAGAIN ? -EBUSY : status;
 }
 
-void LunLocks::disown(unsigned index) { (void)device_lock(device_, sys::RangeLock::kNone, owner_byte(index), 2); }
+void LunLocks::disown(unsigned index) {
+  (void)device_lock(device_, sys::RangeLock::kNone, owner_byte(index), 2);
+}
 
 int LunLocks::owned(unsigned index) { return device_locked(device_, owner_byte(index), 1); }
-int LunLocks::owned_exclusively(unsigned index) { return device_locked(device_, exclusive_byte(index), 1); }
+int LunLocks::owned_exclusively(unsigned index) {
+  return device_locked(device_, exclusive_byte(index), 1);
+}
 
 bool LunLocks::any_process_owns(unsigned index) const {
   int fds[kLockFilesMax];
   unsigned count = 0;
-  for (; count < device_->lock_count() && count < kLockFilesMax; ++count) fds[count] = device_->fd(count);
+  for (; count < device_->lock_count() && count < kLockFilesMax; ++count)
+    fds[count] = device_->fd(count);
   const LockedBytes owners = {owner_byte(index), 2};
   return any_process_locks(fds, count, &owners, 1);
 }
@@ -140,7 +152,8 @@ int LunLocks::join(unsigned index) {
   if (opened < 0) return opened;
   const int fd = sys::move_high(opened);
   int status = register_lock_fd(fd);
-  if (status == 0 && (status = sys::lock_range(fd, sys::RangeLock::kShared, user_byte(index), 1)) < 0)
+  if (status == 0 &&
+      (status = sys::lock_range(fd, sys::RangeLock::kShared, user_byte(index), 1)) < 0)
     unregister_lock_fd(fd);
   if (status < 0) {
     sys::close_file(fd);

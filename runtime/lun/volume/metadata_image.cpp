@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Validating what is on the device: see metadata_image.h.
-// Threading: no state. May not: trust a number it has not compared with the device's size, allocate, do I/O.
+// Threading: no state. May not: trust a number it has not compared with the device's size,
+// allocate, do I/O.
 #include "lun/volume/metadata_image.h"
 
 #include <errno.h>
@@ -25,12 +26,15 @@ constexpr uint64_t kDeviceBytesMax = uint64_t{1} << 60;
 constexpr uint32_t kEntriesMin = 64;
 
 uint64_t image_bytes_for(uint64_t entries, uint64_t extents) {
-  return round_up(sizeof(ImageHeader) + entries * sizeof(LunEntry) + extents * sizeof(ExtentOwner), kBlockBytes);
+  return round_up(sizeof(ImageHeader) + entries * sizeof(LunEntry) + extents * sizeof(ExtentOwner),
+                  kBlockBytes);
 }
 
 uint64_t data_align(uint64_t extent_bytes) { return extent_bytes < kMiB ? kSmallExtent : kMiB; }
 
-uint64_t checksum_of(const Superblock& super) { return XXH3_64bits(&super, offsetof(Superblock, checksum)); }
+uint64_t checksum_of(const Superblock& super) {
+  return XXH3_64bits(&super, offsetof(Superblock, checksum));
+}
 
 bool name_sound(const char (&name)[kLunNameBytes], bool scratch) {
   const size_t length = strnlen(name, sizeof name);
@@ -45,11 +49,15 @@ const char* entry_fault(const LunEntry& entry, const Geometry& geometry, bool st
   if (!(entry.flags & kEntryUsed)) {
     return bytes_are_zero(&entry, sizeof entry) ? nullptr : "a free entry that is not empty";
   }
-  if (strict && entry.flags & ~uint32_t{kEntryUsed | kEntryScratch}) return "an entry with unknown flags";
-  if (!name_sound(entry.name, (entry.flags & kEntryScratch) != 0)) return "an entry with an impossible name";
-  if (strict && !bytes_are_zero(entry.reserved, sizeof entry.reserved)) return "an entry with unknown content";
+  if (strict && entry.flags & ~uint32_t{kEntryUsed | kEntryScratch})
+    return "an entry with unknown flags";
+  if (!name_sound(entry.name, (entry.flags & kEntryScratch) != 0))
+    return "an entry with an impossible name";
+  if (strict && !bytes_are_zero(entry.reserved, sizeof entry.reserved))
+    return "an entry with unknown content";
   if (entry.extents > geometry.extent_count) return "an entry with more extents than there are";
-  if (entry.size_bytes > entry.extents * geometry.extent_bytes) return "an entry larger than its extents";
+  if (entry.size_bytes > entry.extents * geometry.extent_bytes)
+    return "an entry larger than its extents";
   return entry.size_bytes % kBlockBytes ? "an entry whose size is not whole blocks" : nullptr;
 }
 
@@ -89,7 +97,8 @@ int geometry_for(uint64_t device_bytes, Geometry* out) {
   return 0;
 }
 
-void superblock_make(const Geometry& geometry, const uint8_t uuid[16], uint64_t created_s, Superblock* out) {
+void superblock_make(const Geometry& geometry, const uint8_t uuid[16], uint64_t created_s,
+                     Superblock* out) {
   memset(out, 0, sizeof *out);
   memcpy(out->magic, kSuperMagic, sizeof out->magic);
   out->version = kVersion;
@@ -135,25 +144,29 @@ int superblock_geometry(const Superblock& super, uint64_t device_bytes, Geometry
   g.back_offset = super.back_offset;
   g.entry_count = super.entry_count;
   // Sizes first, each against something that was checked: no sum below can overflow.
-  const bool sizes = g.device_bytes >= PhysicalLun::kBytesMin && g.device_bytes <= kDeviceBytesMax &&
-                     g.device_bytes % kBlockBytes == 0 && std::has_single_bit(g.extent_bytes) &&
-                     g.extent_bytes >= kSmallExtent && g.extent_bytes <= g.device_bytes && g.extent_count >= 1 &&
-                     g.extent_count <= kExtentsMax && g.extent_count <= g.device_bytes / g.extent_bytes &&
-                     g.entry_count >= 1 && g.entry_count <= kEntriesMax;
+  const bool sizes =
+      g.device_bytes >= PhysicalLun::kBytesMin && g.device_bytes <= kDeviceBytesMax &&
+      g.device_bytes % kBlockBytes == 0 && std::has_single_bit(g.extent_bytes) &&
+      g.extent_bytes >= kSmallExtent && g.extent_bytes <= g.device_bytes && g.extent_count >= 1 &&
+      g.extent_count <= kExtentsMax && g.extent_count <= g.device_bytes / g.extent_bytes &&
+      g.entry_count >= 1 && g.entry_count <= kEntriesMax;
   if (!sizes || g.image_bytes != image_bytes_for(g.entry_count, g.extent_count)) return -EBADMSG;
   const uint64_t tail = 2 * g.image_bytes + sizeof(Superblock);
   if (tail > g.device_bytes) return -EBADMSG;
-  const bool places = g.front_offset == sizeof(Superblock) && g.data_offset >= g.front_offset + 2 * g.image_bytes &&
-                      g.data_offset <= g.device_bytes && g.data_offset % data_align(g.extent_bytes) == 0 &&
-                      g.extent_count * g.extent_bytes <= g.device_bytes - g.data_offset &&
-                      g.data_offset + g.extent_count * g.extent_bytes <= g.back_offset &&
-                      g.back_offset == g.device_bytes - tail;
+  const bool places =
+      g.front_offset == sizeof(Superblock) && g.data_offset >= g.front_offset + 2 * g.image_bytes &&
+      g.data_offset <= g.device_bytes && g.data_offset % data_align(g.extent_bytes) == 0 &&
+      g.extent_count * g.extent_bytes <= g.device_bytes - g.data_offset &&
+      g.data_offset + g.extent_count * g.extent_bytes <= g.back_offset &&
+      g.back_offset == g.device_bytes - tail;
   if (!places) return -EBADMSG;
   *out = g;
   return device_bytes < g.device_bytes ? -ENOSPC : 0;
 }
 
-LunIdentity::LunIdentity(const Superblock& super) : checksum(super.checksum) { memcpy(uuid, super.uuid, sizeof uuid); }
+LunIdentity::LunIdentity(const Superblock& super) : checksum(super.checksum) {
+  memcpy(uuid, super.uuid, sizeof uuid);
+}
 
 ImageSpec image_spec(const Geometry& geometry, const LunIdentity& identity) {
   ImageSpec spec;
@@ -197,7 +210,8 @@ void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus
     if (!entry.name[0]) continue;
     size_t at = name_hash(entry.name) % (2 * kEntriesMax);
     for (; scratch->names[at]; at = (at + 1) % (2 * kEntriesMax)) {
-      if (memcmp(entries[scratch->names[at] - 1].name, entry.name, kLunNameBytes) == 0) fault("two LUNs of one name");
+      if (memcmp(entries[scratch->names[at] - 1].name, entry.name, kLunNameBytes) == 0)
+        fault("two LUNs of one name");
     }
     scratch->names[at] = static_cast<uint16_t>(i + 1);
   }
@@ -210,9 +224,11 @@ void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus
       ++out->free;
       continue;
     }
-    const uint32_t first = owner.lun > geometry.entry_count ? UINT32_MAX : scratch->first[owner.lun - 1];
+    const uint32_t first =
+        owner.lun > geometry.entry_count ? UINT32_MAX : scratch->first[owner.lun - 1];
     if (first == UINT32_MAX || owner.position >= entries[owner.lun - 1].extents) {
-      fault(first == UINT32_MAX ? "an extent whose LUN does not exist" : "an extent beyond its LUN's end");
+      fault(first == UINT32_MAX ? "an extent whose LUN does not exist"
+                                : "an extent beyond its LUN's end");
       ++out->lost;
       continue;
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses and validates, in memory, what is on the device: geometry, superblock and images of a physical LUN
-// (physical_format.h). No I/O here, so that a fuzzer reaches every line.
+// Parses and validates, in memory, what is on the device: geometry, superblock and images of a
+// physical LUN (physical_format.h). No I/O here, so that a fuzzer reaches every line.
 //
-// Rule: a value read from a device is not used as a length, offset or index before it was checked here.
-// Threading: no state; any thread. Does not allocate.
+// Rule: a value read from a device is not used as a length, offset or index before it was checked
+// here. Threading: no state; any thread. Does not allocate.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +39,8 @@ struct Geometry {
 // The geometry for formatting a device. 0; -ENOSPC: it is too small.
 [[nodiscard]] int geometry_for(uint64_t device_bytes, Geometry* out);
 
-void superblock_make(const Geometry& geometry, const uint8_t uuid[16], uint64_t created_s, media::Superblock* out);
+void superblock_make(const Geometry& geometry, const uint8_t uuid[16], uint64_t created_s,
+                     media::Superblock* out);
 
 enum class SuperState : uint8_t {
   kBlank,    // zeros
@@ -50,24 +51,28 @@ enum class SuperState : uint8_t {
   kEnded,    // the mark of a format that was being removed: counts as blank
 };
 SuperState superblock_look(const media::Superblock& super);
-// Turns a valid superblock into the mark of kEnded. Only its first bytes change, so a torn write leaves one or the
-// other.
+// Turns a valid superblock into the mark of kEnded. Only its first bytes change, so a torn write
+// leaves one or the other.
 void superblock_end(media::Superblock* super);
-// The geometry in a valid superblock. 0; -EBADMSG: it is impossible; -ENOSPC: the device is smaller than it was (`out`
-// is filled in nevertheless).
-[[nodiscard]] int superblock_geometry(const media::Superblock& super, uint64_t device_bytes, Geometry* out);
+// The geometry in a valid superblock. 0; -EBADMSG: it is impossible; -ENOSPC: the device is smaller
+// than it was (`out` is filled in nevertheless).
+[[nodiscard]] int superblock_geometry(const media::Superblock& super, uint64_t device_bytes,
+                                      Geometry* out);
 
 // An image in memory: image_bytes, aligned to 8.
 struct MetadataImage {
   char* base = nullptr;
   const Geometry* geometry = nullptr;
   media::ImageHeader& header() const { return *reinterpret_cast<media::ImageHeader*>(base); }
-  media::LunEntry* entries() const { return reinterpret_cast<media::LunEntry*>(base + sizeof(media::ImageHeader)); }
+  media::LunEntry* entries() const {
+    return reinterpret_cast<media::LunEntry*>(base + sizeof(media::ImageHeader));
+  }
   media::ExtentOwner* extents() const {
     return reinterpret_cast<media::ExtentOwner*>(entries() + geometry->entry_count);
   }
   uint64_t body_bytes() const {
-    return geometry->entry_count * sizeof(media::LunEntry) + geometry->extent_count * sizeof(media::ExtentOwner);
+    return geometry->entry_count * sizeof(media::LunEntry) +
+           geometry->extent_count * sizeof(media::ExtentOwner);
   }
 };
 
@@ -87,16 +92,17 @@ inline void image_seal(const MetadataImage& image, const LunIdentity& identity) 
 // What an intact image says about extents, even if that is impossible.
 struct ImageCensus {
   uint64_t free = 0;
-  uint64_t used = 0;            // at their position in a LUN
-  uint64_t lost = 0;            // assigned to a LUN that does not exist, or beyond its end: neither free nor used
+  uint64_t used = 0;  // at their position in a LUN
+  // assigned to a LUN that does not exist, or beyond its end: neither free nor used
+  uint64_t lost = 0;
   uint64_t twice = 0;           // at a position in a LUN that another extent has already
   uint64_t missing = 0;         // positions in LUNs without an extent
   const char* fault = nullptr;  // the first fault, if any
 };
 void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus* out);
-// Whether the content is possible: every owner is in range and used; each LUN has positions 0..n-1 once each; names are
-// legal and unique; sizes are within the extents; and unless there are unknown features, reserved bytes are zero and
-// flags are known. `what` receives the first fault.
+// Whether the content is possible: every owner is in range and used; each LUN has positions 0..n-1
+// once each; names are legal and unique; sizes are within the extents; and unless there are unknown
+// features, reserved bytes are zero and flags are known. `what` receives the first fault.
 bool image_sound(const MetadataImage& image, SoundScratch* scratch, const char** what);
 
 // 1 to 31 of [A-Za-z0-9._-], not starting with '-' or '.'.

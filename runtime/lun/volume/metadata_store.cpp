@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The metadata of a physical LUN: see metadata_store.h. The protocol is in atomic_image.cpp, the validation in
-// metadata_image.cpp.
+// The metadata of a physical LUN: see metadata_store.h. The protocol is in atomic_image.cpp, the
+// validation in metadata_image.cpp.
 // Threading: the caller locks. May not be used on the fault path.
 #include "lun/volume/metadata_store.h"
 
@@ -21,8 +21,8 @@ int MetadataStore::prepare(Device* raw, const Geometry& geometry, const LunIdent
   if (!scratch_) return -ENOMEM;
   geometry_ = geometry;
   identity_ = identity;
-  const int status =
-      images_.prepare(raw, image_spec(geometry, identity), {2, {geometry.front_offset, geometry.back_offset}}, this);
+  const int status = images_.prepare(raw, image_spec(geometry, identity),
+                                     {2, {geometry.front_offset, geometry.back_offset}}, this);
   if (status < 0) release();
   return status;
 }

@@ -1,36 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // On-media format of a physical LUN, version 1. Little-endian.
 //
-//   0            4 KiB ...                        data_offset            backup_offset
-//   │ Superblock │ front image A │ front image B │ ... │ extent 0 │ ... │ pad │ back A │ back B │ Superblock │
-//   └────────────┴───────────────┴───────────────┴─────┴──────────┴─────┴─────┴────────┴────────┴────────────┘
+//   0            4 KiB ...         data_offset          backup_offset
+//   │ Superblock │ front A │ front B │ extent 0 │ ... │ pad │ back A │ back B │ Superblock │
+//   └────────────┴─────────┴─────────┴──────────┴─────┴─────┴────────┴────────┴────────────┘
 //
-// Superblock: the geometry, written at format and never changed, with a second copy in the last 4 KiB of the device.
-// Image: all that changes (the LUNs, and the owner of each extent) as one piece: header, entry table, extent table. It
-// is an atomic image in two copies (atomic_image.h says why it survives any crash): slots A and B before the data, and
-// again after the data. An image with valid checksums but impossible content (image_sound()) counts as damaged.
+// Superblock: the geometry, written at format and never changed, with a second copy in the last 4
+// KiB of the device. Image: all that changes (the LUNs, and the owner of each extent) as one piece:
+// header, entry table, extent table. It is an atomic image in two copies (atomic_image.h says why
+// it survives any crash): slots A and B before the data, and again after the data. An image with
+// valid checksums but impossible content (image_sound()) counts as damaged.
 //
-// An image may become visible before it is acknowledged. So everything that it relies on (zeros in extents that it
-// assigns) is written and flushed first, and freed extents are discarded only afterwards.
+// An image may become visible before it is acknowledged. So everything that it relies on (zeros in
+// extents that it assigns) is written and flushed first, and freed extents are discarded only
+// afterwards.
 //
-// What may change in this format: feature bits of the images (image_format.h); none is known yet. The bits are in the
-// image and not in the superblock, because that never changes: a different geometry has another version there. Versions
-// of Lunar from before feature bits take an image that has one for damaged beyond its copies ("a checksum is wrong");
-// they refuse it and change nothing, even with --repair. They read images without feature bits.
+// What may change in this format: feature bits of the images (image_format.h); none is known yet.
+// The bits are in the image and not in the superblock, because that never changes: a different
+// geometry has another version there. Versions of Lunar from before feature bits take an image that
+// has one for damaged beyond its copies ("a checksum is wrong"); they refuse it and change nothing,
+// even with --repair. They read images without feature bits.
 //
-// An entry's *type* says what its extents contain. An unknown type is not damage: the LUN is listed, keeps its extents
-// and can be removed, but nothing else. Versions from before types take an entry that has one for damage ("an entry
-// with unknown content").
+// An entry's *type* says what its extents contain. An unknown type is not damage: the LUN is
+// listed, keeps its extents and can be removed, but nothing else. Versions from before types take
+// an entry that has one for damage ("an entry with unknown content").
 //
-// An exclusive open of the whole device *ends* a format on which nothing outlives its owners (PhysicalLun::end). It
-// sets the magic of the primary superblock to kEndedMagic, keeps the rest of it, and flushes; writes zeros over the
-// images and the backup superblock, and flushes; writes zeros over the primary superblock, and flushes. An open that
-// finds the mark (after a kill in between) treats the device as blank, whatever is at its end, and formats it or
-// continues to end it.
+// An exclusive open of the whole device *ends* a format on which nothing outlives its owners
+// (PhysicalLun::end). It sets the magic of the primary superblock to kEndedMagic, keeps the rest of
+// it, and flushes; writes zeros over the images and the backup superblock, and flushes; writes
+// zeros over the primary superblock, and flushes. An open that finds the mark (after a kill in
+// between) treats the device as blank, whatever is at its end, and formats it or continues to end
+// it.
 //
-// Format writes zeros over old content that is to be overwritten, then images 1 and 2 (both empty), flush, primary
-// superblock, flush, backup superblock, flush. So a blank head means that nothing was there (or that it was erased;
-// then the backup is there, and the device is refused).
+// Format writes zeros over old content that is to be overwritten, then images 1 and 2 (both empty),
+// flush, primary superblock, flush, backup superblock, flush. So a blank head means that nothing
+// was there (or that it was erased; then the backup is there, and the device is refused).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -66,7 +70,8 @@ static_assert(sizeof(Superblock) == 4096);
 static_assert(offsetof(Superblock, uuid) == 24 && offsetof(Superblock, device_bytes) == 40);
 static_assert(offsetof(Superblock, reserved) == 112 && offsetof(Superblock, checksum) == 4088);
 
-// An image: image_format.h, with the superblock's checksum; its body is the entry table and the extent table.
+// An image: image_format.h, with the superblock's checksum; its body is the entry table and the
+// extent table.
 constexpr char kImageMagic[8] = {'L', 'u', 'n', 'I', 'm', 'a', 'g', 'e'};
 
 // The bits that this version knows.

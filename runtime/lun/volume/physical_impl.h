@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The implementation of PhysicalLun, for virtual_lun.cpp: entries and extents. Each call makes one change under the
-// metadata lock.
+// The implementation of PhysicalLun, for virtual_lun.cpp: entries and extents. Each call makes one
+// change under the metadata lock.
 //
-//   Session    takes the mutex and the metadata lock, reads and repairs the newest image; the change is made in place
-//              in image(), then commit()
+//   Session    takes the mutex and the metadata lock, reads and repairs the newest image; the
+//              change is made in place in image(), then commit()
 //
-// Order within a change: what must hold for the new image (zeros, space in a file system) comes before its commit; what
-// the old image still needed (discarding freed extents) after it; all under the lock.
+// Order within a change: what must hold for the new image (zeros, space in a file system) comes
+// before its commit; what the old image still needed (discarding freed extents) after it; all under
+// the lock.
 // Threading: as physical_lun.h. A forked child may continue to use what it inherited.
 #pragma once
 #include <atomic>
@@ -20,7 +21,8 @@
 namespace lunar {
 
 constexpr unsigned kNoEntry = UINT32_MAX;
-constexpr char kExistsAlready[] = "LUN %s#%s: exists already; choose another name, or `lunar lun resize` it";
+constexpr char kExistsAlready[] =
+    "LUN %s#%s: exists already; choose another name, or `lunar lun resize` it";
 constexpr char kUnknownData[] = "unknown data";  // device_content(): foreign, of unknown kind
 
 inline uint64_t extents_for(uint64_t bytes, const Geometry& geometry) {
@@ -95,16 +97,19 @@ class PhysicalLunImpl final : public PhysicalLun {
   media::LunEntry* entries() { return store_.image().entries(); }
   media::ExtentOwner* extents() { return store_.image().extents(); }
   bool used(unsigned index) { return (entries()[index].flags & media::kEntryUsed) != 0; }
-  bool is_named(unsigned index) { return used(index) && !(entries()[index].flags & media::kEntryScratch); }
+  bool is_named(unsigned index) {
+    return used(index) && !(entries()[index].flags & media::kEntryScratch);
+  }
   unsigned find(const char* name);
   unsigned free_entry();
   uint64_t free_extents();
-  int reclaim();                                  // frees dead scratch LUNs in one commit. 0 or -errno
+  int reclaim();  // frees dead scratch LUNs in one commit. 0 or -errno
   int ours(const OwnedLun& lun, ErrorText* why);  // -ESTALE: the entry is not this LUN's any more
   int make_room(uint64_t count, ErrorText* why);  // -ENOSPC: there are fewer free extents
   unsigned add_entry(bool scratch, const NewLun& wanted, uint64_t size_bytes);
-  void assign(unsigned index, uint64_t count);  // free extents become its next ones. Pre: there are that many
-  bool dead(unsigned index);                    // a scratch LUN without an owner
+  // free extents become its next ones. Pre: there are that many
+  void assign(unsigned index, uint64_t count);
+  bool dead(unsigned index);  // a scratch LUN without an owner
   void free_entry_of(unsigned index);
   uint64_t order(unsigned index);  // fills order_ by position; returns how many
   int prepare_extents(const uint32_t* list, uint64_t count, bool zeroed, bool named);
@@ -120,7 +125,9 @@ class PhysicalLunImpl final : public PhysicalLun {
   int prepare_staged(const OwnedLun& staged, uint64_t count, bool zeroed, bool named);
   void describe(unsigned index, VirtualLunInfo* out);
   uint64_t dead_extents();
-  Repair to_look() const { return looks_ ? Repair::kNo : Repair::kOne; }  // for a session that changes nothing
+  Repair to_look() const {  // for a session that changes nothing
+    return looks_ ? Repair::kNo : Repair::kOne;
+  }
   int try_named(const char* name, LunType type, OwnedLun* lun, unsigned* entry, ErrorText* why);
   int explain(int err, const SlotReport& report, const char* advice, ErrorText* why);
   int check_super(bool repair, CheckReport* report);
@@ -134,13 +141,15 @@ class PhysicalLunImpl final : public PhysicalLun {
   uint32_t* order_ = nullptr;
   size_t mapping_bytes_ = 0, order_bytes_ = 0;
   uint64_t created_s_ = 0;
-  unsigned own_ = kNoEntry, staged_ = kNoEntry;  // what the owner of this object has open: never dead
+  // what the owner of this object has open: never dead
+  unsigned own_ = kNoEntry, staged_ = kNoEntry;
   bool repaired_ = false;
   bool looks_ = false;  // Format::kLook: nothing may be written
   unsigned damaged_ = 0;
 };
 
-// With Repair::kNo nothing may be changed; any other value fails with -EROFS if the LUN was opened to look.
+// With Repair::kNo nothing may be changed; any other value fails with -EROFS if the LUN was opened
+// to look.
 class PhysicalLunImpl::Session {
  public:
   Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why);

@@ -16,7 +16,8 @@ namespace lunar {
 
 PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why) : lun_(lun) {
   const uint32_t copy = sys::memory_copy();
-  if (lun->copy_.exchange(copy) != copy) lun->mutex_.reset_in_child();  // a thread of the parent's may have held it
+  if (lun->copy_.exchange(copy) != copy)
+    lun->mutex_.reset_in_child();  // a thread of the parent's may have held it
   lun->mutex_.lock();
   ErrorText unsaid;
   if (!why) why = &unsaid;
@@ -32,22 +33,27 @@ PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Repair repair, ErrorText
 }
 
 // What store_.load() gave.
-int PhysicalLunImpl::explain(int err, const SlotReport& report, const char* advice, ErrorText* why) {
+int PhysicalLunImpl::explain(int err, const SlotReport& report, const char* advice,
+                             ErrorText* why) {
   const char* name = raw_->name();
   if (err == -EPROTONOSUPPORT)
-    return why->set(err, "LUN %s: its metadata uses features 0x%lx that this Lunar does not know; use a newer one",
-                    name, static_cast<unsigned long>(report.unknown));
+    return why->set(
+        err,
+        "LUN %s: its metadata uses features 0x%lx that this Lunar does not know; use a newer one",
+        name, static_cast<unsigned long>(report.unknown));
   if (err == -EROFS)
     return why->set(err,
-                    "LUN %s: its metadata uses features 0x%lx that this Lunar may only read; use a newer one (lun "
+                    "LUN %s: its metadata uses features 0x%lx that this Lunar may only read; use a "
+                    "newer one (lun "
                     "list, info and check "
                     "work)",
                     name, static_cast<unsigned long>(report.unknown));
   if (err == -EBADMSG)
     return why->set(err, "LUN %s: its metadata is damaged beyond its copies (%s); %s", name,
                     *report.what ? report.what : "no image is sound", advice);
-  return why->set(err, "LUN %s: cannot read or repair its metadata: %s (%s); see the kernel log for the device", name,
-                  errno_text(err), errno_name(err));
+  return why->set(
+      err, "LUN %s: cannot read or repair its metadata: %s (%s); see the kernel log for the device",
+      name, errno_text(err), errno_name(err));
 }
 
 PhysicalLunImpl::Session::~Session() {
@@ -57,7 +63,8 @@ PhysicalLunImpl::Session::~Session() {
 
 unsigned PhysicalLunImpl::find(const char* name) {
   for (unsigned i = 0; i < geometry().entry_count; ++i) {
-    if (used(i) && entries()[i].name[0] && strncmp(entries()[i].name, name, kLunNameBytes) == 0) return i;
+    if (used(i) && entries()[i].name[0] && strncmp(entries()[i].name, name, kLunNameBytes) == 0)
+      return i;
   }
   return kNoEntry;
 }
@@ -125,23 +132,26 @@ int PhysicalLunImpl::list(VirtualLunInfo* out, unsigned max, unsigned first) {
 
 int PhysicalLunImpl::remove(const char* name, ErrorText* why) {
   if (!lun_name_legal(name))
-    return why->set(-EINVAL, "LUN %s: '%s' is not a name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -", raw_->name(),
-                    name);
+    return why->set(-EINVAL,
+                    "LUN %s: '%s' is not a name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -",
+                    raw_->name(), name);
   Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
   const unsigned index = find(name);
   if (index == kNoEntry)
-    return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`", raw_->name(), name);
+    return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`", raw_->name(),
+                    name);
   const int others = index == own_ ? 1 : locks_.owned(index);
   if (others != 0)
-    return why->set(others < 0 ? others : -EBUSY, "LUN %s#%s: in use; end the process that has it open first",
-                    raw_->name(), name);
+    return why->set(others < 0 ? others : -EBUSY,
+                    "LUN %s#%s: in use; end the process that has it open first", raw_->name(),
+                    name);
   const uint64_t count = order(index);
   free_entry_of(index);
   const int status = store_.commit();
   if (status < 0)
-    return why->set(status, "LUN %s#%s: cannot be removed: %s (%s)", raw_->name(), name, errno_text(status),
-                    errno_name(status));
+    return why->set(status, "LUN %s#%s: cannot be removed: %s (%s)", raw_->name(), name,
+                    errno_text(status), errno_name(status));
   discard_freed(0, count);
   return 0;
 }
@@ -187,7 +197,8 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
   for (unsigned i = 0; i < geometry().entry_count; ++i) {
     if (!dead(i)) continue;
     const auto extents = static_cast<unsigned>(entries()[i].extents);
-    tell("scratch LUN %u: its owners are gone; its %u extent%s free", i, extents, extents == 1 ? " is" : "s are");
+    tell("scratch LUN %u: its owners are gone; its %u extent%s free", i, extents,
+         extents == 1 ? " is" : "s are");
     report->repaired += repair;
   }
   if (repair && !seen.bad) status = reclaim();
@@ -224,7 +235,8 @@ int PhysicalLunImpl::check_super(bool repair, CheckReport* report) {
     if (read == 0 && memcmp(seen, fresh, sizeof expected) == 0) continue;
     ++report->problems;
     if (report->line)
-      report->line(report->argument, i ? "the superblock's copy at the end is damaged" : "the superblock is damaged");
+      report->line(report->argument,
+                   i ? "the superblock's copy at the end is damaged" : "the superblock is damaged");
     if (!repair) continue;
     status = raw_io(raw_, Op::kWrite, places[i], fresh, sizeof expected);
     if (status == 0) status = raw_flush(raw_);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening, formatting and closing a physical LUN: see physical_lun.h and physical_format.h.
 //
-// Idea: refuse on doubt. Only a valid superblock of ours opens; only zeros that libblkid knows nothing about are
-// formatted unless forced; a lost head is restored from the copy at the end on explicit request (kRepair), or when the
-// head still carries our magic.
+// Idea: refuse on doubt. Only a valid superblock of ours opens; only zeros that libblkid knows
+// nothing about are formatted unless forced; a lost head is restored from the copy at the end on
+// explicit request (kRepair), or when the head still carries our magic.
 // Threading: open-time code, any thread. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>
@@ -82,8 +82,9 @@ int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, Err
   lun->looks_ = only_looks(format);
   int status;
   if (raw->size_bytes() < kBytesMin) {
-    status = why->set(-ENOSPC, "LUN %s: %s is too small for virtual LUNs; give a device or file of %s or more",
-                      raw->name(), format_size(raw->size_bytes()).text, format_size(kBytesMin).text);
+    status = why->set(
+        -ENOSPC, "LUN %s: %s is too small for virtual LUNs; give a device or file of %s or more",
+        raw->name(), format_size(raw->size_bytes()).text, format_size(kBytesMin).text);
   } else {
     status = lun->locks_.lock_metadata(lun->looks_, why);
     if (status == 0) {
@@ -124,8 +125,10 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   if (format == Format::kForce) {
     status = locks_.alone();
     if (status == 0)
-      return why->set(-EBUSY, "LUN %s: in use by another process; end it before formatting", raw_->name());
-    return status < 0 ? why->set(status, "LUN %s: its locks cannot be read (%s)", raw_->name(), errno_name(status))
+      return why->set(-EBUSY, "LUN %s: in use by another process; end it before formatting",
+                      raw_->name());
+    return status < 0 ? why->set(status, "LUN %s: its locks cannot be read (%s)", raw_->name(),
+                                 errno_name(status))
                       : format_now(why);
   }
   Block head, backup;
@@ -133,17 +136,20 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   if (status < 0) return explain(status, {}, kDamageAdvice, why);
   const SuperState state = superblock_look(*head.get());
   if (state == SuperState::kVersion)
-    return why->set(-EPROTONOSUPPORT,
-                    "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
-                    head.get()->version, media::kVersion);
-  uint64_t repair_at = UINT64_MAX;  // which superblock is to be written again, once the images say that it may be
+    return why->set(
+        -EPROTONOSUPPORT,
+        "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it",
+        raw_->name(), head.get()->version, media::kVersion);
+  // which superblock is to be written again, once the images say that it may be
+  uint64_t repair_at = UINT64_MAX;
   if (state == SuperState::kValid) {
     status = take_geometry(*head.get(), why);
     if (status < 0) return status;
     const uint64_t at = geometry().backup_offset();
     status = backup.read(raw_, at);
     if (status == 0 && superblock_look(*backup.get()) == SuperState::kValid &&
-        memcmp(backup.get()->uuid, head.get()->uuid, 16) == 0 && backup.get()->checksum != head.get()->checksum)
+        memcmp(backup.get()->uuid, head.get()->uuid, 16) == 0 &&
+        backup.get()->checksum != head.get()->checksum)
       return damaged("two superblocks that differ", why);
     if (status < 0 && status != -EIO) return explain(status, {}, kDamageAdvice, why);
     if (status == -EIO || memcmp(backup.get(), head.get(), kSuperBytes) != 0) repair_at = at;
@@ -159,7 +165,8 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   if (status < 0 && !(status == -EBADMSG && format == Format::kCheck))
     return explain(status, report, kDamageAdvice, why);
   repaired_ |= report.repaired != 0;
-  if (looks_) damaged_ = static_cast<unsigned>(std::popcount(report.bad)) + (repair_at != UINT64_MAX);
+  if (looks_)
+    damaged_ = static_cast<unsigned>(std::popcount(report.bad)) + (repair_at != UINT64_MAX);
   if (looks_) return 0;
   if (repair_at != UINT64_MAX) {
     status = restore_super(repair_at == 0 ? *backup.get() : *head.get(), repair_at);
@@ -170,13 +177,15 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   return 0;
 }
 
-// The primary superblock is not valid; backup: that at the end, where it can be read. 0: that one is used; 1:
-// formatted, or to be ended; -errno.
+// The primary superblock is not valid; backup: that at the end, where it can be read. 0: that one
+// is used; 1: formatted, or to be ended; -errno.
 int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Superblock& super,
                                        const Superblock* backup, ErrorText* why) {
   if (state == SuperState::kEnded) {
     const int refused = format == Format::kEnd ? 0 : refuse_blank(format, why);
-    const int done = refused < 0 ? refused : format == Format::kEnd ? take_geometry(super, why) : format_now(why);
+    const int done = refused < 0              ? refused
+                     : format == Format::kEnd ? take_geometry(super, why)
+                                              : format_now(why);
     return done < 0 ? done : 1;
   }
   Geometry ignored;
@@ -184,9 +193,10 @@ int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Su
                      superblock_geometry(*backup, raw_->size_bytes(), &ignored) == 0;
   if (state == SuperState::kDamaged || (there && format == Format::kRepair)) {
     if (!there && super.version != media::kVersion)
-      return why->set(-EPROTONOSUPPORT,
-                      "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it",
-                      raw_->name(), super.version, media::kVersion);
+      return why->set(
+          -EPROTONOSUPPORT,
+          "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it",
+          raw_->name(), super.version, media::kVersion);
     if (!there) return damaged("both superblocks", why);
     if (state == SuperState::kForeign) {
       DeviceContent content = DeviceContent::kForeign;
@@ -211,11 +221,12 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
   char what[64] = "";
   const int status = device_content(raw_, &content, what, sizeof what);
   if (status < 0)
-    return why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", name, errno_text(status),
-                    errno_name(status));
+    return why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", name,
+                    errno_text(status), errno_name(status));
   if (backup && (content == DeviceContent::kBlank || strcmp(what, kUnknownData) == 0))
     return why->set(-EBADMSG,
-                    "LUN %s: its head was erased or overwritten, but its end says that it carries virtual LUNs; `lunar "
+                    "LUN %s: its head was erased or overwritten, but its end says that it carries "
+                    "virtual LUNs; `lunar "
                     "lun check --repair %s` "
                     "restores it, formatting by name (--format) erases them",
                     name, name);
@@ -224,12 +235,15 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
     return refuse_mirror(name, "it", why);
   if (content == DeviceContent::kBlank) return refuse_blank(format, why);
   if (content == DeviceContent::kStore)
-    return why->set(-EEXIST, "LUN %s: holds %s (`lunar kv info %s`); nothing was changed. Give another device or file",
-                    name, what, name);
+    return why->set(
+        -EEXIST,
+        "LUN %s: holds %s (`lunar kv info %s`); nothing was changed. Give another device or file",
+        name, what, name);
   if (format != Format::kIfBlank)  // nothing is to be made there
     return why->set(-EEXIST, "LUN %s: holds %s, no virtual LUNs; is the name right?", name, what);
   return why->set(-EEXIST,
-                  "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or truncate -s 0 and "
+                  "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or "
+                  "truncate -s 0 and "
                   "truncate -s SIZE of a file), or format it by name",
                   name, what);
 }
@@ -237,15 +251,17 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
 int PhysicalLunImpl::refuse_blank(Format format, ErrorText* why) {
   return format == Format::kIfBlank
              ? 0
-             : why->set(-ENODEV, "LUN %s: carries no virtual LUNs; `lunar lun create` formats it", raw_->name());
+             : why->set(-ENODEV, "LUN %s: carries no virtual LUNs; `lunar lun create` formats it",
+                        raw_->name());
 }
 
 int PhysicalLunImpl::take_geometry(const Superblock& super, ErrorText* why) {
   Geometry geometry;
   int status = superblock_geometry(super, raw_->size_bytes(), &geometry);
   if (status == -ENOSPC)
-    return why->set(status, "LUN %s: %s, but it was %s when it was formatted; give the device its size back",
-                    raw_->name(), format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
+    return why->set(
+        status, "LUN %s: %s, but it was %s when it was formatted; give the device its size back",
+        raw_->name(), format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
   if (status < 0) return damaged("a superblock that makes no sense", why);
   locks_.part();
   store_.release();
@@ -271,12 +287,14 @@ int PhysicalLunImpl::format_now(ErrorText* why) {
   uint8_t uuid[16];
   int status = geometry_for(raw_->size_bytes(), &geometry);
   if (status == 0) status = sys::random_bytes(uuid, sizeof uuid);
-  if (status < 0) return why->set(status, "LUN %s: cannot be formatted (%s)", raw_->name(), errno_name(status));
+  if (status < 0)
+    return why->set(status, "LUN %s: cannot be formatted (%s)", raw_->name(), errno_name(status));
   Superblock super;
   superblock_make(geometry, uuid, static_cast<uint64_t>(time(nullptr)), &super);
   status = take_geometry(super, why);
   if (status < 0) return status;
-  // Zeros also where signatures of other kinds lie. What a file system has not given us yet must be ours now.
+  // Zeros also where signatures of other kinds lie. What a file system has not given us yet must be
+  // ours now.
   const uint64_t tail = raw_->size_bytes() - geometry.back_offset;
   status = raw_->reserve(DeviceOffset{0}, geometry.data_offset);
   if (status == 0) status = raw_->reserve(DeviceOffset{geometry.back_offset}, tail);
@@ -286,8 +304,8 @@ int PhysicalLunImpl::format_now(ErrorText* why) {
   if (status == 0) status = store_.format();
   if (status == 0) status = restore_super(super, 0);
   if (status == 0) status = restore_super(super, geometry.backup_offset());
-  return status < 0 ? why->set(status, "LUN %s: cannot be formatted: %s (%s)", raw_->name(), errno_text(status),
-                               errno_name(status))
+  return status < 0 ? why->set(status, "LUN %s: cannot be formatted: %s (%s)", raw_->name(),
+                               errno_text(status), errno_name(status))
                     : 0;
 }
 
@@ -298,7 +316,8 @@ int PhysicalLunImpl::refuse_end(ErrorText* why) {
                            (header.features_read_only & ~media::kFeaturesReadOnly);
   if (unknown)
     return why->set(-EROFS,
-                    "LUN %s: carries virtual LUNs with features 0x%lx that this Lunar does not know; use a newer one",
+                    "LUN %s: carries virtual LUNs with features 0x%lx that this Lunar does not "
+                    "know; use a newer one",
                     raw_->name(), static_cast<unsigned long>(unknown));
   const char* first = nullptr;
   unsigned others = 0;
@@ -312,8 +331,9 @@ int PhysicalLunImpl::refuse_end(ErrorText* why) {
   if (!first) return 0;
   char more[32] = "";
   if (others) format_to(more, sizeof more, " (and %u more)", others);
-  return why->set(-EBUSY, "LUN %s: holds the virtual LUN %s%s; if that may go: lunar lun remove '%s#%s'", raw_->name(),
-                  first, more, raw_->name(), first);
+  return why->set(-EBUSY,
+                  "LUN %s: holds the virtual LUN %s%s; if that may go: lunar lun remove '%s#%s'",
+                  raw_->name(), first, more, raw_->name(), first);
 }
 
 int PhysicalLunImpl::end(ErrorText* why) {
@@ -332,8 +352,8 @@ int PhysicalLunImpl::end(ErrorText* why) {
   if (status == 0) status = raw_flush(raw_);
   if (status == 0) status = raw_zero(raw_, 0, kSuperBytes);
   if (status == 0) status = raw_flush(raw_);
-  return status < 0 ? why->set(status, "LUN %s: its virtual LUNs cannot be ended: %s (%s)", raw_->name(),
-                               errno_text(status), errno_name(status))
+  return status < 0 ? why->set(status, "LUN %s: its virtual LUNs cannot be ended: %s (%s)",
+                               raw_->name(), errno_text(status), errno_name(status))
                     : 0;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entries and extents: creating, growing, shrinking and giving back. See physical_impl.h.
 //
-// Where zeros (or nothing) and space are available at once, it is one change under one metadata lock; else see
-// physical_staging.cpp.
+// Where zeros (or nothing) and space are available at once, it is one change under one metadata
+// lock; else see physical_staging.cpp.
 //
 // Threading: each call is one session. May not be used on the fault path.
 #include <errno.h>
@@ -72,8 +72,8 @@ void PhysicalLunImpl::discard_freed(uint64_t from, uint64_t count) {
 }
 
 bool PhysicalLunImpl::dead(unsigned index) {
-  return used(index) && (entries()[index].flags & kEntryScratch) && index != own_ && index != staged_ &&
-         locks_.owned_by_any(index) == 0;
+  return used(index) && (entries()[index].flags & kEntryScratch) && index != own_ &&
+         index != staged_ && locks_.owned_by_any(index) == 0;
 }
 
 int PhysicalLunImpl::reclaim() {
@@ -90,23 +90,30 @@ int PhysicalLunImpl::reclaim() {
 }
 
 int PhysicalLunImpl::ours(const OwnedLun& lun, ErrorText* why) {
-  if (used(lun.index) && memcmp(entries()[lun.index].uuid, lun.uuid, sizeof lun.uuid) == 0) return 0;
-  return why->set(
-      -ESTALE, "LUN %s: virtual LUN %u is not ours any more: its lock was lost (its descriptor closed?); stop using it",
-      raw_->name(), lun.index);
+  if (used(lun.index) && memcmp(entries()[lun.index].uuid, lun.uuid, sizeof lun.uuid) == 0)
+    return 0;
+  return why->set(-ESTALE,
+                  "LUN %s: virtual LUN %u is not ours any more: its lock was lost (its descriptor "
+                  "closed?); stop using it",
+                  raw_->name(), lun.index);
 }
 
 int PhysicalLunImpl::make_room(uint64_t count, ErrorText* why) {
   if (count > free_extents()) {
     const int status = reclaim();
     if (status < 0)
-      return why->set(status, "LUN %s: cannot free what dead processes left (%s)", raw_->name(), errno_name(status));
+      return why->set(status, "LUN %s: cannot free what dead processes left (%s)", raw_->name(),
+                      errno_name(status));
   }
   if (count <= free_extents()) return 0;
   return why->set(
-      -ENOSPC, "LUN %s: %s more wanted, %s remain; remove or shrink a virtual LUN (lunar lun list), or ask for less",
+      -ENOSPC,
+      "LUN %s: %s more wanted, %s remain; remove or shrink a virtual LUN (lunar lun list), or ask "
+      "for less",
       raw_->name(),
-      format_size(count > UINT64_MAX / geometry().extent_bytes ? UINT64_MAX / 2 : count * geometry().extent_bytes).text,
+      format_size(count > UINT64_MAX / geometry().extent_bytes ? UINT64_MAX / 2
+                                                               : count * geometry().extent_bytes)
+          .text,
       format_size(free_extents() * geometry().extent_bytes).text);
 }
 
@@ -141,14 +148,17 @@ void PhysicalLunImpl::assign(unsigned index, uint64_t count) {
   }
 }
 
-// Zeros in a scratch LUN need not outlive the power: it ends with that. In a named one they are durable before the
-// image that gives them.
-int PhysicalLunImpl::prepare_extents(const uint32_t* list, uint64_t count, bool zeroed, bool named) {
+// Zeros in a scratch LUN need not outlive the power: it ends with that. In a named one they are
+// durable before the image that gives them.
+int PhysicalLunImpl::prepare_extents(const uint32_t* list, uint64_t count, bool zeroed,
+                                     bool named) {
   const uint64_t bytes = geometry().extent_bytes;
   const int status = for_each_run(list, count, [&](uint32_t first, uint64_t extents) {
     const uint64_t offset = geometry().data_offset + first * bytes;
     const int err = zeroed ? raw_zero(raw_, offset, extents * bytes) : 0;
-    return err < 0 ? err : raw_->reserve(DeviceOffset{offset}, extents * bytes);  // a file's blocks read as zeros too
+    return err < 0 ? err
+                   // a file's blocks read as zeros too
+                   : raw_->reserve(DeviceOffset{offset}, extents * bytes);
   });
   return status < 0 || !zeroed || !named || count == 0 ? status : raw_flush(raw_);
 }
@@ -161,8 +171,10 @@ int PhysicalLunImpl::zero_slack(unsigned index, uint64_t to_bytes) {
   if (end <= entry.size_bytes) return 0;
   order(index);
   for (uint64_t at = entry.size_bytes; at < end;) {
-    const uint64_t within = at % bytes, length = bytes - within < end - at ? bytes - within : end - at;
-    const int status = raw_zero(raw_, geometry().data_offset + order_[at / bytes] * bytes + within, length);
+    const uint64_t within = at % bytes,
+                   length = bytes - within < end - at ? bytes - within : end - at;
+    const int status =
+        raw_zero(raw_, geometry().data_offset + order_[at / bytes] * bytes + within, length);
     if (status < 0) return status;
     at += length;
   }
@@ -182,7 +194,8 @@ void PhysicalLunImpl::publish(OwnedLun* lun) {
   for (uint64_t i = 0; i < geometry().extent_count; ++i) {
     if (extents()[i].lun != lun->index + 1) continue;
     std::atomic<uint32_t>& place = lun->map[extents()[i].position];
-    if (place.load(std::memory_order_relaxed) != i) place.store(static_cast<uint32_t>(i), std::memory_order_relaxed);
+    if (place.load(std::memory_order_relaxed) != i)
+      place.store(static_cast<uint32_t>(i), std::memory_order_relaxed);
   }
   memcpy(lun->uuid, entry.uuid, sizeof lun->uuid);
   lun->scratch = (entry.flags & kEntryScratch) != 0;
@@ -204,13 +217,15 @@ int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why)
   if (named) {
     const Session session(this, Repair::kOne, why);
     if (session.status() < 0) return session.status();
-    if (find(wanted.name) != kNoEntry) return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
+    if (find(wanted.name) != kNoEntry)
+      return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
   }
   int status = create_quick(nameless, lun, why);
   if (status == 0) status = grow(wanted.size_bytes, lun, why);
-  if (status == 0 && named && lun->zeroed && (status = raw_flush(raw_)) < 0)  // they were those of a scratch LUN
-    why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name, errno_text(status),
-             errno_name(status));
+  if (status == 0 && named && lun->zeroed &&
+      (status = raw_flush(raw_)) < 0)  // they were those of a scratch LUN
+    why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name,
+             errno_text(status), errno_name(status));
   if (status == 0 && named) status = adopt_name(wanted, lun, why);
   if (status < 0 && lun->index != kNoEntry) {
     own_ = kNoEntry;
@@ -224,15 +239,16 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
   Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
   const bool scratch = *wanted.name == '\0';
-  if (!scratch && find(wanted.name) != kNoEntry) return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
+  if (!scratch && find(wanted.name) != kNoEntry)
+    return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
   const uint64_t count = extents_for(wanted.size_bytes, geometry());
   int status = make_room(count, why);
   if (status < 0) return status;
   if (free_entry() == kNoEntry) (void)reclaim();
   const unsigned index = add_entry(scratch, wanted, wanted.size_bytes);
   if (index == kNoEntry)
-    return why->set(-ENOSPC, "LUN %s: has %u virtual LUNs, which is the limit; remove one", raw_->name(),
-                    geometry().entry_count);
+    return why->set(-ENOSPC, "LUN %s: has %u virtual LUNs, which is the limit; remove one",
+                    raw_->name(), geometry().entry_count);
   status = locks_.own(index, lun->exclusive);
   if (status == 0) {
     assign(index, count);
@@ -242,8 +258,8 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
     if (status < 0) locks_.disown(index);
   }
   if (status < 0)
-    return why->set(status, "LUN %s: no virtual LUN can be made: %s (%s)", raw_->name(), errno_text(status),
-                    errno_name(status));
+    return why->set(status, "LUN %s: no virtual LUN can be made: %s (%s)", raw_->name(),
+                    errno_text(status), errno_name(status));
   own_ = lun->index = index;
   publish(lun);
   return 0;
@@ -254,34 +270,41 @@ int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, E
   unsigned index = kNoEntry;
   int status;
   do status = try_named(name, type, lun, &index, why);
-  while (status == -EBUSY && wait.pause([&] { return index == kNoEntry || locks_.any_process_owns(index); }));
+  while (status == -EBUSY &&
+         wait.pause([&] { return index == kNoEntry || locks_.any_process_owns(index); }));
   return status;
 }
 
 // *entry: which one it is, also if others have it.
-int PhysicalLunImpl::try_named(const char* name, LunType type, OwnedLun* lun, unsigned* entry, ErrorText* why) {
+int PhysicalLunImpl::try_named(const char* name, LunType type, OwnedLun* lun, unsigned* entry,
+                               ErrorText* why) {
   Session session(this, to_look(), why);
   if (session.status() < 0) return session.status();
   const unsigned index = *entry = find(name);
   if (index == kNoEntry)
-    return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`, or make it (lunar lun create)",
-                    raw_->name(), name);
+    return why->set(
+        -ENOENT,
+        "LUN %s: has no virtual LUN %s; see `lunar lun list`, or make it (lunar lun create)",
+        raw_->name(), name);
   if (entries()[index].type != static_cast<uint32_t>(type))
     return why->set(-EMEDIUMTYPE, "LUN %s#%s: is %s, not %s; give another one", raw_->name(), name,
-                    lun_type_text(static_cast<LunType>(entries()[index].type)), lun_type_text(type));
+                    lun_type_text(static_cast<LunType>(entries()[index].type)),
+                    lun_type_text(type));
   if (entries()[index].cipher_id != 0)
-    return why->set(
-        -EOPNOTSUPP,
-        "LUN %s#%s: an earlier version has encrypted it (cipher %u), which Lunar does no longer; read it by that "
-        "version, or remove it",
-        raw_->name(), name, entries()[index].cipher_id);
+    return why->set(-EOPNOTSUPP,
+                    "LUN %s#%s: an earlier version has encrypted it (cipher %u), which Lunar does "
+                    "no longer; read it by that "
+                    "version, or remove it",
+                    raw_->name(), name, entries()[index].cipher_id);
   const int others = lun->exclusive ? locks_.owned(index) : locks_.owned_exclusively(index);
   if (others > 0)
-    return why->set(-EBUSY, "LUN %s#%s: in use by another process%s; wait for it", raw_->name(), name,
-                    lun->exclusive ? "" : " exclusively");
+    return why->set(-EBUSY, "LUN %s#%s: in use by another process%s; wait for it", raw_->name(),
+                    name, lun->exclusive ? "" : " exclusively");
   int status = others;
   if (status == 0) status = locks_.own(index, lun->exclusive);
-  if (status < 0) return why->set(status, "LUN %s#%s: cannot be locked (%s)", raw_->name(), name, errno_name(status));
+  if (status < 0)
+    return why->set(status, "LUN %s#%s: cannot be locked (%s)", raw_->name(), name,
+                    errno_name(status));
   own_ = lun->index = index;
   publish(lun);
   return 0;
@@ -315,8 +338,8 @@ int PhysicalLunImpl::grow(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
         status = store_.commit();
       }
       if (status == 0) publish(lun);
-      return status < 0 ? why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status),
-                                   errno_name(status))
+      return status < 0 ? why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(),
+                                   errno_text(status), errno_name(status))
                         : 0;
     }
   }
@@ -332,7 +355,8 @@ int PhysicalLunImpl::shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
   if (others == 0) others = locks_.used(lun->index);
   if (others != 0)
     return why->set(others < 0 ? others : -EBUSY,
-                    "LUN %s: other processes have it open; it can shrink when they are gone", raw_->name());
+                    "LUN %s: other processes have it open; it can shrink when they are gone",
+                    raw_->name());
   LunEntry& entry = entries()[lun->index];
   const uint64_t count = order(lun->index), keep = extents_for(bytes, geometry());
   for (uint64_t i = keep; i < count; ++i) extents()[order_[i]] = {};
@@ -340,7 +364,8 @@ int PhysicalLunImpl::shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
   if (bytes < entry.size_bytes) entry.size_bytes = bytes;
   status = store_.commit();
   if (status < 0)
-    return why->set(status, "LUN %s: cannot shrink: %s (%s)", raw_->name(), errno_text(status), errno_name(status));
+    return why->set(status, "LUN %s: cannot shrink: %s (%s)", raw_->name(), errno_text(status),
+                    errno_name(status));
   discard_freed(keep, count);
   publish(lun);
   return 0;
@@ -365,14 +390,16 @@ int PhysicalLunImpl::free_bytes(uint64_t* out) {
 
 void PhysicalLunImpl::abandon(const OwnedLun& lun) {
   constexpr int kTries = 5;
-  constexpr uint64_t kPauseNs = 4'000'000;  // a ring that is being torn down holds the file for some milliseconds
+  // a ring that is being torn down holds the file for some milliseconds
+  constexpr uint64_t kPauseNs = 4'000'000;
   own_ = kNoEntry;
   locks_.part();
   if (locks_.renew() < 0) return;  // the next caller that needs the space finds it ownerless
   for (int i = 0; i < kTries && locks_.owned(lun.index) != 0; ++i) sys::sleep_ns(kPauseNs);
   Session session(this, Repair::kOne, nullptr);
   ErrorText why;
-  if (session.status() == 0 && ours(lun, &why) == 0 && locks_.owned(lun.index) == 0) (void)reclaim();
+  if (session.status() == 0 && ours(lun, &why) == 0 && locks_.owned(lun.index) == 0)
+    (void)reclaim();
 }
 
 }  // namespace lunar

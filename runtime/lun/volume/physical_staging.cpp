@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Growing where zeros must be written, or there is very much to discard: too long for the metadata lock. See
-// physical_impl.h.
+// Growing where zeros must be written, or there is very much to discard: too long for the metadata
+// lock. See physical_impl.h.
 //
 //   staged       the extents become those of a nameless scratch LUN of ours
 //   prepare      they are zeroed, without the lock
 //   take over    they change hands, and the size with them, in one change
 //
-// A process killed on the way leaves a dead scratch LUN behind, which the next caller that needs space frees. A named
-// LUN made like this gets its name last (adopt_name).
+// A process killed on the way leaves a dead scratch LUN behind, which the next caller that needs
+// space frees. A named LUN made like this gets its name last (adopt_name).
 // Threading: a session a step. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>
@@ -27,7 +27,8 @@ int PhysicalLunImpl::grow_staged(uint64_t count, uint64_t bytes, OwnedLun* lun, 
   if (status < 0) return status;
   status = prepare_staged(staged, count, lun->zeroed, !lun->scratch);
   if (status < 0)
-    why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status), errno_name(status));
+    why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status),
+             errno_name(status));
   else
     status = take_over(staged, bytes, lun, why);
   staged_ = kNoEntry;
@@ -43,8 +44,8 @@ int PhysicalLunImpl::stage(uint64_t count, OwnedLun* staged, ErrorText* why) {
   if (status < 0) return status;
   const unsigned index = add_entry(true, NewLun{}, 0);
   if (index == kNoEntry)
-    return why->set(-ENOSPC, "LUN %s: has %u virtual LUNs, which is the limit; remove one", raw_->name(),
-                    geometry().entry_count);
+    return why->set(-ENOSPC, "LUN %s: has %u virtual LUNs, which is the limit; remove one",
+                    raw_->name(), geometry().entry_count);
   status = locks_.own(index, true);
   if (status == 0) {
     assign(index, count);
@@ -52,14 +53,16 @@ int PhysicalLunImpl::stage(uint64_t count, OwnedLun* staged, ErrorText* why) {
     if (status < 0) locks_.disown(index);
   }
   if (status < 0)
-    return why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status), errno_name(status));
+    return why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status),
+                    errno_name(status));
   staged_ = staged->index = index;
   memcpy(staged->uuid, entries()[index].uuid, sizeof staged->uuid);
   return 0;
 }
 
 // named: the LUN that gets them.
-int PhysicalLunImpl::prepare_staged(const OwnedLun& staged, uint64_t count, bool zeroed, bool named) {
+int PhysicalLunImpl::prepare_staged(const OwnedLun& staged, uint64_t count, bool zeroed,
+                                    bool named) {
   const size_t bytes = round_up(count * sizeof(uint32_t), 4096);
   auto* list = static_cast<uint32_t*>(map_private(bytes, ForkPolicy::kDontFork));
   if (!list) return -ENOMEM;
@@ -79,7 +82,8 @@ int PhysicalLunImpl::prepare_staged(const OwnedLun& staged, uint64_t count, bool
   return status;
 }
 
-int PhysicalLunImpl::take_over(const OwnedLun& staged, uint64_t bytes, OwnedLun* lun, ErrorText* why) {
+int PhysicalLunImpl::take_over(const OwnedLun& staged, uint64_t bytes, OwnedLun* lun,
+                               ErrorText* why) {
   Session session(this, Repair::kOne, why);
   int status = session.status();
   if (status == 0) status = ours(*lun, why);
@@ -93,8 +97,9 @@ int PhysicalLunImpl::take_over(const OwnedLun& staged, uint64_t bytes, OwnedLun*
     for (uint64_t i = 0; i < total && entry.extents < need; ++i)
       extents()[order_[i]] = {lun->index + 1, static_cast<uint32_t>(entry.extents++)};
     if (status == 0 && entry.extents < need)  // another owner shrank it meanwhile
-      return why->set(-EAGAIN, "LUN %s: was shrunk by another process while it grew by %lu extents; try again",
-                      raw_->name(), static_cast<unsigned long>(given));
+      return why->set(
+          -EAGAIN, "LUN %s: was shrunk by another process while it grew by %lu extents; try again",
+          raw_->name(), static_cast<unsigned long>(given));
     entry.size_bytes = bytes;
   }
   if (status == 0) {
@@ -103,7 +108,8 @@ int PhysicalLunImpl::take_over(const OwnedLun& staged, uint64_t bytes, OwnedLun*
     status = store_.commit();
   }
   if (status < 0)
-    return why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status), errno_name(status));
+    return why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status),
+                    errno_name(status));
   publish(lun);
   return 0;
 }
@@ -111,15 +117,16 @@ int PhysicalLunImpl::take_over(const OwnedLun& staged, uint64_t bytes, OwnedLun*
 int PhysicalLunImpl::adopt_name(const NewLun& wanted, OwnedLun* lun, ErrorText* why) {
   Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
-  if (find(wanted.name) != kNoEntry) return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
+  if (find(wanted.name) != kNoEntry)
+    return why->set(-EEXIST, kExistsAlready, raw_->name(), wanted.name);
   LunEntry& entry = entries()[lun->index];
   entry.flags = kEntryUsed;
   strncpy(entry.name, wanted.name, sizeof entry.name - 1);
   entry.size_bytes = wanted.size_bytes;
   const int status = store_.commit();
   if (status < 0)
-    return why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name, errno_text(status),
-                    errno_name(status));
+    return why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name,
+                    errno_text(status), errno_name(status));
   publish(lun);
   return 0;
 }

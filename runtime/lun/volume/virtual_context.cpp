@@ -17,14 +17,17 @@ namespace {
 
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
 constexpr unsigned kDepthMax = 4096, kVectorsMax = 256;
-constexpr int64_t kStalledNs = 100'000;               // how long await sleeps while pieces wait for room in the base
-constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;  // of a split: a command of 16 MiB over extents of 64 KiB
+// how long await sleeps while pieces wait for room in the base
+constexpr int64_t kStalledNs = 100'000;
+// of a split: a command of 16 MiB over extents of 64 KiB
+constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;
 
 constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
 }  // namespace
 
-int VirtualContext::create(Device* base, ExtentMap* map, const ContextOptions& options, VirtualContext** out) {
+int VirtualContext::create(Device* base, ExtentMap* map, const ContextOptions& options,
+                           VirtualContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const unsigned depth = options.depth, splits = depth < kSplitsMax ? depth : kSplitsMax;
   size_t bytes = 0;
@@ -36,7 +39,8 @@ int VirtualContext::create(Device* base, ExtentMap* map, const ContextOptions& o
   part(sizeof(VirtualContext));
   const size_t entries = part(depth * sizeof(InFlight)), stack = part(depth * sizeof(uint16_t)),
                ready = part(depth * sizeof(uint16_t));
-  const size_t splits_at = part(splits * sizeof(Split)), slices = part(splits * kSliceRoom * sizeof(iovec));
+  const size_t splits_at = part(splits * sizeof(Split)),
+               slices = part(splits * kSliceRoom * sizeof(iovec));
   bytes = round_up(bytes, 4096);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
@@ -50,7 +54,8 @@ int VirtualContext::create(Device* base, ExtentMap* map, const ContextOptions& o
   context->ready_ = reinterpret_cast<uint16_t*>(memory + ready);
   context->splits_ = reinterpret_cast<Split*>(memory + splits_at);
   context->free_splits_ = low_bits(splits);
-  for (unsigned i = 0; i < depth; ++i) context->free_entries_[i] = static_cast<uint16_t>(depth - 1 - i);
+  for (unsigned i = 0; i < depth; ++i)
+    context->free_entries_[i] = static_cast<uint16_t>(depth - 1 - i);
   for (unsigned i = 0; i < splits; ++i)
     context->splits_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
   ContextOptions wanted = options;
@@ -104,8 +109,8 @@ int VirtualContext::examine(const Command& command, uint64_t* length) const {
   return command.offset.value % align || *length % align ? -EINVAL : 0;
 }
 
-// Opens the entry of a command that goes to the base. False: no room for it now. *out: its one piece, where it is not
-// split.
+// Opens the entry of a command that goes to the base. False: no room for it now. *out: its one
+// piece, where it is not split.
 VirtualContext::Start VirtualContext::start(const Command& command, uint64_t length, Command* out) {
   const unsigned phase = map_->phases().enter(&phase_count_);
   *out = command;
@@ -118,7 +123,8 @@ VirtualContext::Start VirtualContext::start(const Command& command, uint64_t len
   uint64_t run = length;
   if (!flush) out->offset = DeviceOffset{map_->run(offset, length, &run)};
   const bool split = run < length;
-  if (split && command.op == Op::kWrite && command.atomic) {  // its pieces would be torn from each other
+  if (split && command.op == Op::kWrite &&
+      command.atomic) {  // its pieces would be torn from each other
     sys::Phases::leave(&phase_count_, phase);
     return Start::kOutside;
   }
@@ -177,8 +183,10 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
       if (++queued == kBatch) hand_on();
       continue;
     }
-    // What is not handed on at once must not overtake what is queued: a count of commands taken is a prefix.
-    const uint16_t split = started == Start::kSplit ? static_cast<uint16_t>(batch[queued].tag) : kNone;
+    // What is not handed on at once must not overtake what is queued: a count of commands taken is
+    // a prefix.
+    const uint16_t split =
+        started == Start::kSplit ? static_cast<uint16_t>(batch[queued].tag) : kNone;
     hand_on();
     if (full) {
       if (split != kNone) {
@@ -217,7 +225,8 @@ bool VirtualContext::next_piece(Split& split, Command* out) {
   uint64_t within = split.iov_done;
   iovec* slices = split.slices + split.used;
   // later, when some are done
-  if (vector_slice(entry.iov, entry.iov_count, &at, &within, run, slices, &room) < run) return false;
+  if (vector_slice(entry.iov, entry.iov_count, &at, &within, run, slices, &room) < run)
+    return false;
   out->iov = slices;
   out->iov_count = room;
   split.used += room;
@@ -358,11 +367,13 @@ int VirtualContext::watch(int fd, uint64_t tag) {
   return 0;
 }
 
-// Pieces that wait for room in the base have no completion of their own: the caller must come back and hand them over.
+// Pieces that wait for room in the base have no completion of their own: the caller must come back
+// and hand them over.
 int VirtualContext::await(int64_t timeout_ns) {
   if (ready_count_.load(std::memory_order_acquire)) return 0;
   if (!stalled_.load(std::memory_order_relaxed)) return base_->await(timeout_ns);
-  const int status = base_->await(timeout_ns < 0 || timeout_ns > kStalledNs ? kStalledNs : timeout_ns);
+  const int status =
+      base_->await(timeout_ns < 0 || timeout_ns > kStalledNs ? kStalledNs : timeout_ns);
   return status == -ETIME && timeout_ns != 0 ? 0 : status;
 }
 

@@ -5,9 +5,9 @@
 //          └──► several runs: split at the boundaries, piece after piece as the base accepts them;
 //               the iovec slices are in a *split*
 //
-// Each command has an in-flight entry. All its pieces carry the entry's number as their tag; the response is the sum of
-// their bytes, or the first error. Entries and splits are created with the context; if all splits are in use, a command
-// is not accepted.
+// Each command has an in-flight entry. All its pieces carry the entry's number as their tag; the
+// response is the sum of their bytes, or the first error. Entries and splits are created with the
+// context; if all splits are in use, a command is not accepted.
 // Threading: as Context. May not allocate after create.
 #pragma once
 #include <atomic>
@@ -20,7 +20,8 @@ namespace lunar {
 
 class VirtualContext final : public OwnedContext {
  public:
-  [[nodiscard]] static int create(Device* base, ExtentMap* map, const ContextOptions& options, VirtualContext** out);
+  [[nodiscard]] static int create(Device* base, ExtentMap* map, const ContextOptions& options,
+                                  VirtualContext** out);
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
@@ -48,8 +49,8 @@ class VirtualContext final : public OwnedContext {
     bool finished;  // no more pieces follow
     bool fua;
   };
-  // The progress of a command that is split. The slices of one piece at a time are passed on, and must live until it is
-  // done.
+  // The progress of a command that is split. The slices of one piece at a time are passed on, and
+  // must live until it is done.
   struct Split {
     uint64_t done;  // bytes passed on
     uint32_t iov_at;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The implementation of VirtualLun: see virtual_lun.h.
-// Threading: as there. sizes_ is held while the size changes, list_ while a context is added or removed.
+// Threading: as there. sizes_ is held while the size changes, list_ while a context is added or
+// removed.
 #pragma once
 #include "lun/volume/extent_map.h"
 #include "lun/volume/physical_impl.h"
@@ -11,7 +12,8 @@ namespace lunar {
 
 class VirtualLunImpl final : public VirtualLun {
  public:
-  static int make(PhysicalLunImpl* physical, const VirtualOptions& options, VirtualLunImpl** out, ErrorText* why);
+  static int make(PhysicalLunImpl* physical, const VirtualOptions& options, VirtualLunImpl** out,
+                  ErrorText* why);
 
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
@@ -57,7 +59,8 @@ class VirtualLunImpl final : public VirtualLun {
   VirtualLunInfo info_;
   bool scratch_ = false;
   ExtentMap map_;
-  // ExtentMap::kSharedCounts counts; zeros in a forked child, because present readers are the parent's
+  // ExtentMap::kSharedCounts counts; zeros in a forked child, because present readers are the
+  // parent's
   sys::PhaseCount* shared_ = nullptr;
   sys::Mutex sizes_, list_;
   std::atomic<uint32_t> copy_{0};  // of the memory in which the locks are (sys/memory_copy.h)

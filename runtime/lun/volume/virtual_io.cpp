@@ -47,7 +47,8 @@ void VirtualLunImpl::detach(Context* context) {
   context_count_.fetch_sub(1, std::memory_order_release);
 }
 
-// Each run by a command of its own. Bytes moved, short after a short one; the first error otherwise.
+// Each run by a command of its own. Bytes moved, short after a short one; the first error
+// otherwise.
 int64_t VirtualLunImpl::transfer_pieces(const Command& command, uint64_t length) {
   uint32_t at = 0;
   uint64_t within = 0, moved = 0;

@@ -45,18 +45,21 @@ void VirtualLunImpl::know_process() {
   list_.reset_in_child();
 }
 
-int VirtualLun::open(PhysicalLun* physical, const VirtualOptions& options, VirtualLun** out, ErrorText* why) {
+int VirtualLun::open(PhysicalLun* physical, const VirtualOptions& options, VirtualLun** out,
+                     ErrorText* why) {
   VirtualLunImpl* lun = nullptr;
-  const int status = VirtualLunImpl::make(static_cast<PhysicalLunImpl*>(physical), options, &lun, why);
+  const int status =
+      VirtualLunImpl::make(static_cast<PhysicalLunImpl*>(physical), options, &lun, why);
   *out = lun;
   return status;
 }
 
-int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& options, VirtualLunImpl** out,
-                         ErrorText* why) {
+int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& options,
+                         VirtualLunImpl** out, ErrorText* why) {
   *out = nullptr;
   const size_t head = round_up(sizeof(VirtualLunImpl), 4096);
-  const size_t bytes = head + round_up(physical->geometry().extent_count * sizeof(std::atomic<uint32_t>), 4096);
+  const size_t bytes =
+      head + round_up(physical->geometry().extent_count * sizeof(std::atomic<uint32_t>), 4096);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   void* counts = memory ? map_private(kSharedBytes, ForkPolicy::kWipe) : nullptr;
   if (!counts) {
@@ -88,9 +91,10 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
 int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
   const bool scratch = *options.name == '\0';
   if (!scratch && !lun_name_legal(options.name))
-    return why->set(
-        -EINVAL, "LUN %s: '%s' is not a name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -, not starting with . or -",
-        base_->name(), options.name);
+    return why->set(-EINVAL,
+                    "LUN %s: '%s' is not a name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -, "
+                    "not starting with . or -",
+                    base_->name(), options.name);
   format_to(name_, sizeof name_, scratch ? "%s" : "%s#%s", base_->name(), options.name);
   lun_.exclusive = scratch || options.exclusive;
   lun_.zeroed = options.zeroed;
@@ -111,8 +115,8 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
   status = options.joins ? physical_->join(lun_) : 0;
   if (status < 0 && status != -ENOENT) {  // without /proc a child can neither join it nor change it
     physical_->abandon(lun_);
-    return why->set(status, "LUN %s: cannot be opened again for its locks: %s (%s)", name_, errno_text(status),
-                    errno_name(status));
+    return why->set(status, "LUN %s: cannot be opened again for its locks: %s (%s)", name_,
+                    errno_text(status), errno_name(status));
   }
   most_ = lun_.limit_bytes;
   scratch_ = lun_.scratch;
@@ -122,7 +126,8 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
 }
 
 void VirtualLunImpl::close() {
-  LUNAR_CHECK(context_count_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  LUNAR_CHECK(context_count_.load(std::memory_order_acquire) == 0,
+              "LUN closed with contexts attached");
   if (scratch_) physical_->abandon(lun_);
   physical_->close();
   unmap_private(shared_, kSharedBytes);
@@ -169,11 +174,14 @@ int VirtualLunImpl::shrink(uint64_t bytes, ErrorText* why) {
   map_.set_limit(bytes);
   if (!drained()) {
     map_.set_limit(before);
-    return why->set(-EBUSY, "LUN %s: cannot shrink: commands have been in flight for 5 s; reap them first", name_);
+    return why->set(-EBUSY,
+                    "LUN %s: cannot shrink: commands have been in flight for 5 s; reap them first",
+                    name_);
   }
   const int status = physical_->shrink(bytes, &lun_, why);
   if (status == 0) return 0;
-  // The device decides. Where it cannot be read, extents that may already be another LUN's must not be used.
+  // The device decides. Where it cannot be read, extents that may already be another LUN's must not
+  // be used.
   if (physical_->refresh(&lun_) == 0) map_.set_limit(lun_.size_bytes);
   return status;
 }
@@ -181,11 +189,13 @@ int VirtualLunImpl::shrink(uint64_t bytes, ErrorText* why) {
 int VirtualLunImpl::set_size(uint64_t bytes, ErrorText* why) {
   const SizeLock lock(this);
   if (bytes > uint64_t{1} << 60)
-    return why->set(-ENOSPC, "LUN %s: a size of %s is more than any device has", name_, format_size(bytes).text);
+    return why->set(-ENOSPC, "LUN %s: a size of %s is more than any device has", name_,
+                    format_size(bytes).text);
   bytes = round_up(bytes, 4096);
   const int status = physical_->refresh(&lun_);
   if (status < 0)
-    return why->set(status, "LUN %s: cannot be resized: %s (%s)", name_, errno_text(status), errno_name(status));
+    return why->set(status, "LUN %s: cannot be resized: %s (%s)", name_, errno_text(status),
+                    errno_name(status));
   map_.set_limit(lun_.size_bytes);
   asked_ = bytes;
   if (bytes > lun_.size_bytes) return grow(bytes, why);
@@ -223,7 +233,8 @@ int VirtualLunImpl::reserve(DeviceOffset offset, uint64_t length) {
   }
   if (!scratch_ || need > uint64_t{1} << 60) return -ENOSPC;
   const uint64_t extent = physical_->geometry().extent_bytes;
-  const uint64_t exact = round_up(need, extent), step = map_.limit() + round_up(map_.limit() / kAheadPart, extent);
+  const uint64_t exact = round_up(need, extent),
+                 step = map_.limit() + round_up(map_.limit() / kAheadPart, extent);
   ErrorText unsaid;
   int status = -ENOSPC;
   if (step > exact) status = grow(step, &unsaid);
@@ -239,7 +250,8 @@ void VirtualLunImpl::release(DeviceOffset offset, uint64_t length) {
     if (offset.value >= limit || length == 0) return;
     if (length > limit - offset.value) length = limit - offset.value;
     ErrorText unsaid;
-    if (scratch_ && offset.value + length >= asked_ && shrink(round_up(offset.value, 4096), &unsaid) == 0) {
+    if (scratch_ && offset.value + length >= asked_ &&
+        shrink(round_up(offset.value, 4096), &unsaid) == 0) {
       asked_ = map_.limit();
       return;
     }
@@ -258,8 +270,8 @@ Capabilities VirtualLunImpl::capabilities() const {
   if (out.transfer_bytes_max > 16 * kMiB) out.transfer_bytes_max = 16 * kMiB;
   out.persistent &= !scratch_;
   const Geometry& geometry = physical_->geometry();
-  out.atomic_write_bytes =
-      atomic_within(atomic_within(out.atomic_write_bytes, geometry.extent_bytes), geometry.data_offset);
+  out.atomic_write_bytes = atomic_within(
+      atomic_within(out.atomic_write_bytes, geometry.extent_bytes), geometry.data_offset);
   return out;
 }
 

@@ -25,9 +25,10 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
   }
   fd_ = fd;
   file_ = sys::file_identity(fd);
-  int rc = fd >= 0 ? sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0, &memory)
-                   : sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0,
-                              &memory);
+  int rc = fd >= 0 ? sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED,
+                              fd, 0, &memory)
+                   : sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0, &memory);
   if (rc < 0) return rc;
   shared_ = static_cast<AccountShared*>(memory);
   uint32_t fresh = 0;
@@ -81,8 +82,9 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
   return index;
 }
 
-// What is present, at most. A thread that takes or unshares counts first and then looks: of two at once, one sees the
-// other. Both counts are of one moment, or a fork's pages, or what was given back, would seem absent.
+// What is present, at most. A thread that takes or unshares counts first and then looks: of two at
+// once, one sees the other. Both counts are of one moment, or a fork's pages, or what was given
+// back, would seem absent.
 int64_t Account::there() const {
   for (;;) {
     int64_t shared = shared_->shared_pages.load(std::memory_order_seq_cst);
@@ -170,8 +172,8 @@ void Account::give_tables(int64_t pages) {
   give_fixed(pages);
 }
 
-// Each asks with its own part counted: of two at once, one sees the other. A refused caller looks again, as both may
-// have been refused.
+// Each asks with its own part counted: of two at once, one sees the other. A refused caller looks
+// again, as both may have been refused.
 bool Account::reserve_fixed(int64_t pages, int64_t room) {
   for (int attempt = 0; attempt < 4; ++attempt) {
     take_always(pages);
@@ -182,7 +184,8 @@ bool Account::reserve_fixed(int64_t pages, int64_t room) {
     if (attempt == 0)
       sweep_settled();
     else
-      sys::sleep_ns(static_cast<uint64_t>(attempt * 100000 + static_cast<int>(member_ % 8) * 20000));
+      sys::sleep_ns(
+          static_cast<uint64_t>(attempt * 100000 + static_cast<int>(member_ % 8) * 20000));
   }
   return false;
 }
@@ -193,7 +196,8 @@ void Account::end_reserved() {
   if (left != 0) give_fixed(left);
 }
 
-void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes, int64_t promised_tables) {
+void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes,
+                            int64_t promised_tables) {
   AccountMember& child = shared_->members[index];
   child.promised_tables.fetch_add(promised_tables, std::memory_order_acq_rel);
   me().promised_tables.fetch_sub(promised_tables, std::memory_order_acq_rel);
@@ -218,7 +222,8 @@ void Account::give(int64_t pages) {
   me().pages.begin(-pages);
   shared_->used_pages.add(-pages);
   me().pages.end(0);
-  if (shared_->room_wanted.load(std::memory_order_seq_cst) != 0 && shared_->room_wanted.exchange(0) != 0)
+  if (shared_->room_wanted.load(std::memory_order_seq_cst) != 0 &&
+      shared_->room_wanted.exchange(0) != 0)
     raise_pressure();
 }
 
@@ -238,7 +243,8 @@ int64_t Account::fixed_total() const {
 int64_t Account::unused_promises() const {
   int64_t total = 0;
   for (const AccountMember& m : all()) {
-    const int64_t unused = m.promised_tables.load(std::memory_order_relaxed) - m.tables.load(std::memory_order_relaxed);
+    const int64_t unused = m.promised_tables.load(std::memory_order_relaxed) -
+                           m.tables.load(std::memory_order_relaxed);
     if (m.is_used() && unused > 0) total += unused;
   }
   return total;
@@ -253,7 +259,8 @@ bool Account::others_active() const {
 bool Account::above_share() const {
   int64_t total = 0, weights = 0;
   for (const AccountMember& m : all()) {
-    const int64_t pages = m.is_used() ? m.pages.value() - m.fixed.load(std::memory_order_relaxed) : 0;
+    const int64_t pages =
+        m.is_used() ? m.pages.value() - m.fixed.load(std::memory_order_relaxed) : 0;
     if (pages <= 0) continue;
     total += pages;
     weights += m.weight.load(std::memory_order_relaxed);
@@ -261,12 +268,14 @@ bool Account::above_share() const {
   if (weights == 0) return true;
   // own / weight >= total / weights
   const int64_t own = own_pages() - own_fixed();
-  return own > 0 && own * weights >= total * static_cast<int64_t>(me().weight.load(std::memory_order_relaxed));
+  return own > 0 &&
+         own * weights >= total * static_cast<int64_t>(me().weight.load(std::memory_order_relaxed));
 }
 
 void Account::raise_pressure() {
   shared_->pressure.fetch_add(1, std::memory_order_acq_rel);
-  if (shared_->sleepers.load(std::memory_order_acquire) != 0) sys::futex_wake(&shared_->pressure, INT32_MAX, true);
+  if (shared_->sleepers.load(std::memory_order_acquire) != 0)
+    sys::futex_wake(&shared_->pressure, INT32_MAX, true);
 }
 
 void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
@@ -277,10 +286,12 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
 
 namespace {
 
-// False: the batch in progress goes on at `until`. A member killed inside a batch has no pages left.
+// False: the batch in progress goes on at `until`. A member killed inside a batch has no pages
+// left.
 bool batch_ends(const AccountMember& m, uint64_t until) {
   const uint32_t seen = m.batch.load(std::memory_order_acquire);
-  while ((seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive) {
+  while ((seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen &&
+         m.state.load() == kMemberActive) {
     if (sys::now_ns() >= until) return false;
     sys::sleep_ns(20000);
   }
@@ -289,7 +300,8 @@ bool batch_ends(const AccountMember& m, uint64_t until) {
 
 }  // namespace
 
-// Nothing in a batch waits for a thread of the program, so the caller may be a signal handler on any of them.
+// Nothing in a batch waits for a thread of the program, so the caller may be a signal handler on
+// any of them.
 void Account::wait_for_own_batch() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   (void)batch_ends(me(), UINT64_MAX);
@@ -297,7 +309,8 @@ void Account::wait_for_own_batch() {
 
 bool Account::write_elsewhere_begin() {
   me().writing_elsewhere.fetch_add(1, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // with someone_writes_elsewhere: one of the two sees the other
+  // with someone_writes_elsewhere: one of the two sees the other
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   const uint64_t until = sys::now_ns() + kBatchMostNs;
   for (const AccountMember& m : all()) {
     if (batch_ends(m, until)) continue;
@@ -342,7 +355,8 @@ int Account::carve(unsigned pieces) {
     run = shared_->carve_owner[i].load() == 0 ? run + 1 : 0;
     if (run == 1) first = i;
     if (run == pieces) {
-      for (unsigned k = first; k <= i; ++k) shared_->carve_owner[k].store(static_cast<uint16_t>(member_ + 1));
+      for (unsigned k = first; k <= i; ++k)
+        shared_->carve_owner[k].store(static_cast<uint16_t>(member_ + 1));
       found = static_cast<int>(first);
       break;
     }
@@ -353,15 +367,18 @@ int Account::carve(unsigned pieces) {
 
 void Account::uncarve(int first, unsigned pieces) {
   lock();
-  for (unsigned i = 0; i < pieces; ++i) shared_->carve_owner[static_cast<unsigned>(first) + i].store(0);
+  for (unsigned i = 0; i < pieces; ++i)
+    shared_->carve_owner[static_cast<unsigned>(first) + i].store(0);
   unlock();
 }
 
 void Account::dump(int fd) const {
   char line[160];
-  size_t n = format_to(
-      line, sizeof line, "account: cap %ld pages, used %ld, shared %ld, own %ld, lun %ld of %ld bytes\n", cap_pages(),
-      shared_->used_pages.value(), shared_pages(), own_pages(), shared_->lun_used_bytes.value(), lun_cap());
+  size_t n =
+      format_to(line, sizeof line,
+                "account: cap %ld pages, used %ld, shared %ld, own %ld, lun %ld of %ld bytes\n",
+                cap_pages(), shared_->used_pages.value(), shared_pages(), own_pages(),
+                shared_->lun_used_bytes.value(), lun_cap());
   (void)sys::write_to_program(fd, line, n);
 }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Account: the DRAM budget and the LUN space of a process tree, in memory shared by its processes (README.md).
+// Account: the DRAM budget and the LUN space of a process tree, in memory shared by its processes
+// (README.md).
 //
-// Pages that a forked child inherits and that nothing can copy yet (cow_gate.h) count as *shared*: charged twice, but
-// present once. Giving back a page that may still be shared lowers `shared` along with `used`, so `used - shared` never
-// falls below what is present.
-// All committed memory of a member that is not active is charged as if it were resident, and as `fixed`.
+// Pages that a forked child inherits and that nothing can copy yet (cow_gate.h) count as *shared*:
+// charged twice, but present once. Giving back a page that may still be shared lowers `shared`
+// along with `used`, so `used - shared` never falls below what is present.
+// All committed memory of a member that is not active is charged as if it were resident, and as
+// `fixed`.
 //
 // Threading: take/give are a few atomic operations; carve takes the account's lock.
 #pragma once
@@ -20,13 +22,13 @@ constexpr int64_t kKeepFreePages = 32;  // DRAM that only the evictors' own faul
 
 class Account : public Members {
  public:
-  // fd >= 0: the tree's memfd (made by `lunar run`); -1: a private account, in a file made here. The first member sets
-  // the caps.
+  // fd >= 0: the tree's memfd (made by `lunar run`); -1: a private account, in a file made here.
+  // The first member sets the caps.
   [[nodiscard]] int open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes);
 
-  // Memory of a member that is not active. take_plain: false if the tree's use would exceed `limit` pages, even after
-  // dead members were swept. reserve_plain_child: makes a member for a child with `pages`, of which `prepaid` is
-  // charged to this member so far. Index or -errno.
+  // Memory of a member that is not active. take_plain: false if the tree's use would exceed `limit`
+  // pages, even after dead members were swept. reserve_plain_child: makes a member for a child with
+  // `pages`, of which `prepaid` is charged to this member so far. Index or -errno.
   bool take_plain(int64_t pages, int64_t limit);
   void give_plain(int64_t pages) { give_fixed(pages); }
   int64_t plain_pages() const { return me().fixed.load(std::memory_order_relaxed); }
@@ -37,8 +39,8 @@ class Account : public Members {
   // DRAM. take: false if it would leave fewer than `keep_free` pages.
   bool take(int64_t pages, int64_t keep_free);
   void take_always(int64_t pages);  // may exceed the cap: for pages that exist already
-  // Before a fork: charges the child for what it inherits. True: all of it can be copied at any time. False: it counts
-  // as shared.
+  // Before a fork: charges the child for what it inherits. True: all of it can be copied at any
+  // time. False: it counts as shared.
   bool take_for_child(unsigned index, int64_t pages, int64_t keep_free, bool can_share);
   // Called before shared pages are copied. False: there is no room for that now.
   bool unshare(int64_t pages, int64_t keep_free);
@@ -47,24 +49,28 @@ class Account : public Members {
   void take_fixed(int64_t pages);  // frames, windows, tables: always
   // The same, if the cap allows it.
   [[nodiscard]] bool take_fixed_within(int64_t pages, int64_t keep_free);
-  // Reserves fixed pages ahead of their use, if `room` pages of the cap remain that are not fixed, even when several
-  // members ask at once. take_fixed takes from the amount set with use_reserved until that is used up. May sleep.
+  // Reserves fixed pages ahead of their use, if `room` pages of the cap remain that are not fixed,
+  // even when several members ask at once. take_fixed takes from the amount set with use_reserved
+  // until that is used up. May sleep.
   [[nodiscard]] bool reserve_fixed(int64_t pages, int64_t room);
   void use_reserved(int64_t pages) { reserved_ = pages; }
   int64_t reserved() const { return reserved_; }
   void end_reserved();  // returns the rest
-  // Page tables. promise: false if `room` pages of the cap would not remain beside what eviction cannot free. take: as
-  // take_fixed_within.
+  // Page tables. promise: false if `room` pages of the cap would not remain beside what eviction
+  // cannot free. take: as take_fixed_within.
   [[nodiscard]] bool promise_tables(int64_t pages, int64_t room);
   [[nodiscard]] bool take_tables(int64_t pages, int64_t keep_free);
   void take_tables_always(int64_t pages);
   void give_tables(int64_t pages);
   // Transfers fixed pages, LUN space and promised tables of this member to the child.
-  void hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes, int64_t promised_tables = 0);
+  void hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes,
+                     int64_t promised_tables = 0);
   void give_fixed(int64_t pages);
   void give(int64_t pages);
   void give_maybe_shared(int64_t pages);  // another process may still share them
-  int64_t free_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed) - there(); }
+  int64_t free_pages() const {
+    return shared_->cap_pages.load(std::memory_order_relaxed) - there();
+  }
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
   // The sum over all members of what eviction cannot free (frames, windows, tables as promised).
   int64_t fixed_total() const;
@@ -73,21 +79,25 @@ class Account : public Members {
   int64_t own_pages() const { return me().pages.value(); }
   void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
   void set_lun_cap(int64_t bytes) { shared_->lun_cap_bytes.store(bytes); }
-  // Whether this member is at or above its weighted share of the evictable pages: it evicts when DRAM runs low.
+  // Whether this member is at or above its weighted share of the evictable pages: it evicts when
+  // DRAM runs low.
   bool above_share() const;
   bool says_once() { return !shared_->said.exchange(true); }
   void raise_pressure();                                  // wakes sleeping evictors of all members
   void wait_pressure(uint32_t seen, int64_t timeout_ns);  // -1: no limit
-  void want_room() { shared_->room_wanted.store(1, std::memory_order_seq_cst); }  // the next give() wakes evictors
+  void want_room() {                                      // the next give() wakes evictors
+    shared_->room_wanted.store(1, std::memory_order_seq_cst);
+  }
   uint32_t pressure() const { return shared_->pressure.load(std::memory_order_acquire); }
 
-  // Members evict by UFFDIO_MOVE meanwhile (pager_write_elsewhere). begin waits for their batches in progress. False:
-  // a member stands still inside of one (it was stopped); nothing was begun.
+  // Members evict by UFFDIO_MOVE meanwhile (pager_write_elsewhere). begin waits for their batches
+  // in progress. False: a member stands still inside of one (it was stopped); nothing was begun.
   [[nodiscard]] bool write_elsewhere_begin();
   void write_elsewhere_end() { me().writing_elsewhere.fetch_sub(1, std::memory_order_release); }
   bool someone_writes_elsewhere() const;  // inside a batch
-  // An eviction batch of this member. wait_for_own_batch returns when no batch is in progress that began before the
-  // call, however long that takes: what a device writes to a page that is dropped afterwards is lost.
+  // An eviction batch of this member. wait_for_own_batch returns when no batch is in progress that
+  // began before the call, however long that takes: what a device writes to a page that is dropped
+  // afterwards is lost.
   void batch_begin() {
     me().batch.fetch_add(1, std::memory_order_seq_cst);
     // pairs with the waiting threads: one of the two sees the other
@@ -99,7 +109,9 @@ class Account : public Members {
   // LUN space promised to this member.
   [[nodiscard]] int lun_take(int64_t bytes);
   void lun_give(int64_t bytes);
-  int64_t lun_free() const { return shared_->lun_cap_bytes.load() - shared_->lun_used_bytes.value(); }
+  int64_t lun_free() const {
+    return shared_->lun_cap_bytes.load() - shared_->lun_used_bytes.value();
+  }
   int64_t lun_cap() const { return shared_->lun_cap_bytes.load(); }
 
   // Takes `pieces` adjacent pieces of a device that the tree shares: first index or -ENOSPC.

@@ -32,7 +32,9 @@ bool parse_identity(const char* text, Identity* out) {
   return true;
 }
 
-bool same(const struct stat& status) { return status.st_ino == g_account.inode && status.st_dev == g_account.device; }
+bool same(const struct stat& status) {
+  return status.st_ino == g_account.inode && status.st_dev == g_account.device;
+}
 
 // Opens the account from a directory of descriptors (/proc/...), or -1.
 int open_from(const char* directory) {
@@ -62,12 +64,14 @@ int parent_of(int pid) {
   if (sys::read_text(path, text, sizeof text) <= 0) return 0;
   const char* p = strrchr(text, ')');
   uint64_t parent = 0;
-  return p != nullptr && p[1] == ' ' && p[2] != 0 && p[3] == ' ' && parse_digits(p + 4, &parent) != nullptr
+  return p != nullptr && p[1] == ' ' && p[2] != 0 && p[3] == ' ' &&
+                 parse_digits(p + 4, &parent) != nullptr
              ? static_cast<int>(parent)
              : 0;
 }
 
-// Ancestors first: one of them usually has it. A daemon's are gone; then any process that we may inspect.
+// Ancestors first: one of them usually has it. A daemon's are gone; then any process that we may
+// inspect.
 int open_from_others() {
   for (int pid = static_cast<int>(getpid()), depth = 0; pid > 1 && depth < 64; ++depth) {
     if (int fd = open_from_process(pid); fd >= 0) return fd;
@@ -84,53 +88,62 @@ int open_from_others() {
 }  // namespace
 
 bool account_is(int fd) {
-  if (fd < 0 || (fd != g_number.load(std::memory_order_relaxed) && fd != g_moved.load(std::memory_order_relaxed)))
+  if (fd < 0 || (fd != g_number.load(std::memory_order_relaxed) &&
+                 fd != g_moved.load(std::memory_order_relaxed)))
     return false;
   struct stat status;
   return sys::file_status(fd, &status) == 0 && same(status);
 }
 
 int account_number() {
-  const int number = g_number.load(std::memory_order_relaxed), moved = g_moved.load(std::memory_order_relaxed);
+  const int number = g_number.load(std::memory_order_relaxed),
+            moved = g_moved.load(std::memory_order_relaxed);
   return moved >= 0 && account_is(moved) ? moved : number;
 }
 
 void account_make_way(int fd) {
-  int moved = static_cast<int>(sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(static_cast<intptr_t>(fd + 1))));
-  if (moved < 0) moved = static_cast<int>(sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(3)));
+  int moved = static_cast<int>(
+      sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(static_cast<intptr_t>(fd + 1))));
+  if (moved < 0)
+    moved = static_cast<int>(sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(3)));
   if (moved >= 0) g_moved.store(moved, std::memory_order_relaxed);
 }
 
 int account_find(const char* text, size_t bytes, ErrorText* why) {
   if (!parse_identity(text, &g_account))
-    return why->set(
-        -EINVAL,
-        "LUNAR_ACCOUNT is '%s', which `lunar run` does not write; unset it, or start the program with `lunar run`",
-        text);
+    return why->set(-EINVAL,
+                    "LUNAR_ACCOUNT is '%s', which `lunar run` does not write; unset it, or start "
+                    "the program with `lunar run`",
+                    text);
   g_number.store(g_account.number, std::memory_order_relaxed);
   if (!account_is(g_account.number)) {
     int fd = open_from_others();
     if (fd < 0)
-      return why->set(-EBADF,
-                      "the account of this tree's DRAM budget is not to be found: its descriptor (%d) was closed "
-                      "before this program was "
-                      "started, and no other process has it; a budget of its own would break the tree's. Keep "
-                      "descriptor %d open across exec",
-                      g_account.number, g_account.number);
+      return why->set(
+          -EBADF,
+          "the account of this tree's DRAM budget is not to be found: its descriptor (%d) was "
+          "closed "
+          "before this program was "
+          "started, and no other process has it; a budget of its own would break the tree's. Keep "
+          "descriptor %d open across exec",
+          g_account.number, g_account.number);
     // Where it was, if that is free; for processes that look after us.
-    int put = static_cast<int>(
-        sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(static_cast<intptr_t>(g_account.number))));
+    int put = static_cast<int>(sys::control_file(
+        fd, F_DUPFD, reinterpret_cast<void*>(static_cast<intptr_t>(g_account.number))));
     if (put < 0) put = static_cast<int>(sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(3)));
     sys::close_file(fd);
     if (put < 0)
-      return why->set(put, "the account's descriptor cannot be kept (%s); raise `ulimit -n`", errno_name(put));
+      return why->set(put, "the account's descriptor cannot be kept (%s); raise `ulimit -n`",
+                      errno_name(put));
     g_number.store(put, std::memory_order_relaxed);
   }
   const int fd = g_number.load(std::memory_order_relaxed);
   struct stat status;
-  if (!sys::is_sealed_memory(fd) || sys::file_status(fd, &status) < 0 || static_cast<uint64_t>(status.st_size) < bytes)
+  if (!sys::is_sealed_memory(fd) || sys::file_status(fd, &status) < 0 ||
+      static_cast<uint64_t>(status.st_size) < bytes)
     return why->set(-EPROTO,
-                    "LUNAR_ACCOUNT names what is not an account; start the program with `lunar run` of the same build");
+                    "LUNAR_ACCOUNT names what is not an account; start the program with `lunar "
+                    "run` of the same build");
   return fd;
 }
 

@@ -14,15 +14,19 @@
 namespace lunar {
 namespace {
 
-// Whether no living thread holds it. (The owner's id in the futex word; the kernel clears it when the owner ends.)
+// Whether no living thread holds it. (The owner's id in the futex word; the kernel clears it when
+// the owner ends.)
 bool no_owner(const pthread_mutex_t& mutex) {
-  return (reinterpret_cast<const std::atomic<uint32_t>*>(&mutex.__data.__lock)->load(std::memory_order_acquire) &
+  return (reinterpret_cast<const std::atomic<uint32_t>*>(&mutex.__data.__lock)
+              ->load(std::memory_order_acquire) &
           0x3fffffffu) == 0;
 }
 
 #ifdef __SANITIZE_THREAD__  // GCC 12's does not see that pthread_mutex_clocklock locks
 constexpr clockid_t kLockClock = CLOCK_REALTIME;
-int lock_until(pthread_mutex_t* mutex, const timespec& until) { return pthread_mutex_timedlock(mutex, &until); }
+int lock_until(pthread_mutex_t* mutex, const timespec& until) {
+  return pthread_mutex_timedlock(mutex, &until);
+}
 #else
 constexpr clockid_t kLockClock = CLOCK_MONOTONIC;
 int lock_until(pthread_mutex_t* mutex, const timespec& until) {
@@ -31,11 +35,12 @@ int lock_until(pthread_mutex_t* mutex, const timespec& until) {
 #endif
 
 constexpr uint64_t kAdoptWithinNs = 30000000000;
-// From the end of the thread that holds a member's mutex. With a lock: for how long its process is expected to end.
-// Without: after which its memory is taken to be free.
+// From the end of the thread that holds a member's mutex. With a lock: for how long its process is
+// expected to end. Without: after which its memory is taken to be free.
 constexpr uint64_t kEndingNs = 2000000000, kFreedNs = 50000000;
 constexpr uint64_t kSettleNs = 100000000;  // how long a short member waits for one that is ending
-constexpr long kSoonNs = 20000000;         // the lock is held for far less, except by a member that is stopped
+// the lock is held for far less, except by a member that is stopped
+constexpr long kSoonNs = 20000000;
 
 }  // namespace
 
@@ -93,7 +98,8 @@ bool Members::lock_soon() {
 
 void Members::locked(int rc) {
   if (rc == EOWNERDEAD) pthread_mutex_consistent(&shared_->lock);
-  const uint32_t reaping = shared_->reaping.load(std::memory_order_acquire), dead = (reaping >> 2) - 1;
+  const uint32_t reaping = shared_->reaping.load(std::memory_order_acquire),
+                 dead = (reaping >> 2) - 1;
   if (reaping == 0) return;
   if (dead < kMembersMax)
     reap(dead);  // it was killed meanwhile
@@ -103,7 +109,8 @@ void Members::locked(int rc) {
 
 void Members::unlock() { pthread_mutex_unlock(&shared_->lock); }
 
-int Members::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, uint64_t* ticket) {
+int Members::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch,
+                     uint64_t* ticket) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     lock();  // a sweep may not see a member that still shows its previous process
     for (unsigned i = 0; i < kMembersMax; ++i) {
@@ -208,29 +215,32 @@ void Members::release_child(unsigned index, uint64_t ticket) {
   unlock();
 }
 
-// pre: the account's lock is held. Dead: its memory is gone. (The kernel releases mutexes before it frees memory, in a
-// process that ends and in one that execs another program.)
+// pre: the account's lock is held. Dead: its memory is gone. (The kernel releases mutexes before it
+// frees memory, in a process that ends and in one that execs another program.)
 Members::Life Members::life_of(AccountMember& m) const {
   const uint32_t state = m.state.load(std::memory_order_acquire);
   const bool has_mutex = state != kMemberReserved, has_lock = m.has_lock.load() != 0;
   const uint64_t now = sys::now_ns();
   const bool owned = has_mutex && !no_owner(state == kMemberActive ? m.alive : m.starter);
-  // Not of an active one that has an owner: service threads end with the process. But libc does not know the id of the
-  // first thread of a child that a system call made, nor the kernel that it holds the mutex.
+  // Not of an active one that has an owner: service threads end with the process. But libc does not
+  // know the id of the first thread of a child that a system call made, nor the kernel that it
+  // holds the mutex.
   if (has_lock && !(owned && state == kMemberActive) && !is_locked(index_of(m))) return Life::kDead;
   if (owned) {
     m.ownerless_ns.store(0);
     return Life::kAlive;
   }
-  if (!has_mutex) return !has_lock && now - m.created_ns.load() > kAdoptWithinNs ? Life::kDead : Life::kAlive;
+  if (!has_mutex)
+    return !has_lock && now - m.created_ns.load() > kAdoptWithinNs ? Life::kDead : Life::kAlive;
   if (m.ownerless_ns.load() == 0) m.ownerless_ns.store(now);
   const uint64_t since = now - m.ownerless_ns.load();
   if (!has_lock) return since < kFreedNs ? Life::kEnding : Life::kDead;
-  return since < kEndingNs ? Life::kEnding : Life::kAlive;  // alive: only its first thread has ended
+  // alive: only its first thread has ended
+  return since < kEndingNs ? Life::kEnding : Life::kAlive;
 }
 
-// The children of a dead member read what it could read: its parent, if there is one, keeps that for them now. The
-// epoch first: it counts for the new parent only.
+// The children of a dead member read what it could read: its parent, if there is one, keeps that
+// for them now. The epoch first: it counts for the new parent only.
 void Members::hand_up_children(unsigned index) {
   const AccountMember& dead = shared_->members[index];
   for (AccountMember& one : all()) {
@@ -240,8 +250,8 @@ void Members::hand_up_children(unsigned index) {
   }
 }
 
-// pre: the account's lock is held. The reaper may be killed at any line; the next holder of the lock does all of it
-// again.
+// pre: the account's lock is held. The reaper may be killed at any line; the next holder of the
+// lock does all of it again.
 void Members::reap(unsigned index) {
   AccountMember& m = shared_->members[index];
   uint32_t reaping = shared_->reaping.load();
@@ -255,8 +265,8 @@ void Members::reap(unsigned index) {
   (void)lower_shared(m.pages.value() - m.fixed.load());  // its relatives may share what it had
   shared_->used_pages.subtract_once(m.pages.value(), reaping >> 1 & 1);
   shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), reaping & 1);
-  // Its descendants still read what it had written: one of them, the successor, takes its pieces over for all. It is
-  // unlinked last.
+  // Its descendants still read what it had written: one of them, the successor, takes its pieces
+  // over for all. It is unlinked last.
   uint32_t successor = 0;
   for (AccountMember& one : all()) {
     if (&one == &m || !one.is_used() || one.inherits_from.load() != index + 1) continue;
@@ -281,9 +291,9 @@ void Members::reap(unsigned index) {
   shared_->reaping.store(0, std::memory_order_release);
 }
 
-// pre: the account's lock is held. Members were killed in the middle of a change: the sums exceed what the living hold.
-// Adds the members up while no change is in hand and none begins; else the next sweep does, which comes soon while DRAM
-// is short.
+// pre: the account's lock is held. Members were killed in the middle of a change: the sums exceed
+// what the living hold. Adds the members up while no change is in hand and none begins; else the
+// next sweep does, which comes soon while DRAM is short.
 void Members::settle_sums() {
   if (shared_->unsettled.load(std::memory_order_acquire) == 0) return;
   struct Total {
@@ -308,7 +318,9 @@ void Members::settle_sums() {
     const int64_t pages = shared_->used_pages.value() - before.pages,
                   bytes = shared_->lun_used_bytes.value() - before.lun_bytes;
     const Total after = add_up();
-    if (before.in_hand || after.in_hand || before.changes != after.changes || before.pages != after.pages) continue;
+    if (before.in_hand || after.in_hand || before.changes != after.changes ||
+        before.pages != after.pages)
+      continue;
     if (pages > 0) shared_->used_pages.add(-pages);
     if (bytes > 0) shared_->lun_used_bytes.add(-bytes);
     shared_->unsettled.store(0, std::memory_order_release);
@@ -351,10 +363,12 @@ bool Members::child_lives(uint32_t fork_epoch) const {
   return false;
 }
 
-// A robust mutex is a futex: the owner's thread id, and what the kernel sets when it ends. The kernel wakes us only
-// when the word says that a thread waits, as the slow path of pthread_mutex_lock would write.
+// A robust mutex is a futex: the owner's thread id, and what the kernel sets when it ends. The
+// kernel wakes us only when the word says that a thread waits, as the slow path of
+// pthread_mutex_lock would write.
 unsigned Members::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
-  constexpr uint32_t kWaiters = 0x80000000u, kOwnerDied = 0x40000000u, kOwner = 0x3fffffffu;  // linux/futex.h
+  // linux/futex.h
+  constexpr uint32_t kWaiters = 0x80000000u, kOwnerDied = 0x40000000u, kOwner = 0x3fffffffu;
   unsigned n = 0;
   *unsure = false;
   for (AccountMember& m : all()) {
@@ -363,8 +377,8 @@ unsigned Members::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
     uint32_t seen = word->load(std::memory_order_acquire);
     while ((seen & kOwner) != 0 && (seen & (kWaiters | kOwnerDied)) == 0 &&
            !word->compare_exchange_weak(seen, seen | kWaiters)) {}
-    if (m.state.load(std::memory_order_acquire) != kMemberActive || n == max || (seen & kOwnerDied) != 0 ||
-        (seen & kOwner) == 0)
+    if (m.state.load(std::memory_order_acquire) != kMemberActive || n == max ||
+        (seen & kOwnerDied) != 0 || (seen & kOwner) == 0)
       *unsure = true;
     else
       out[n++] = {word, seen | kWaiters};

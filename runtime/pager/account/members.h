@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Members: the processes of a tree, in the memory that they share. README.md ("When a member ends") has the rules.
+// Members: the processes of a tree, in the memory that they share. README.md ("When a member ends")
+// has the rules.
 //
-// A member lives as long as its byte of the account's file is locked. Then another member *reaps* it: it returns what
-// the dead one had, and hands up its children, at the dead one's fork epoch. Robust mutexes tell sooner. `starter` may
-// end before its process does (pthread_exit in main). They alone count for a member that could not make its lock (no
-// /proc to open the file again, no free descriptor).
+// A member lives as long as its byte of the account's file is locked. Then another member *reaps*
+// it: it returns what the dead one had, and hands up its children, at the dead one's fork epoch.
+// Robust mutexes tell sooner. `starter` may end before its process does (pthread_exit in main).
+// They alone count for a member that could not make its lock (no /proc to open the file again, no
+// free descriptor).
 //
-// Threading: the account's lock is a robust mutex, whose holder may be killed, or exec, at any instruction. `reaping`
-// tells the next holder which member was being reaped; reaping can be repeated from its start.
+// Threading: the account's lock is a robust mutex, whose holder may be killed, or exec, at any
+// instruction. `reaping` tells the next holder which member was being reaped; reaping can be
+// repeated from its start.
 // Layout: shared only between processes of one build of the library (magic and size are checked).
 #pragma once
 #include <pthread.h>
@@ -29,63 +32,77 @@ enum MemberState : uint32_t {
   kMemberReserved = 1,  // for a child, or a process that is just joining
   kMemberActive = 2,    // `alive` is held by a service thread
   kMemberPlain = 3,     // `starter` is held by its first thread
-  kMemberAdopted = 4,   // by the child, which holds `starter`: it is about to become active or plain
+  kMemberAdopted = 4,  // by the child, which holds `starter`: it is about to become active or plain
 };
 
-// A sum that all members change, and from which reaping subtracts exactly once although it may be repeated: the lowest
-// bit flips in the same step, and so records whether the subtraction was made. Sequentially consistent: see
-// Account::there.
+// A sum that all members change, and from which reaping subtracts exactly once although it may be
+// repeated: the lowest bit flips in the same step, and so records whether the subtraction was made.
+// Sequentially consistent: see Account::there.
 class SharedSum {
  public:
   int64_t value() const { return raw_.load(std::memory_order_seq_cst) >> 1; }
-  int64_t add(int64_t n) { return raw_.fetch_add(n * 2, std::memory_order_seq_cst) >> 1; }  // returns what it was
+  int64_t add(int64_t n) {  // returns what it was
+    return raw_.fetch_add(n * 2, std::memory_order_seq_cst) >> 1;
+  }
   uint32_t mark() const { return static_cast<uint32_t>(raw_.load(std::memory_order_relaxed) & 1); }
   // Does nothing if the mark is no longer `mark`. pre: the account's lock is held.
   void subtract_once(int64_t n, uint32_t mark) {
     int64_t seen = raw_.load(std::memory_order_relaxed);
-    while ((seen & 1) == mark && !raw_.compare_exchange_weak(seen, (seen - n * 2) ^ 1, std::memory_order_seq_cst)) {}
+    while ((seen & 1) == mark &&
+           !raw_.compare_exchange_weak(seen, (seen - n * 2) ^ 1, std::memory_order_seq_cst)) {}
   }
 
  private:
   std::atomic<int64_t> raw_;
 };
 
-// What one member has taken, and how many of its threads are between the two steps of a change (one of this count, one
-// of the sum of all). A member killed there leaves the sum too high; reaping notices that and rebuilds the sum
-// (Members::settle_sums). A change counter lets a thread that adds up all members check that no change began meanwhile.
+// What one member has taken, and how many of its threads are between the two steps of a change (one
+// of this count, one of the sum of all). A member killed there leaves the sum too high; reaping
+// notices that and rebuilds the sum (Members::settle_sums). A change counter lets a thread that
+// adds up all members check that no change began meanwhile.
 class MemberPages {
  public:
   int64_t value() const { return value(raw()); }
   uint64_t raw() const { return raw_.load(std::memory_order_seq_cst); }
-  static int64_t value(uint64_t raw) { return static_cast<int64_t>(raw << (64 - kValueBits)) >> (64 - kValueBits); }
+  static int64_t value(uint64_t raw) {
+    return static_cast<int64_t>(raw << (64 - kValueBits)) >> (64 - kValueBits);
+  }
   static bool in_hand(uint64_t raw) { return (upper(raw) & kInHandMax) != 0; }
   static uint64_t changes(uint64_t raw) { return upper(raw) >> kInHandBits; }
-  void begin(int64_t n) { raw_.fetch_add(kBegin + static_cast<uint64_t>(n), std::memory_order_seq_cst); }
-  void end(int64_t n) { raw_.fetch_add(static_cast<uint64_t>(n) - kOne, std::memory_order_seq_cst); }
+  void begin(int64_t n) {
+    raw_.fetch_add(kBegin + static_cast<uint64_t>(n), std::memory_order_seq_cst);
+  }
+  void end(int64_t n) {
+    raw_.fetch_add(static_cast<uint64_t>(n) - kOne, std::memory_order_seq_cst);
+  }
   // for a change of another member's count
   void add(int64_t n) { raw_.fetch_add(static_cast<uint64_t>(n), std::memory_order_seq_cst); }
   void reset() { raw_.store(0); }
 
  private:
-  static constexpr unsigned kValueBits = 36, kInHandBits = 12;  // 256 TiB of small pages; 16 bits of changes
+  // 256 TiB of small pages; 16 bits of changes
+  static constexpr unsigned kValueBits = 36, kInHandBits = 12;
   static constexpr uint64_t kOne = uint64_t{1} << kValueBits, kBegin = kOne + (kOne << kInHandBits),
                             kInHandMax = (uint64_t{1} << kInHandBits) - 1;
-  static uint64_t upper(uint64_t raw) { return (raw + (kOne >> 1)) >> kValueBits; }  // a value below 0 borrows from it
+  static uint64_t upper(uint64_t raw) {  // a value below 0 borrows from it
+    return (raw + (kOne >> 1)) >> kValueBits;
+  }
   std::atomic<uint64_t> raw_;
 };
 
-// A forked child needs DRAM to make progress: a Redis child that saves has to keep what describes the keys. With an
-// eighth of its busy parent's share it read those pages again for each key (30 s in place of 5).
+// A forked child needs DRAM to make progress: a Redis child that saves has to keep what describes
+// the keys. With an eighth of its busy parent's share it read those pages again for each key (30 s
+// in place of 5).
 constexpr uint32_t kWeight = 8, kForkedWeight = 4;
 
 struct AccountMember {
-  pthread_mutex_t alive;                 // robust, shared; held by a service thread of the member
-  pthread_mutex_t starter;               // robust, shared; held by the member's first thread
-  std::atomic<uint32_t> state;           // MemberState
-  std::atomic<uint32_t> has_lock;        // byte `index` of the file is locked while its memory is there
-  MemberPages pages;                     // DRAM taken; also marked as changing while lun_bytes changes
-  std::atomic<int64_t> fixed;            // of these, what eviction cannot free: frames, windows, tables
-  std::atomic<int64_t> tables;           // of `fixed`: page tables
+  pthread_mutex_t alive;           // robust, shared; held by a service thread of the member
+  pthread_mutex_t starter;         // robust, shared; held by the member's first thread
+  std::atomic<uint32_t> state;     // MemberState
+  std::atomic<uint32_t> has_lock;  // byte `index` of the file is locked while its memory is there
+  MemberPages pages;               // DRAM taken; also marked as changing while lun_bytes changes
+  std::atomic<int64_t> fixed;      // of these, what eviction cannot free: frames, windows, tables
+  std::atomic<int64_t> tables;     // of `fixed`: page tables
   std::atomic<int64_t> promised_tables;  // what these may become (table_promise.h)
   std::atomic<int64_t> lun_bytes;        // LUN space promised
   std::atomic<uint32_t> weight;          // of its share of the budget: kForkedWeight or kWeight
@@ -94,9 +111,11 @@ struct AccountMember {
   // member index + 1 of the living member that owns the pieces it inherited; 0: none
   std::atomic<uint32_t> inherits_from;
   std::atomic<uint64_t> created_ns;
-  std::atomic<uint64_t> ownerless_ns;       // when its mutex was first seen without an owner; 0: it has one
-  std::atomic<uint32_t> writing_elsewhere;  // its threads that are writing into other processes (process_vm_writev)
-  std::atomic<uint32_t> batch;              // odd: an eviction batch is in progress
+  // when its mutex was first seen without an owner; 0: it has one
+  std::atomic<uint64_t> ownerless_ns;
+  // its threads that are writing into other processes (process_vm_writev)
+  std::atomic<uint32_t> writing_elsewhere;
+  std::atomic<uint32_t> batch;  // odd: an eviction batch is in progress
 
   bool is_used() const { return state.load(std::memory_order_acquire) != kMemberFree; }
 };
@@ -113,17 +132,20 @@ struct AccountShared {
   std::atomic<uint32_t> sleepers;  // evictors that wait on it
   // (member index + 1) << 2 | marks of the two sums at the start of reaping; 0: none in progress
   std::atomic<uint32_t> reaping;
-  // 1: some member has faults that wait for DRAM; the next member to give back clears it and raises the pressure
+  // 1: some member has faults that wait for DRAM; the next member to give back clears it and raises
+  // the pressure
   std::atomic<uint32_t> room_wanted;
   std::atomic<uint32_t> member_high;  // members ever used
-  std::atomic<uint32_t> unsettled;    // 1: a member died in the middle of a change, the sums may be too high
-  pthread_mutex_t lock;               // robust, shared
+  // 1: a member died in the middle of a change, the sums may be too high
+  std::atomic<uint32_t> unsettled;
+  pthread_mutex_t lock;                             // robust, shared
   std::atomic<uint16_t> carve_owner[kCarvePieces];  // shared device: member index + 1 by piece
   AccountMember members[kMembersMax];
   std::atomic<int64_t> shared_pages;  // charged to several members, present once
   std::atomic<bool> said;             // a line of which one for the tree is enough
 };
-static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint16_t>::is_always_lock_free);
+static_assert(std::atomic<int64_t>::is_always_lock_free &&
+              std::atomic<uint16_t>::is_always_lock_free);
 
 void make_robust_mutex(pthread_mutex_t* mutex);
 
@@ -131,11 +153,12 @@ class Members {
  public:
   // Its descriptor in the calling thread's table, or -1.
   int descriptor() const;
-  // Becomes a member. The calling thread holds `starter` until the process' housekeeping thread holds `alive`.
+  // Becomes a member. The calling thread holds `starter` until the process' housekeeping thread
+  // holds `alive`.
   [[nodiscard]] int join();
-  // Before a fork: makes a member for the future child, which adopts it. Index or -errno. *ticket: the child needs it
-  // to adopt the member. Afterwards the parent calls fork_returned(): from then on the member lives and dies with the
-  // child (at once, if there is none).
+  // Before a fork: makes a member for the future child, which adopts it. Index or -errno. *ticket:
+  // the child needs it to adopt the member. Afterwards the parent calls fork_returned(): from then
+  // on the member lives and dies with the child (at once, if there is none).
   [[nodiscard]] int reserve_child(uint32_t fork_epoch, uint64_t* ticket);
   void fork_returned();
   // -ESRCH: the member was reaped: it has no lock, and the child was stopped for 30 s.
@@ -145,30 +168,37 @@ class Members {
   unsigned member() const { return member_; }
   // The fork failed: no child will adopt it.
   void release_child(unsigned index, uint64_t ticket);
-  // Whether the housekeeping thread holds this member's mutex, so that its end, also by exec, will be noticed.
+  // Whether the housekeeping thread holds this member's mutex, so that its end, also by exec, will
+  // be noticed.
   bool alive_locked() const { return me().state.load(std::memory_order_acquire) == kMemberActive; }
 
-  // Returns what dead members held. Sets *oldest_child to the lowest fork epoch of a live child of this member (0:
-  // none). False: some member is ending, and its memory may still be there; or the account's lock could not be taken
-  // for a while (its holder is stopped): then nothing was done, and *oldest_child is unchanged.
+  // Returns what dead members held. Sets *oldest_child to the lowest fork epoch of a live child of
+  // this member (0: none). False: some member is ending, and its memory may still be there; or the
+  // account's lock could not be taken for a while (its holder is stopped): then nothing was done,
+  // and *oldest_child is unchanged.
   bool sweep(uint32_t* oldest_child);
-  // The same for a caller that is short of memory: also waits, for a while, for members that are ending.
+  // The same for a caller that is short of memory: also waits, for a while, for members that are
+  // ending.
   void sweep_settled();
-  // Whether the child that was reserved at that fork epoch, or a descendant handed up in its place, is still alive (as
-  // of the last sweep).
+  // Whether the child that was reserved at that fork epoch, or a descendant handed up in its place,
+  // is still alive (as of the last sweep).
   bool child_lives(uint32_t fork_epoch) const;
-  // The futex words of living children, for sys::futex_wait_any: each changes when the child ends. `unsure`: some child
-  // cannot be waited for (it was just made, or there are more than `max`). Returns how many.
+  // The futex words of living children, for sys::futex_wait_any: each changes when the child ends.
+  // `unsure`: some child cannot be waited for (it was just made, or there are more than `max`).
+  // Returns how many.
   unsigned child_words(sys::FutexWait* out, unsigned max, bool* unsure);
 
  protected:
   AccountMember& me() const { return shared_->members[member_]; }
-  // Those ever used. Bounded, because processes with fewer rights than this one can write that word, too.
+  // Those ever used. Bounded, because processes with fewer rights than this one can write that
+  // word, too.
   std::span<AccountMember> all() const {
     const uint32_t high = shared_->member_high.load(std::memory_order_acquire);
     return {shared_->members, high < kMembersMax ? high : kMembersMax};
   }
-  unsigned index_of(const AccountMember& member) const { return static_cast<unsigned>(&member - shared_->members); }
+  unsigned index_of(const AccountMember& member) const {
+    return static_cast<unsigned>(&member - shared_->members);
+  }
   void lock();
   bool lock_soon();  // false: not free for a while, as its holder is stopped
   void locked(int rc);
@@ -176,7 +206,9 @@ class Members {
   int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, uint64_t* ticket);
   enum class Life { kAlive, kEnding, kDead };
   Life life_of(AccountMember& member) const;
-  bool is_child(const AccountMember& m) const { return m.is_used() && m.parent.load() == member_ + 1; }
+  bool is_child(const AccountMember& m) const {
+    return m.is_used() && m.parent.load() == member_ + 1;
+  }
   bool is_locked(unsigned index) const;
   void make_lock(unsigned index);
   void keep_lock();

@@ -3,16 +3,17 @@
 //
 //   slots     0        64       128              reserved               total
 //             ├────────┼────────┼─── ... ────────┼──────────────────────┤
-//   used_     │ word 0 │ word 1 │                │ no space there yet   │    one bit a slot, 1 = taken
+//   used_     │ word 0 │ word 1 │                │ no space there yet   │ one bit a slot, 1 = taken
 //   empty_    one bit a word: 1 = the whole segment is free (a hint that may lag; the word decides)
 //             ▲ head_: where the log goes on
 //
-// The device's space grows as a prefix (fallocate), so slots are handed out only below reserved_: charged + retired +
-// cleaning reserve never exceed it, which is why alloc finds a slot for every page that was charged.
+// The device's space grows as a prefix (fallocate), so slots are handed out only below reserved_:
+// charged + retired + cleaning reserve never exceed it, which is why alloc finds a slot for every
+// page that was charged.
 //
-// Threading: bits change by compare-and-swap of their word; the thread that set a bit owns the slot. The counters
-// follow the words and may lag by what other threads are doing now. charge_ is one word; growth is under grow_lock_.
-// May not: block in alloc, release, charge_fast, uncharge.
+// Threading: bits change by compare-and-swap of their word; the thread that set a bit owns the
+// slot. The counters follow the words and may lag by what other threads are doing now. charge_ is
+// one word; growth is under grow_lock_. May not: block in alloc, release, charge_fast, uncharge.
 #include "pager/account/slot_allocator.h"
 
 #include <errno.h>
@@ -32,7 +33,7 @@ namespace {
 constexpr uint64_t kExtentBytes = 64 * kMiB;
 constexpr uint64_t kSlotsMax = UINT32_MAX - 63;  // Slot is 32 bits, kNoSlot is not a slot
 constexpr unsigned kWindow = 64;                 // segments looked at together for the emptiest
-constexpr unsigned kWindowsPicky = 16;           // windows in which only better than average will do
+constexpr unsigned kWindowsPicky = 16;  // windows in which only better than average will do
 
 constexpr uint32_t kOpenSegment = 1u << 31;
 
@@ -51,7 +52,9 @@ struct RunList {
   bool has_room() const { return count < max; }
   // Whether a run that starts at `slot` could be taken in.
   bool accepts(uint32_t slot) const { return has_room() || continues(slot); }
-  bool continues(uint32_t slot) const { return count && runs[count - 1].first.value + runs[count - 1].count == slot; }
+  bool continues(uint32_t slot) const {
+    return count && runs[count - 1].first.value + runs[count - 1].count == slot;
+  }
   void add(uint32_t slot, uint32_t length) {
     want -= length;
     if (continues(slot))
@@ -71,9 +74,11 @@ struct SlotAllocator::Impl {
   size_t mapping_bytes = 0;
   std::atomic<uint64_t>* used = nullptr;
   std::atomic<uint64_t>* empty = nullptr;
-  alignas(64) std::atomic<uint32_t> reserved{0};  // slots with space behind them, a prefix; whole segments
+  alignas(64) std::atomic<uint32_t> reserved{
+      0};  // slots with space behind them, a prefix; whole segments
   std::atomic<uint64_t> charged{0};
-  alignas(64) std::atomic<uint32_t> head{0};  // segment, | kOpenSegment when the log is in the middle of it
+  alignas(64) std::atomic<uint32_t> head{
+      0};  // segment, | kOpenSegment when the log is in the middle of it
   alignas(64) std::atomic<uint32_t> used_count{0};
   std::atomic<uint32_t> retired{0};
   sys::Mutex grow_lock;
@@ -82,7 +87,8 @@ struct SlotAllocator::Impl {
   void mark_empty(uint32_t segment) { empty[segment / 64].fetch_or(uint64_t{1} << segment % 64); }
   void mark_not_empty(uint32_t segment) {
     empty[segment / 64].fetch_and(~(uint64_t{1} << segment % 64));
-    if (used[segment].load() == 0) mark_empty(segment);  // it emptied between our claim and the line above
+    if (used[segment].load() == 0)
+      mark_empty(segment);  // it emptied between our claim and the line above
   }
   uint32_t find_empty(uint32_t from, uint32_t limit) const;
   unsigned claim(uint32_t segment, unsigned want, bool tail_only, unsigned* first);
@@ -94,7 +100,8 @@ struct SlotAllocator::Impl {
 // First segment in [from, limit) hinted empty, or limit.
 uint32_t SlotAllocator::Impl::find_empty(uint32_t from, uint32_t limit) const {
   for (uint32_t at = from; at < limit; at = (at / 64 + 1) * 64) {
-    const uint64_t word = empty[at / 64].load(std::memory_order_relaxed) & (~uint64_t{0} << at % 64);
+    const uint64_t word =
+        empty[at / 64].load(std::memory_order_relaxed) & (~uint64_t{0} << at % 64);
     if (word == 0) continue;
     const uint32_t found = at / 64 * 64 + static_cast<uint32_t>(std::countr_zero(word));
     return found < limit ? found : limit;
@@ -102,16 +109,18 @@ uint32_t SlotAllocator::Impl::find_empty(uint32_t from, uint32_t limit) const {
   return limit;
 }
 
-// Takes one run of up to `want` slots in the segment: the free tail (tail_only: the log goes on there), else the first
-// free run. Returns its length, 0 when there is none.
-unsigned SlotAllocator::Impl::claim(uint32_t segment, unsigned want, bool tail_only, unsigned* first) {
+// Takes one run of up to `want` slots in the segment: the free tail (tail_only: the log goes on
+// there), else the first free run. Returns its length, 0 when there is none.
+unsigned SlotAllocator::Impl::claim(uint32_t segment, unsigned want, bool tail_only,
+                                    unsigned* first) {
   uint64_t word = used[segment].load(std::memory_order_relaxed);
   for (;;) {
     if (word == ~uint64_t{0}) return 0;
-    const unsigned start =
-        tail_only ? 64 - static_cast<unsigned>(std::countl_zero(word)) : static_cast<unsigned>(std::countr_one(word));
+    const unsigned start = tail_only ? 64 - static_cast<unsigned>(std::countl_zero(word))
+                                     : static_cast<unsigned>(std::countr_one(word));
     if (start == 64) return 0;
-    unsigned count = static_cast<unsigned>(std::countr_zero(word >> start));  // 64 when nothing follows
+    // 64 when nothing follows
+    unsigned count = static_cast<unsigned>(std::countr_zero(word >> start));
     if (count > 64 - start) count = 64 - start;
     if (count > want) count = want;
     const uint64_t mask = mask_of(start, count);
@@ -130,13 +139,18 @@ unsigned SlotAllocator::Impl::take(RunList* list, uint32_t segment, bool tail_on
   return count;
 }
 
-int SlotAllocator::open(Device* device, DeviceOffset base, uint64_t capacity_bytes, uint32_t page_bytes) {
-  if (impl_ || page_bytes < 4096 || !std::has_single_bit(page_bytes) || base.value % page_bytes != 0) return -EINVAL;
-  if (base.value > device->size_bytes() || capacity_bytes > device->size_bytes() - base.value) return -ENOSPC;
+int SlotAllocator::open(Device* device, DeviceOffset base, uint64_t capacity_bytes,
+                        uint32_t page_bytes) {
+  if (impl_ || page_bytes < 4096 || !std::has_single_bit(page_bytes) ||
+      base.value % page_bytes != 0)
+    return -EINVAL;
+  if (base.value > device->size_bytes() || capacity_bytes > device->size_bytes() - base.value)
+    return -ENOSPC;
   uint64_t slots = capacity_bytes / page_bytes;
   if (slots > kSlotsMax) {
-    log_warning("LUN %s: %s of its %s are used, which is what a process can number; the rest stays idle",
-                device->name(), format_size(kSlotsMax * page_bytes).text, format_size(capacity_bytes).text);
+    log_warning(
+        "LUN %s: %s of its %s are used, which is what a process can number; the rest stays idle",
+        device->name(), format_size(kSlotsMax * page_bytes).text, format_size(capacity_bytes).text);
     slots = kSlotsMax;
   }
   slots = round_down(slots, kSlotsPerSegment);
@@ -144,13 +158,15 @@ int SlotAllocator::open(Device* device, DeviceOffset base, uint64_t capacity_byt
 
   const uint64_t words = slots / kSlotsPerSegment, hints = (words + 63) / 64;
   const size_t head = round_up(sizeof(Impl), 64), bytes = head + (words + hints) * sizeof(uint64_t);
-  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));  // a child reads its ancestors' slots
+  // a child reads its ancestors' slots
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   impl_ = new (memory) Impl;
   impl_->base = base.value;
   impl_->total = static_cast<uint32_t>(slots);
   uint64_t cleaning = round_up(slots / 16, kSlotsPerSegment);
-  impl_->cleaning = cleaning < kCleaningReserve ? static_cast<uint32_t>(cleaning) : kCleaningReserve;
+  impl_->cleaning =
+      cleaning < kCleaningReserve ? static_cast<uint32_t>(cleaning) : kCleaningReserve;
   uint64_t extent = kExtentBytes / page_bytes;
   if (extent > slots / 16) extent = slots / 16;
   impl_->extent = static_cast<uint32_t>(round_up(extent ? extent : 1, kSlotsPerSegment));
@@ -183,17 +199,25 @@ uint64_t SlotAllocator::capacity_slots() const {
   return held < impl_->total ? impl_->total - held : 0;
 }
 
-uint64_t SlotAllocator::charged_slots() const { return impl_->charged.load(std::memory_order_relaxed); }
-uint64_t SlotAllocator::used_slots() const { return impl_->used_count.load(std::memory_order_relaxed); }
-uint64_t SlotAllocator::retired_slots() const { return impl_->retired.load(std::memory_order_relaxed); }
+uint64_t SlotAllocator::charged_slots() const {
+  return impl_->charged.load(std::memory_order_relaxed);
+}
+uint64_t SlotAllocator::used_slots() const {
+  return impl_->used_count.load(std::memory_order_relaxed);
+}
+uint64_t SlotAllocator::retired_slots() const {
+  return impl_->retired.load(std::memory_order_relaxed);
+}
 
 int SlotAllocator::charge_fast(uint64_t slots) {
   uint64_t charged = impl_->charged.load(std::memory_order_relaxed);
   do {
-    const uint64_t held = uint64_t{impl_->cleaning} + impl_->retired.load(std::memory_order_relaxed);
+    const uint64_t held =
+        uint64_t{impl_->cleaning} + impl_->retired.load(std::memory_order_relaxed);
     if (slots > impl_->total || charged + slots + held > impl_->total) return -ENOMEM;
     if (charged + slots + held > impl_->reserved.load(std::memory_order_acquire)) return -EAGAIN;
-  } while (!impl_->charged.compare_exchange_weak(charged, charged + slots, std::memory_order_acq_rel));
+  } while (
+      !impl_->charged.compare_exchange_weak(charged, charged + slots, std::memory_order_acq_rel));
   return 0;
 }
 
@@ -227,10 +251,10 @@ int SlotAllocator::charge(uint64_t slots) {
       break;
     }
     if (status == -EFBIG)
-      LUNAR_LOG_LIMITED(
-          log_warning, 1,
-          "the LUN's file may not grow beyond this process' limit on file sizes: no more memory can be allocated; "
-          "raise it (ulimit -f, LimitFSIZE=), or give --lun a block device");
+      LUNAR_LOG_LIMITED(log_warning, 1,
+                        "the LUN's file may not grow beyond this process' limit on file sizes: no "
+                        "more memory can be allocated; "
+                        "raise it (ulimit -f, LimitFSIZE=), or give --lun a block device");
     if (status < 0) return status == -EFBIG ? status : -ENOMEM;
   }
   return status;
@@ -250,8 +274,10 @@ void SlotAllocator::Impl::take_log(RunList* list, uint32_t segments) {
   uint32_t last = at;
   if (hint & kOpenSegment) {
     // A lone short tail would use up the only run of a caller that wants one.
-    const bool goes_on = start + 1 < segments && used[start + 1].load(std::memory_order_relaxed) == 0;
-    const auto tail = static_cast<uint32_t>(std::countl_zero(used[start].load(std::memory_order_relaxed)));
+    const bool goes_on =
+        start + 1 < segments && used[start + 1].load(std::memory_order_relaxed) == 0;
+    const auto tail =
+        static_cast<uint32_t>(std::countl_zero(used[start].load(std::memory_order_relaxed)));
     if (list->max > 1 || goes_on || tail >= list->want) take(list, start, true);
     ++at;
   }
@@ -271,23 +297,26 @@ void SlotAllocator::Impl::take_log(RunList* list, uint32_t segments) {
   head.store(last | kOpenSegment, std::memory_order_relaxed);
 }
 
-// No whole segment is left: the emptiest of a window of segments, windows in turn behind the head. At first only
-// segments no worse than average, then whatever there is.
+// No whole segment is left: the emptiest of a window of segments, windows in turn behind the head.
+// At first only segments no worse than average, then whatever there is.
 void SlotAllocator::Impl::take_emptiest(RunList* list, uint32_t segments) {
-  const uint64_t taken = uint64_t{used_count.load(std::memory_order_relaxed)} + retired.load(std::memory_order_relaxed);
+  const uint64_t taken = uint64_t{used_count.load(std::memory_order_relaxed)} +
+                         retired.load(std::memory_order_relaxed);
   const uint64_t slots = uint64_t{segments} * kSlotsPerSegment;
   const auto average = static_cast<unsigned>(taken < slots ? (slots - taken) / segments : 0);
   const uint32_t windows = (segments + kWindow - 1) / kWindow;
   const uint32_t picky = windows < kWindowsPicky ? windows : kWindowsPicky;
   uint32_t window = (head.load(std::memory_order_relaxed) & ~kOpenSegment) / kWindow;
   if (window >= windows) window = 0;
-  for (uint32_t step = 0; step < picky + windows; ++step, window = window + 1 < windows ? window + 1 : 0) {
+  for (uint32_t step = 0; step < picky + windows;
+       ++step, window = window + 1 < windows ? window + 1 : 0) {
     const unsigned least = step < picky && average > 1 ? average : 1;
     const uint32_t base_segment = window * kWindow;
     const uint32_t count = segments - base_segment < kWindow ? segments - base_segment : kWindow;
     uint8_t free_in[kWindow];
     for (uint32_t i = 0; i < count; ++i)
-      free_in[i] = static_cast<uint8_t>(64 - std::popcount(used[base_segment + i].load(std::memory_order_relaxed)));
+      free_in[i] = static_cast<uint8_t>(
+          64 - std::popcount(used[base_segment + i].load(std::memory_order_relaxed)));
     while (!list->full() && list->has_room()) {
       uint32_t best = 0;
       for (uint32_t i = 1; i < count; ++i) best = free_in[i] > free_in[best] ? i : best;
@@ -324,7 +353,8 @@ void SlotAllocator::release(Slot slot) {
 void SlotAllocator::retire(Slot slot) {
   LUNAR_CHECK(slot.value < impl_->total, "slot outside the LUN");
   const uint64_t bit = uint64_t{1} << slot.value % kSlotsPerSegment;
-  LUNAR_CHECK(impl_->used[slot.value / kSlotsPerSegment].load() & bit, "slot retired without an owner");
+  LUNAR_CHECK(impl_->used[slot.value / kSlotsPerSegment].load() & bit,
+              "slot retired without an owner");
   impl_->used_count.fetch_sub(1, std::memory_order_relaxed);
   impl_->retired.fetch_add(1, std::memory_order_relaxed);  // its bit stays set for ever
 }
@@ -353,7 +383,8 @@ bool SlotAllocator::validate() const {
       sound &= ((impl_->empty[i / 64].load() >> i % 64 & 1) != 0) == (word == 0);
   }
   const uint64_t charged = charged_slots();
-  return sound && bits == used_slots() + retired_slots() && (charged == 0 || charged + impl_->cleaning <= reserved);
+  return sound && bits == used_slots() + retired_slots() &&
+         (charged == 0 || charged + impl_->cleaning <= reserved);
 }
 
 }  // namespace lunar

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// SlotAllocator: a Device, or a piece of one, as an array of page-sized *slots* for evicted pages, written as a log.
-// Nothing in it outlives its owner.
+// SlotAllocator: a Device, or a piece of one, as an array of page-sized *slots* for evicted pages,
+// written as a log. Nothing in it outlives its owner.
 //
-// Placement. Slots are grouped in segments of 64 (one bitmap word). alloc() returns runs: whole free segments first, in
-// device order from a moving head, so that cold pages are written sequentially; if no segment is free, the free runs of
-// the emptiest segments nearby. A live slot is never overwritten.
+// Placement. Slots are grouped in segments of 64 (one bitmap word). alloc() returns runs: whole
+// free segments first, in device order from a moving head, so that cold pages are written
+// sequentially; if no segment is free, the free runs of the emptiest segments nearby. A live slot
+// is never overwritten.
 //
-// Space. A page may rely on a slot only if the space is *charged* (charge(): a promise against the capacity) and
-// *reserved* on the device (fallocate, grown in extents ahead of the charge), so that running out shows as ENOMEM at
-// allocation, never at eviction. kCleaningReserve more slots are for pages in flight between an old and a new slot.
+// Space. A page may rely on a slot only if the space is *charged* (charge(): a promise against the
+// capacity) and *reserved* on the device (fallocate, grown in extents ahead of the charge), so that
+// running out shows as ENOMEM at allocation, never at eviction. kCleaningReserve more slots are for
+// pages in flight between an old and a new slot.
 //
-// Threading: any thread may make every call except open/close; alloc and release are lock-free on the bitmap (one
-// fetch_and/fetch_or per word). charge() may block in fallocate (under its own lock) and is not for the fault path;
-// charge_fast() is.
+// Threading: any thread may make every call except open/close; alloc and release are lock-free on
+// the bitmap (one fetch_and/fetch_or per word). charge() may block in fallocate (under its own
+// lock) and is not for the fault path; charge_fast() is.
 // On-media format: none.
 #pragma once
 #include <atomic>
@@ -32,11 +34,13 @@ struct SlotRun {
 class SlotAllocator {
  public:
   static constexpr uint32_t kSlotsPerSegment = 64;
-  static constexpr uint32_t kCleaningReserve = 4096;  // slots beyond what can be charged (scaled down on tiny LUNs)
+  // slots beyond what can be charged (scaled down on tiny LUNs)
+  static constexpr uint32_t kCleaningReserve = 4096;
 
-  // Carves `capacity_bytes` (rounded down to whole segments) out of `device` at `base`. page_bytes: the size of a slot.
-  // 0; -EINVAL: smaller than 64 slots + reserve; -ENOMEM.
-  [[nodiscard]] int open(Device* device, DeviceOffset base, uint64_t capacity_bytes, uint32_t page_bytes);
+  // Carves `capacity_bytes` (rounded down to whole segments) out of `device` at `base`. page_bytes:
+  // the size of a slot. 0; -EINVAL: smaller than 64 slots + reserve; -ENOMEM.
+  [[nodiscard]] int open(Device* device, DeviceOffset base, uint64_t capacity_bytes,
+                         uint32_t page_bytes);
   void close();
   // in a forked child, for an ancestor's allocator: its slots are not this process' to free
   void forget();
@@ -45,16 +49,17 @@ class SlotAllocator {
   uint64_t charged_slots() const;
   uint64_t used_slots() const;  // allocated now
 
-  // Promises `slots` more. 0; -ENOMEM: capacity (or the file system) does not allow it; -EFBIG: the limit on file sizes
-  // does not (which is logged). Nothing is charged then.
+  // Promises `slots` more. 0; -ENOMEM: capacity (or the file system) does not allow it; -EFBIG: the
+  // limit on file sizes does not (which is logged). Nothing is charged then.
   [[nodiscard]] int charge(uint64_t slots);
-  // As charge(), but only from space that is reserved already: never blocks. -EAGAIN: call charge() elsewhere.
+  // As charge(), but only from space that is reserved already: never blocks. -EAGAIN: call charge()
+  // elsewhere.
   [[nodiscard]] int charge_fast(uint64_t slots);
   bool runs_short() const;  // charge_fast will soon need a charge() from elsewhere
   void uncharge(uint64_t slots);
 
-  // Takes up to `want` slots in at most max_runs runs (fills runs[], returns the number of runs; 0 = full). Prefers one
-  // run; the slots belong to the caller alone until release().
+  // Takes up to `want` slots in at most max_runs runs (fills runs[], returns the number of runs; 0
+  // = full). Prefers one run; the slots belong to the caller alone until release().
   unsigned alloc(uint32_t want, SlotRun* runs, unsigned max_runs);
   void release(Slot slot);
   void retire(Slot slot);  // after a write error: never given out again; counted

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activating: once, under a lock, possibly inside an allocator's hook: whatever allocates here runs under a HostGuard.
+// Activating: once, under a lock, possibly inside an allocator's hook: whatever allocates here runs
+// under a HostGuard.
 #include "pager/activation/activate.h"
 
 #include <errno.h>
@@ -21,12 +22,12 @@ namespace lunar {
 
 namespace {
 
-// Of the thread that activates the pager, under the lock, which blocks signals: what becomes active may be a
-// signal handler on 8 KiB, and making threads needs more.
+// Of the thread that activates the pager, under the lock, which blocks signals: what becomes active
+// may be a signal handler on 8 KiB, and making threads needs more.
 constinit sys::OwnStack g_stack;
 
-// A first check, before anything is opened. Dead members count until a sweep, and there may be no living member to
-// sweep.
+// A first check, before anything is opened. Dead members count until a sweep, and there may be no
+// living member to sweep.
 bool has_room(PagerState& state) {
   if (state.account.cap_pages() - state.account.fixed_total() >= kFixedRoom) return true;
   state.account.sweep_settled();
@@ -47,7 +48,8 @@ int activate_parts(PagerState& state, ErrorText* why) {
   rc = lun_open_own(state);
   if (rc < 0)
     return why->set(rc,
-                    "lun: %s cannot be set up with %s (%s); free space there, or give a smaller size or another place",
+                    "lun: %s cannot be set up with %s (%s); free space there, or give a smaller "
+                    "size or another place",
                     state.options.lun, format_size(state.luns.bytes).text, errno_text(rc));
   return 0;
 }
@@ -55,7 +57,8 @@ int activate_parts(PagerState& state, ErrorText* why) {
 // pre: the lock is held.
 int activate_locked(PagerState& state, ErrorText* why) {
   if (state.is_active()) return 0;
-  if (sys::now_ns() < g_activation.next_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
+  if (sys::now_ns() < g_activation.next_ns.load())
+    return why->set(-EAGAIN, "pager: activation has just failed");
   const uint64_t began = sys::now_ns();
   close_holes(state);
   // From here on plain memory can be evicted: it is no reason to refuse.
@@ -66,7 +69,8 @@ int activate_locked(PagerState& state, ErrorText* why) {
     uint64_t promised = g_activation.committed.load();
     rc = state.account.lun_take(static_cast<int64_t>(promised));
     if (rc < 0)
-      (void)why->set(rc, "lun: no room for what the program holds already (%s)", format_size(promised).text);
+      (void)why->set(rc, "lun: no room for what the program holds already (%s)",
+                     format_size(promised).text);
     else if ((rc = start_threads(state, why)) < 0)
       state.account.lun_give(static_cast<int64_t>(promised));
     if (rc < 0) {  // what is committed until the next attempt must be charged then
@@ -85,12 +89,14 @@ int activate_locked(PagerState& state, ErrorText* why) {
     const int64_t adopted = adopt_present(state, region);
     // Its threads run and a part is registered: there is no way back to plain memory, and none on.
     if (adopted < 0)
-      fatal("activation: regions cannot be registered or looked at (%s)%s", errno_name(static_cast<int>(adopted)),
-            adopted == -EBUSY ? ": the program watches a part of them by a userfaultfd of its own" : "");
+      fatal("activation: regions cannot be registered or looked at (%s)%s",
+            errno_name(static_cast<int>(adopted)),
+            adopted == -EBUSY ? ": the program watches a part of them by a userfaultfd of its own"
+                              : "");
     found += adopted;
   }
-  // So far the charge covered all committed memory; from now on it covers present pages. (Both together are below the
-  // cap: plain_limit.)
+  // So far the charge covered all committed memory; from now on it covers present pages. (Both
+  // together are below the cap: plain_limit.)
   tables_go_live(state);
   promise_go_live(state);
   state.account.give(plain - found);
@@ -121,15 +127,16 @@ int check_lun(PagerState& state, ErrorText* why) {
     state.luns.bytes = state.dram_bytes * 8 < spare ? state.dram_bytes * 8 : spare;
     if (state.luns.bytes < state.dram_bytes)
       rc = why->set(-ENOSPC,
-                    "lun: %s has room for %s only, less than the DRAM budget; free some space or name another place",
+                    "lun: %s has room for %s only, less than the DRAM budget; free some space or "
+                    "name another place",
                     state.options.lun, format_size(device->size_bytes()).text);
   }
   if (rc < 0) close_device(state, 0);
   return rc;
 }
 
-// Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they are needed: that
-// writes to them.
+// Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they
+// are needed: that writes to them.
 void standby_lun(PagerState& state, bool child) {
   if (child)
     close_device(state, 0);  // the parent's, which alone writes there
@@ -137,15 +144,18 @@ void standby_lun(PagerState& state, bool child) {
     keep_lun_directory(state);
   if (!has_lun_directory(state)) return;
   ErrorText unused;
-  if (state.luns.devices[0] == nullptr && check_lun(state, &unused) < 0) state.luns.devices[0] = nullptr;
+  if (state.luns.devices[0] == nullptr && check_lun(state, &unused) < 0)
+    state.luns.devices[0] = nullptr;
 }
 
 int activate(PagerState& state, ErrorText* why) {
   if (state.is_active()) return 0;
   if (sys::memory_is_parents()) {
     (void)why->set(-EPERM,
-                   "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): "
-                   "its threads would end with it; memory is refused to it until the parent itself has grown so far",
+                   "pager: not started by process %d, which runs in its parent's memory (vfork, "
+                   "clone with CLONE_VM): "
+                   "its threads would end with it; memory is refused to it until the parent itself "
+                   "has grown so far",
                    static_cast<int>(getpid()));
     LUNAR_LOG_LIMITED(log_warning, 1, "%s", why->text);
     return -EPERM;

@@ -30,11 +30,13 @@ constexpr uint64_t kRetryNs = 100000000;
 
 bool huge_pages_always() {
   char text[128];
-  if (sys::read_text("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text) < 0) return false;
+  if (sys::read_text("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text) < 0)
+    return false;
   return strstr(text, "[always]") != nullptr;
 }
 
-// The tables that committed memory may take are charged with it. By how many pages the charge changes.
+// The tables that committed memory may take are charged with it. By how many pages the charge
+// changes.
 int64_t charge_change(PagerState& state, const Region& region, Committed change) {
   const int64_t before = pages_for_units(g_activation.plain_table_units);
   g_activation.plain_table_units += change.units;
@@ -59,12 +61,15 @@ bool take_waiting(Account& account, int64_t pages, int64_t limit) {
 
 bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   Account& account = state.account;
-  const int64_t pages = own * (1 + g_activation.plain_forks);  // children about to be forked will have the same
+  // children about to be forked will have the same
+  const int64_t pages = own * (1 + g_activation.plain_forks);
   const int64_t cap = account.cap_pages();
   if (state.options.activate_at != 0)
-    return committed_bytes <= state.options.activate_at && account.take_plain(pages, cap - kKeepFreePages);
+    return committed_bytes <= state.options.activate_at &&
+           account.take_plain(pages, cap - kKeepFreePages);
   if (account.take_plain(pages, plain_limit(state))) return true;
-  return account.plain_pages() + pages <= small_pages(cap) && take_waiting(account, pages, cap - kKeepFreePages);
+  return account.plain_pages() + pages <= small_pages(cap) &&
+         take_waiting(account, pages, cap - kKeepFreePages);
 }
 
 }  // namespace
@@ -103,7 +108,8 @@ int64_t plain_limit(const PagerState& state) {
 }
 
 int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  if (static_cast<int64_t>(end - first) > state.account.cap_pages()) return -EAGAIN;  // not counted chunk by chunk
+  if (static_cast<int64_t>(end - first) > state.account.cap_pages())
+    return -EAGAIN;  // not counted chunk by chunk
   const uint64_t committed = g_activation.committed.load() + ((end - first) << state.page_shift);
   const int64_t pages = count_plain(state, region, first, end, 1);
   if (!may_stay_plain(state, pages, committed)) {
@@ -127,7 +133,8 @@ bool plain_allow_huge(PagerState& state, Region& region) {
       const int32_t committed = region.chunk_committed[chunk].load(std::memory_order_relaxed);
       if (committed != 0) more += static_cast<int64_t>(region.chunk_size(chunk)) - committed;
     }
-    if (!state.account.take_plain(more * (1 + g_activation.plain_forks), plain_limit(state))) return false;
+    if (!state.account.take_plain(more * (1 + g_activation.plain_forks), plain_limit(state)))
+      return false;
     g_activation.plain_fork_pages += more * g_activation.plain_forks;
     region.huge.store(true);
   }
@@ -135,11 +142,14 @@ bool plain_allow_huge(PagerState& state, Region& region) {
 }
 
 bool plain_charge_fork(PagerState& state) {
-  const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages() - g_activation.plain_fork_pages;
+  const int64_t cap = state.account.cap_pages(),
+                pages = state.account.plain_pages() - g_activation.plain_fork_pages;
   const bool is_small = pages <= small_pages(cap);
   // An idle plain child cannot evict: a tree of such children may hold a quarter of the budget.
   const int64_t limit = is_small || state.options.activate_at != 0 ? cap - kKeepFreePages : cap / 4;
-  if (!(is_small ? take_waiting(state.account, pages, limit) : state.account.take_plain(pages, limit))) return false;
+  if (!(is_small ? take_waiting(state.account, pages, limit)
+                 : state.account.take_plain(pages, limit)))
+    return false;
   ++g_activation.plain_forks;
   g_activation.plain_fork_pages += pages;
   return true;
@@ -154,7 +164,8 @@ void plain_uncharge_fork(PagerState& state) {
 
 int plain_reserve_child(PagerState& state, uint64_t* ticket) {
   const int64_t pages = state.account.plain_pages() - g_activation.plain_fork_pages;
-  const int64_t prepaid = g_activation.plain_forks == 0 ? 0 : g_activation.plain_fork_pages / g_activation.plain_forks;
+  const int64_t prepaid =
+      g_activation.plain_forks == 0 ? 0 : g_activation.plain_fork_pages / g_activation.plain_forks;
   if (g_activation.plain_forks != 0) --g_activation.plain_forks;
   g_activation.plain_fork_pages -= prepaid;
   return state.account.reserve_plain_child(pages, prepaid, ticket);
@@ -206,10 +217,12 @@ int64_t adopt_present(PagerState& state, Region& region) {
       continue;
     // a huge page reaches beyond what is committed
     const uint64_t at = chunk * kChunkPages, n = region.chunk_size(chunk);
-    if (int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
+    if (int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0)
+      return rc;
     int in_chunk = 0;
     const bool on_touch = region.on_touch;
-    const auto there = static_cast<uint64_t>(std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));
+    const auto there = static_cast<uint64_t>(
+        std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));
     if (on_touch && there != 0 && space_charge(state, there, true) < 0)
       fatal("activation: there is no LUN space for MAP_NORESERVE memory in use; %s",
             space_remedy(state, space_bound(state, there << state.page_shift)));
@@ -219,15 +232,17 @@ int64_t adopt_present(PagerState& state, Region& region) {
       // its DRAM is a part of the charge for plain memory
       if (int rc = table_reach(state, region, at + i, at + i + 1, 0); rc < 0) return rc;
       AtomicPageWord* word = region.table.find(at + i);
-      PageWord seen = word != nullptr ? word->load(std::memory_order_relaxed) : PageWord{PageWord::kRetired};
+      PageWord seen =
+          word != nullptr ? word->load(std::memory_order_relaxed) : PageWord{PageWord::kRetired};
       if (seen.retired()) {
         --i;  // evicted pages of zeros were all there was
         continue;
       }
       if (seen.state() != PageState::kEmpty) continue;  // a handler was faster
-      // It may be shared by a fork, or the kernel's zero page: the evictor makes it exclusive first.
-      const PageWord next =
-          resident_word(seen, kNoSlot, state.luns.own, kHeatFault, shared_epoch()).with_charged(on_touch);
+      // It may be shared by a fork, or the kernel's zero page: the evictor makes it exclusive
+      // first.
+      const PageWord next = resident_word(seen, kNoSlot, state.luns.own, kHeatFault, shared_epoch())
+                                .with_charged(on_touch);
       if (word->compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++in_chunk;
     }
     if (on_touch) {
@@ -247,24 +262,28 @@ void activation_failure(PagerState& state, const ErrorText& why) {
   if (!g_activation.failed.exchange(true)) log_error("%s", why.text);
 }
 
-// Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident
-// pages (README).
+// Room for writes in flight and a second chance. More of them would be a longer second chance at
+// the cost of resident pages (README).
 uint32_t frame_count_for(int64_t cap) {
   int64_t frames = cap / 96;
-  const int64_t batches = cap / 16 < 8 * kBatchPages ? cap / 16 : 8 * kBatchPages;  // in a small budget too
+  // in a small budget too
+  const int64_t batches = cap / 16 < 8 * kBatchPages ? cap / 16 : 8 * kBatchPages;
   if (frames < batches) frames = batches;
   if (frames < 160) frames = 160;
   if (frames > 16384) frames = 16384;
   return static_cast<uint32_t>(frames);
 }
 
-int64_t OwnNeed::pages() const { return frames + 2 * kBatchPages + static_cast<int64_t>(handlers) * window; }
+int64_t OwnNeed::pages() const {
+  return frames + 2 * kBatchPages + static_cast<int64_t>(handlers) * window;
+}
 
 OwnNeed own_need(const PagerState& state, bool first, int64_t room) {
   const int64_t whole = state.account.cap_pages();
   int64_t cap = whole / (first ? 1 : 8);
   if (cap > room) cap = room;
-  const auto cpus = static_cast<unsigned>(sys::cpu_count()), nodes = static_cast<unsigned>(sys::numa_nodes());
+  const auto cpus = static_cast<unsigned>(sys::cpu_count()),
+             nodes = static_cast<unsigned>(sys::numa_nodes());
   unsigned handlers = state.options.handlers != 0  ? static_cast<unsigned>(state.options.handlers)
                       : !first || room < whole / 2 ? 1
                       : cpus < 4                   ? cpus

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The service threads: making them, and the housekeeping thread (README.md). Program threads wait for that one
-// (TableRequest): it writes to no file of the user's but the log. The live stats file has a thread of its own.
-// Threads are made by the activating thread, under activation's lock, possibly inside an allocator's hook: whatever
-// allocates then runs under a HostGuard.
+// The service threads: making them, and the housekeeping thread (README.md). Program threads wait
+// for that one (TableRequest): it writes to no file of the user's but the log. The live stats file
+// has a thread of its own. Threads are made by the activating thread, under activation's lock,
+// possibly inside an allocator's hook: whatever allocates then runs under a HostGuard.
 #include "pager/activation/service_threads.h"
 
 #include <errno.h>
@@ -26,17 +26,20 @@
 namespace lunar {
 namespace {
 
-constexpr int64_t kUnsureNs = 50000000;    // while there is a child whose end would not wake us
-constexpr int64_t kUnsettledNs = 2000000;  // while a member ends, or leaves of page tables wait for the end of scopes
-constexpr unsigned kThreadLooks = 200;     // the last thread is still on its way out when its descriptors are closed
+constexpr int64_t kUnsureNs = 50000000;  // while there is a child whose end would not wake us
+// while a member ends, or leaves of page tables wait for the end of scopes
+constexpr int64_t kUnsettledNs = 2000000;
+// the last thread is still on its way out when its descriptors are closed
+constexpr unsigned kThreadLooks = 200;
 constexpr int64_t kThreadLookNs = 5000000;
 
 void grow_ahead(PagerState& state) {
   bool on_touch = false;
-  for (const Region& region : state.regions) on_touch |= region.on_touch && region.table_pages.load() != 0;
+  for (const Region& region : state.regions)
+    on_touch |= region.on_touch && region.table_pages.load() != 0;
   if (!on_touch || !state.luns.ready.load()) return;
-  // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved space. The last of
-  // it is less than a step.
+  // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved
+  // space. The last of it is less than a step.
   SlotAllocator& lun = state.luns.slots[state.luns.own];
   uint64_t step = (64 * kMiB) >> state.page_shift;
   while (step != 0 && lun.charge(step) < 0) step /= 2;
@@ -44,7 +47,8 @@ void grow_ahead(PagerState& state) {
   state.luns.growth_refused.store(step == 0);
 }
 
-// For program threads that could not do so themselves. Threads that wait for another page look again, and wait on.
+// For program threads that could not do so themselves. Threads that wait for another page look
+// again, and wait on.
 void wake_all_waiters(PagerState& state) {
   for (const Region& region : state.regions)
     (void)sys::uffd_wake(state.uffd, region.base, region.pages << state.page_shift);
@@ -52,12 +56,15 @@ void wake_all_waiters(PagerState& state) {
 
 enum class Swept { kNot, kUnsettled, kSettled };
 
-// kNot: a fork is under way, which may itself wait for this thread (TableRequest); only the account is swept.
-// kUnsettled: the memory of an ending member is being freed, or a member is stopped that holds the account's lock.
+// kNot: a fork is under way, which may itself wait for this thread (TableRequest); only the account
+// is swept. kUnsettled: the memory of an ending member is being freed, or a member is stopped that
+// holds the account's lock.
 Swept sweep(PagerState& state) {
-  // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
+  // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an
+  // older sweep.
   if (state.fork.forking.load(std::memory_order_acquire) || !state.fork.lock.try_lock()) {
-    // The forking thread may wait for what a dead member is still charged: its own stack can be evicted.
+    // The forking thread may wait for what a dead member is still charged: its own stack can be
+    // evicted.
     uint32_t ignored = 0;
     (void)state.account.sweep(&ignored);
     return Swept::kNot;
@@ -76,7 +83,8 @@ Swept sweep(PagerState& state) {
   return settled ? Swept::kSettled : Swept::kUnsettled;
 }
 
-// Sleeps until there is work or a timeout (a child that cannot be waited for, a program that may be ending).
+// Sleeps until there is work or a timeout (a child that cannot be waited for, a program that may be
+// ending).
 void wait_for_work(PagerState& state, Swept swept, bool trimming, bool ending) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
@@ -99,7 +107,8 @@ void wait_for_work(PagerState& state, Swept swept, bool trimming, bool ending) {
   format_to(path, sizeof path, "/proc/self/task/%d", state.services.evictor_tid.load());
   if (sys::path_status(path, &status) == -ENOENT) name = "the evictor, a service thread,";
   fatal(
-      "%s has ended; only the kernel can do that: a seccomp filter of the program kills threads for a system call that "
+      "%s has ended; only the kernel can do that: a seccomp filter of the program kills threads "
+      "for a system call that "
       "Lunar needs. "
       "Allow it there, or run the program without Lunar (service thread has ended)",
       name);
@@ -110,7 +119,8 @@ void housekeeping_run(PagerState& state) {
   unsigned looks = 0;  // for threads of a program that may have ended
   bool trimming = false;
   for (;;) {
-    const uint32_t asked = state.services.housekeeping_word.fetch_and(kHousekeepingRuns, std::memory_order_seq_cst);
+    const uint32_t asked =
+        state.services.housekeeping_word.fetch_and(kHousekeepingRuns, std::memory_order_seq_cst);
     if ((asked & kHousekeepingRuns) == 0) say_who_ended(state);
     if ((asked & kHousekeepingProgram) != 0) looks = kThreadLooks;
     if (looks != 0 && !program_has_threads()) sys::end_as_first_thread();
@@ -130,8 +140,8 @@ void housekeeping_run(PagerState& state) {
 void housekeeping_thread(void* argument) {
   auto& state = *static_cast<PagerState*>(argument);
   state.services.housekeeping_tid.store(sys::thread_id());
-  // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader
-  // waits for an end of file that a pager thread holds back.
+  // Its own descriptor table, with nothing of the program's in it: the program may close what it
+  // likes, and no reader waits for an end of file that a pager thread holds back.
   int keep[kLunIds * kDeviceFdsMax + 11];
   unsigned n = 0;
   keep[n++] = state.uffd;
@@ -139,25 +149,30 @@ void housekeeping_thread(void* argument) {
   if (const int account = state.account.descriptor(); account >= 0) keep[n++] = account;
   standby_descriptors(state, keep, &n);
   for (Device* device : state.luns.devices)
-    for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i) keep[n++] = device->fd(i);
+    for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i)
+      keep[n++] = device->fd(i);
   state.evictor->add_descriptors(keep, &n);
   sys::close_all_but(keep, n);
   state.account.lock_alive();
   // Handlers before all else that could evict or fault.
   int rc = 0;
-  for (unsigned i = 0; rc == 0 && i < state.services.handler_count; ++i) rc = g_fault.handlers[i]->start();
+  for (unsigned i = 0; rc == 0 && i < state.services.handler_count; ++i)
+    rc = g_fault.handlers[i]->start();
   const auto handlers_run = [&] {
-    return state.services.handlers_running.load(std::memory_order_acquire) >= state.services.handler_count;
+    return state.services.handlers_running.load(std::memory_order_acquire) >=
+           state.services.handler_count;
   };
   if (rc == 0) sys::wait_for_start("lunar-fault", handlers_run);
   if (rc == 0) rc = state.evictor->start();
   pthread_t stats;
   if (rc == 0 && stats_file_is_open())
-    rc = sys::thread_start({"lunar-stats", stats_file_run, nullptr, false, false, &state.services.housekeeping_word},
-                           &stats);
+    rc = sys::thread_start(
+        {"lunar-stats", stats_file_run, nullptr, false, false, &state.services.housekeeping_word},
+        &stats);
   if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
-  // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap
-  // (its other fork handlers, the allocator's among them, run concurrently with this thread).
+  // The last thread is made, and none of ours allocates any more: only now may a forked child go
+  // without the early heap (its other fork handlers, the allocator's among them, run concurrently
+  // with this thread).
   host_fork_bootstrap.store(false);
   housekeeping_run(state);
 }
@@ -181,37 +196,44 @@ int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   for (unsigned i = 0; i < need.handlers; ++i) {
     if (g_fault.handlers[i] == nullptr) g_fault.handlers[i] = arena_new<Handler>(state);
     if (g_fault.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
-    rc = g_fault.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2, static_cast<int>(i % nodes));
+    rc = g_fault.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2,
+                                   static_cast<int>(i % nodes));
     if (rc < 0)
-      return why->set(rc, "pager: the DRAM budget of %s has no room for handlers; give more (--dram)",
+      return why->set(rc,
+                      "pager: the DRAM budget of %s has no room for handlers; give more (--dram)",
                       format_size(state.dram_bytes).text);
     ++state.services.handler_count;
   }
   state.account.end_reserved();  // from here on others take, too
   if (rc = program_end_prepare(); rc < 0)
-    return why->set(rc, "pager: a pipe cannot be made (%s); raise the limit (ulimit -n)", errno_name(rc));
+    return why->set(rc, "pager: a pipe cannot be made (%s); raise the limit (ulimit -n)",
+                    errno_name(rc));
   g_activation.making_threads_ns.store(sys::now_ns(), std::memory_order_release);
-  // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
+  // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits
+  // for us.
   host_fork_bootstrap.store(true);
   state.services.handlers_running.store(0);
-  rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, &state, true}, &state.services.housekeeping);
+  rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, &state, true},
+                         &state.services.housekeeping);
   if (rc < 0) {
     host_fork_bootstrap.store(false);
     program_end_prepared();
     program_end_forget();
     if (rc == -EINVAL)
       return why->set(rc,
-                      "pager: service threads cannot be started (EINVAL): not after unshare(CLONE_NEWPID); use the "
+                      "pager: service threads cannot be started (EINVAL): not after "
+                      "unshare(CLONE_NEWPID); use the "
                       "tiered memory before, or in a child");
     const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
-    return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc),
-                    short_of_memory ? sys::memory_limit() : "ulimit -u");
+    return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)",
+                    errno_name(rc), short_of_memory ? sys::memory_limit() : "ulimit -u");
   }
-  // A child may exec at once: without a lock in the account, its end is detected, and its charge given back, from here
-  // on only.
+  // A child may exec at once: without a lock in the account, its end is detected, and its charge
+  // given back, from here on only.
   sys::wait_for_start("lunar-housekeep", [&] {
     return state.account.alive_locked() &&
-           state.services.handlers_running.load(std::memory_order_acquire) >= state.services.handler_count;
+           state.services.handlers_running.load(std::memory_order_acquire) >=
+               state.services.handler_count;
   });
   // The housekeeping thread's table has them now; in the program's they would only be in the way.
   state.evictor->close_descriptors();
@@ -222,20 +244,23 @@ int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
 }  // namespace
 
 int no_room(const PagerState& state, ErrorText* why) {
-  return why->set(-ENOMEM,
-                  "pager: the processes of this tree fill the DRAM budget of %s with what each needs for itself; give "
-                  "more (--dram)",
-                  format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text);
+  return why->set(
+      -ENOMEM,
+      "pager: the processes of this tree fill the DRAM budget of %s with what each needs for "
+      "itself; give "
+      "more (--dram)",
+      format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text);
 }
 
 int start_threads(PagerState& state, ErrorText* why) {
-  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does a process that becomes
-  // active after others.
+  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does a
+  // process that becomes active after others.
   const bool first = state.fork.generation == 0 && !state.account.others_active();
-  // The tree's fixed pages must leave room to fault in, or all its processes would wait forever. (A fork has made sure
-  // of that.)
+  // The tree's fixed pages must leave room to fault in, or all its processes would wait forever. (A
+  // fork has made sure of that.)
   const int64_t prepaid = state.account.reserved(), before = state.account.own_fixed();
-  const OwnNeed need = own_need(state, first, state.account.cap_pages() - state.account.fixed_total() + prepaid);
+  const OwnNeed need =
+      own_need(state, first, state.account.cap_pages() - state.account.fixed_total() + prepaid);
   if (prepaid == 0) {
     if (!state.account.reserve_fixed(need.pages(), kWorkRoom)) return no_room(state, why);
     state.account.use_reserved(need.pages());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Service threads: handlers, evictor and the housekeeping thread, with their DRAM; in a forked child too. 0 or -errno
-// with *why.
+// Service threads: handlers, evictor and the housekeeping thread, with their DRAM; in a forked
+// child too. 0 or -errno with *why.
 // Threading: under activation's lock, or in a forked child.
 #pragma once
 #include "base/error.h"

@@ -34,7 +34,8 @@ bool Chooser::choose(Batch& batch, unsigned want) {
   return batch.count != 0;
 }
 
-bool Chooser::choose_range(Batch& batch, unsigned want, Region* region, uint64_t* first, uint64_t end) {
+bool Chooser::choose_range(Batch& batch, unsigned want, Region* region, uint64_t* first,
+                           uint64_t end) {
   const TableScope scope;
   batch.count = 0;
   while (batch.count < want && *first < end) try_victim(batch, region, PageIndex((*first)++), true);
@@ -60,7 +61,8 @@ void Chooser::choose_clock(Batch& batch, unsigned want) {
   }
 }
 
-// The hand goes on in this region, past chunks without resident pages. Returns where the region ends.
+// The hand goes on in this region, past chunks without resident pages. Returns where the region
+// ends.
 uint64_t Chooser::sweep(Batch& batch, unsigned want, Region* region) {
   const uint64_t end = region != nullptr ? region->table_pages.load(std::memory_order_acquire) : 0;
   while (hand_page_ < end && batch.count < want) {
@@ -76,9 +78,12 @@ uint64_t Chooser::sweep(Batch& batch, unsigned want, Region* region) {
 void Chooser::leave_behind(const Region& region, PageIndex page) {
   // pages: still in use, left since the fault before, one reader's
   constexpr uint64_t kLag = 8, kReach = kReadRunMax + kLag, kJoin = 256;
-  if (page.value <= kLag || region.access_of(PageIndex(page.value - kLag)) != Access::kSequential) return;
-  const uint64_t first = page.value > kReach ? page.value - kReach : 0, join = kJoin << state_.page_shift;
-  char *begin = region.address_of(PageIndex(first)), *end = region.address_of(PageIndex(page.value - kLag));
+  if (page.value <= kLag || region.access_of(PageIndex(page.value - kLag)) != Access::kSequential)
+    return;
+  const uint64_t first = page.value > kReach ? page.value - kReach : 0,
+                 join = kJoin << state_.page_shift;
+  char *begin = region.address_of(PageIndex(first)),
+       *end = region.address_of(PageIndex(page.value - kLag));
   sys::Locked<sys::SpinLock> lock(behind_lock_);
   has_behind_.store(true, std::memory_order_relaxed);
   for (Behind& one : behind_) {

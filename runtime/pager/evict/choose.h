@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses what to evict, and locks it: GCLOCK in address order, so that neighbours are evicted, written and later read
-// together. The hand takes a heat from a resident page that has one, and the page itself if it has none.
+// Chooses what to evict, and locks it: GCLOCK in address order, so that neighbours are evicted,
+// written and later read together. The hand takes a heat from a resident page that has one, and the
+// page itself if it has none.
 //
-// The only sign of use is the next fault; so heat depends on how soon it came, in DRAMs-full evicted meanwhile (refault
-// distance, as in Linux' mm/workingset.c): within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1,
-// read-ahead 0, LUNAR_HOT 7. Pages that a reader of a LUNAR_SEQUENTIAL range has left behind come before the clock.
+// The only sign of use is the next fault; so heat depends on how soon it came, in DRAMs-full
+// evicted meanwhile (refault distance, as in Linux' mm/workingset.c): within 1/4: 6, 1/2: 3, 1: 1,
+// later: 0. From the frame: 4. First touch 1, read-ahead 0, LUNAR_HOT 7. Pages that a reader of a
+// LUNAR_SEQUENTIAL range has left behind come before the clock.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -16,7 +18,8 @@ namespace lunar {
 
 constexpr int64_t kTicksPerBudget = 16;  // of PagerState::eviction_time
 
-// Heat of a page that comes back from the LUN. asked: by an explicit call, which means that the page is needed soon.
+// Heat of a page that comes back from the LUN. asked: by an explicit call, which means that the
+// page is needed soon.
 inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
   uint16_t age = static_cast<uint16_t>(now - evicted.epoch());
   if (age < kTicksPerBudget / 4) return 6;

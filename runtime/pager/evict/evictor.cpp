@@ -27,7 +27,8 @@ int Evictor::open(uint32_t frame_count) {
   if (rc == 0) rc = writer_.open(frame_count);
   if (rc < 0) return rc;
   int64_t cap = state_.account.cap_pages();
-  // Read-ahead and first touches come in runs of 64 pages and more: room for a few of them, in a small budget too.
+  // Read-ahead and first touches come in runs of 64 pages and more: room for a few of them, in a
+  // small budget too.
   int64_t low = cap / 32 < 8 * kBatchPages ? cap / 32 : 8 * kBatchPages;
   if (low < cap / 128) low = cap / 128;
   low_water_ = static_cast<uint32_t>(low < 48 ? 48 : low > 1024 ? 1024 : low) + kKeepFreePages;
@@ -46,10 +47,12 @@ int Evictor::start() {
   if (int rc = taker_.start(); rc < 0) return rc;
   const auto run = [](void* self) { static_cast<Evictor*>(self)->run(); };
   pthread_t thread;
-  return sys::thread_start({"lunar-evict", run, this, false, false, &state_.services.housekeeping_word}, &thread);
+  return sys::thread_start(
+      {"lunar-evict", run, this, false, false, &state_.services.housekeeping_word}, &thread);
 }
 
-// A member above its share evicts. When that does not help for a while (its pages may be pinned), all members do.
+// A member above its share evicts. When that does not help for a while (its pages may be pinned),
+// all members do.
 bool Evictor::should_evict() {
   Account& account = state_.account;
   if (account.free_pages() >= static_cast<int64_t>(low_water_)) {
@@ -66,7 +69,8 @@ bool Evictor::should_evict() {
     short_since_ = now;
     account.raise_pressure();  // of those above their share one may sleep
   }
-  return now - short_since_ > (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
+  return now - short_since_ >
+         (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
 }
 
 void Evictor::wake_if_low() {
@@ -91,7 +95,8 @@ void Evictor::run() {
       continue;
     }
     const int64_t free = state_.account.free_pages();
-    going = (going && free < static_cast<int64_t>(high_water_) && state_.account.above_share()) || should_evict();
+    going = (going && free < static_cast<int64_t>(high_water_) && state_.account.above_share()) ||
+            should_evict();
     if (!going) {
       sleep_or_reap(seen);
     } else if (chooser_.choose(batch_, taker_.limit()) && evict() != 0) {
@@ -132,7 +137,8 @@ void Evictor::sleep_or_reap(uint32_t pressure_seen) {
       state_.services.evictor_asleep.store(false);
       (void)writer_.reap(true);
     } else {
-      state_.account.wait_pressure(pressure_seen, short_since_ != 0 || writer_.has_failed() ? 2000000 : -1);
+      state_.account.wait_pressure(pressure_seen,
+                                   short_since_ != 0 || writer_.has_failed() ? 2000000 : -1);
     }
   }
   state_.services.evictor_asleep.store(false, std::memory_order_release);
@@ -175,7 +181,8 @@ unsigned Evictor::evict() {
   return dropped;
 }
 
-// Every victim of the batch: not dropped -> resident again; dropped -> zero, clean or to be written.
+// Every victim of the batch: not dropped -> resident again; dropped -> zero, clean or to be
+// written.
 void Evictor::settle() {
   int64_t dropped = 0, maybe_shared = 0, in_frames = 0;
   for (Victim& victim : batch_) {
@@ -199,7 +206,8 @@ void Evictor::settle() {
   hand_over_room(state_, false);
   for (Victim& victim : batch_) in_frames += decide(victim);
   for (const Victim& victim : batch_)  // pages of zeros are empty now
-    if (victim.frame == UINT32_MAX) table_retire(state_, *victim.region, victim.page.value, victim.page.value + 1);
+    if (victim.frame == UINT32_MAX)
+      table_retire(state_, *victim.region, victim.page.value, victim.page.value + 1);
   if (in_frames != dropped) count_evicted(in_frames - dropped);
 }
 
@@ -213,7 +221,8 @@ void Evictor::advance_time(int64_t evicted) {
 // Whether the content is now only in its frame.
 bool Evictor::decide(Victim& victim) {
   AtomicPageWord& word = victim.region->table.at(victim.page.value);
-  if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim)) return false;
+  if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim))
+    return false;
   if (page_is_zero(frames_.memory(victim.frame))) {
     leave_empty(victim);
     return false;
@@ -252,14 +261,16 @@ void Evictor::leave_empty(Victim& victim) {
   frames_.put_free(victim.frame);
   victim.frame = UINT32_MAX;
   counters().evicted_zero.add();
-  release_page(state_, *victim.region, victim.page, was.emptied(victim.guard ? PageState::kGuard : PageState::kEmpty));
+  release_page(state_, *victim.region, victim.page,
+               was.emptied(victim.guard ? PageState::kGuard : PageState::kEmpty));
 }
 
 // A thread faulted on the page while it was being taken: give it back at once.
 bool Evictor::install_for_waiter(Victim& victim) {
   if (!state_.account.take(1, 0)) return false;
   const uint16_t epoch = exclusive_epoch(state_);
-  if (install(state_, victim.address(), frames_.memory(victim.frame), 1).outcome != Installed::kDone) {
+  if (install(state_, victim.address(), frames_.memory(victim.frame), 1).outcome !=
+      Installed::kDone) {
     state_.account.give(1);
     return false;
   }
@@ -274,11 +285,13 @@ bool Evictor::install_for_waiter(Victim& victim) {
 
 void Evictor::dump(int fd) const {
   char line[192];
-  size_t n = format_to(line, sizeof line, "evictor: %s, frames free %u of %u, writes in flight %u, pause requests %u\n",
-                       state_.services.evictor_asleep.load() ? "asleep"
-                       : resting_.load()                     ? "resting"
-                                                             : "at work",
-                       frames_.free_count(), frames_.count(), writer_.in_flight(), pause_requests_.load());
+  size_t n =
+      format_to(line, sizeof line,
+                "evictor: %s, frames free %u of %u, writes in flight %u, pause requests %u\n",
+                state_.services.evictor_asleep.load() ? "asleep"
+                : resting_.load()                     ? "resting"
+                                                      : "at work",
+                frames_.free_count(), frames_.count(), writer_.in_flight(), pause_requests_.load());
   (void)sys::write_to_program(fd, line, n);
 }
 

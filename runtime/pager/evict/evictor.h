@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evictor: the thread that keeps DRAM free (README.md). Its own system calls may fault, so it is no fault handler.
+// Evictor: the thread that keeps DRAM free (README.md). Its own system calls may fault, so it is no
+// fault handler.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,9 +13,14 @@ namespace lunar {
 
 class Evictor {
  public:
-  // state, frames: those of the process; the frames are empty, and open() makes them. Both outlive the evictor.
+  // state, frames: those of the process; the frames are empty, and open() makes them. Both outlive
+  // the evictor.
   Evictor(PagerState& state, FramePool& frames)
-      : state_(state), frames_(frames), chooser_(state), taker_(state, frames), writer_(state, frames) {}
+      : state_(state),
+        frames_(frames),
+        chooser_(state),
+        taker_(state, frames),
+        writer_(state, frames) {}
   // Frames and pipe, charged to the account. 0 or -errno.
   [[nodiscard]] int open(uint32_t frame_count);
   [[nodiscard]] int start();  // its thread
@@ -32,16 +38,17 @@ class Evictor {
   void wake_if_low();  // below low water
   uint32_t low_water() const { return low_water_; }
 
-  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind it are evicted
-  // first. Any thread; short.
+  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind
+  // it are evicted first. Any thread; short.
   void leave_behind(const Region& region, PageIndex page) { chooser_.leave_behind(region, page); }
 
-  // Fork: between pause() and resume() no eviction runs and no write is in flight. pause() waits for the evictor to
-  // come to rest.
+  // Fork: between pause() and resume() no eviction runs and no write is in flight. pause() waits
+  // for the evictor to come to rest.
   void pause();
   void resume();
 
-  // Evicts the resident pages of [first, end) of the region now. Waits. Returns the number of pages evicted, or -errno.
+  // Evicts the resident pages of [first, end) of the region now. Waits. Returns the number of pages
+  // evicted, or -errno.
   [[nodiscard]] int64_t evict_range(Region* region, PageIndex first, PageIndex end);
 
   void dump(int fd) const;
@@ -61,7 +68,8 @@ class Evictor {
 
   PagerState& state_;
   FramePool& frames_;
-  uint32_t low_water_ = 64, high_water_ = 128;  // read at each fault, so apart from the hand of the clock
+  // read at each fault, so apart from the hand of the clock
+  uint32_t low_water_ = 64, high_water_ = 128;
   alignas(64) Chooser chooser_;
   Taker taker_;
   Writer writer_;
@@ -69,8 +77,8 @@ class Evictor {
   uint64_t swept_ns_ = 0;
   static constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;
   int64_t nothing_ns_ = kNothingFirstNs;  // between looks while nothing can be evicted
-  uint64_t short_since_ = 0;              // DRAM has been short since then while others were above their share
-  int64_t since_tick_ = 0;                // pages evicted since eviction_time last advanced
+  uint64_t short_since_ = 0;  // DRAM has been short since then while others were above their share
+  int64_t since_tick_ = 0;    // pages evicted since eviction_time last advanced
 
   std::atomic<uint32_t> pause_requests_{0};
   std::atomic<uint32_t> resting_{0};

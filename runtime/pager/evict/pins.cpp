@@ -25,12 +25,14 @@ uint64_t g_fd_count = UINT64_MAX, g_next_scan_ns = 0, g_next_status_ns = 0, g_fu
 sys::Pinning table_shows_pinning() {
   char path[64];
   int which = -1;
-  const sys::Pinning shown = sys::descriptors_may_pin(sys::program_fd_directory(path, sizeof path), &which);
+  const sys::Pinning shown =
+      sys::descriptors_may_pin(sys::program_fd_directory(path, sizeof path), &which);
   if (shown != sys::Pinning::kNo) format_to(g_seen, sizeof g_seen, "descriptor %d", which);
   return shown;
 }
 
-// Threads of ours may register and unregister between the two figures, so only a difference in several checks counts.
+// Threads of ours may register and unregister between the two figures, so only a difference in
+// several checks counts.
 bool pinned_memory() {
   int64_t pinned = 0, own = 0;
   for (int look = 0; look < 3; ++look) {
@@ -61,12 +63,13 @@ bool pins_possible() {
   if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
     const uint64_t cpu_before = sys::thread_cpu_ns();
     const sys::Pinning shown = table_shows_pinning();
-    // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen again and again, it
-    // counts.
+    // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen
+    // again and again, it counts.
     g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;
     found = shown == sys::Pinning::kYes || g_unsure > kUnsureMax;
     g_fd_count = g_unsure > 0 ? UINT64_MAX : count;
-    const uint64_t cost = sys::thread_cpu_ns() - cpu_before;  // what waiting for a CPU takes delays no later scan
+    // what waiting for a CPU takes delays no later scan
+    const uint64_t cost = sys::thread_cpu_ns() - cpu_before;
     g_next_scan_ns = now + cost * 100;
     g_full_scan_ns = now + 100000000 + cost * 100;
   }
@@ -78,7 +81,8 @@ bool pins_noted() { return g_noted.load(std::memory_order_acquire); }
 
 void pins_note(const char* sign) {
   if (!g_noted.exchange(true))
-    log_info("this process may pin pages for devices (%s): evicting by UFFDIO_MOVE from now on", sign);
+    log_info("this process may pin pages for devices (%s): evicting by UFFDIO_MOVE from now on",
+             sign);
 }
 
 }  // namespace lunar

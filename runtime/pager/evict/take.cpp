@@ -15,33 +15,38 @@
 
 namespace lunar {
 
-// Afterwards pages of this chunk can be freed one by one. May fault (on pages that are discarded meanwhile).
+// Afterwards pages of this chunk can be freed one by one. May fault (on pages that are discarded
+// meanwhile).
 static void split_huge(PagerState& state, Region& region, uint64_t chunk) {
   const uint64_t first = chunk * kChunkPages, end = first + region.chunk_size(chunk);
-  // A page shared with a relative, or the kernel's huge zero page, cannot be split: first copy it to small pages of our
-  // own. Behind the copy-on-write gate there is no room for copies; such pages count as shared when they are dropped,
-  // and the split is retried.
+  // A page shared with a relative, or the kernel's huge zero page, cannot be split: first copy it
+  // to small pages of our own. Behind the copy-on-write gate there is no room for copies; such
+  // pages count as shared when they are dropped, and the split is retried.
   const bool gated = state.fork.gate_used.load(std::memory_order_acquire);
   if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
-  // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the call would populate
-  // it, unknown to the page table.
+  // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the
+  // call would populate it, unknown to the page table.
   const TableScope scope;
   for (uint64_t p = first; !gated && p < end;) {
     PageWord was[kChunkPages];
     uint64_t from = p;
     for (; p < end; ++p) {
       was[p - from] = region.table.peek(p);
-      if (was[p - from].state() != PageState::kResident || !region.table.lock(p, was[p - from])) break;
+      if (was[p - from].state() != PageState::kResident || !region.table.lock(p, was[p - from]))
+        break;
     }
     if (p == from) {
       ++p;
       continue;
     }
-    (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift, MADV_POPULATE_WRITE);
-    for (uint64_t done = from; done < p; ++done) release_page(state, region, PageIndex(done), was[done - from]);
+    (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift,
+                      MADV_POPULATE_WRITE);
+    for (uint64_t done = from; done < p; ++done)
+      release_page(state, region, PageIndex(done), was[done - from]);
   }
   // Advice for a part of a huge page splits it: to its end but for one page.
-  (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift, MADV_COLD);
+  (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift,
+                    MADV_COLD);
 }
 
 int Taker::open(uint32_t frame_count) {
@@ -61,7 +66,9 @@ int Taker::open(uint32_t frame_count) {
   return 0;
 }
 
-int Taker::start() { return sys::uffd_register(state_.uffd, staging_, kBatchPages * state_.page_size); }
+int Taker::start() {
+  return sys::uffd_register(state_.uffd, staging_, kBatchPages * state_.page_size);
+}
 
 void Taker::attach() {
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
@@ -75,7 +82,8 @@ void Taker::close_descriptors() const {
 }
 
 unsigned Taker::take(Batch& batch) {
-  const bool by_move = pins_possible() || splice_refused_ || state_.account.someone_writes_elsewhere();
+  const bool by_move =
+      pins_possible() || splice_refused_ || state_.account.someone_writes_elsewhere();
   split_huge_pages(batch);
   make_exclusive(batch, by_move);
   for (Victim& victim : batch) LUNAR_CHECK(frames_.take_free(&victim.frame), "frames");
@@ -97,12 +105,13 @@ bool Taker::look(const Batch& batch, const Picks& picks, sys::PageFacts* facts) 
   return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, picks.count, facts) == 0;
 }
 
-// ---- exclusive ------------------------------------------------------------------------------------------------------
+// ---- exclusive ----------------------------------------------------------------------------------
 
-// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of our calls: so
-// tiered ranges are excluded from merging. New ones are from the start (region_create, whatever the process has
-// inherited); prctl(PR_SET_MEMORY_MERGE) includes all memory again, so each batch checks it first. Excluding a range
-// also makes its merged pages exclusive again.
+// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of
+// our calls: so tiered ranges are excluded from merging. New ones are from the start
+// (region_create, whatever the process has inherited); prctl(PR_SET_MEMORY_MERGE) includes all
+// memory again, so each batch checks it first. Excluding a range also makes its merged pages
+// exclusive again.
 void Taker::forbid_merging() {
   const bool seen = sys::memory_merging();
   if (seen && !merging_seen_)
@@ -111,9 +120,9 @@ void Taker::forbid_merging() {
   merging_seen_ = seen;
 }
 
-// Pages not known to be exclusive. Those behind the copy-on-write gate stay as they are: nothing can write them before
-// the drop, as lifting the protection needs the page's word. (UFFDIO_MOVE takes none that is shared: then they are
-// copied first. A batch comes and goes at once.)
+// Pages not known to be exclusive. Those behind the copy-on-write gate stay as they are: nothing
+// can write them before the drop, as lifting the protection needs the page's word. (UFFDIO_MOVE
+// takes none that is shared: then they are copied first. A batch comes and goes at once.)
 Taker::Picks Taker::to_make_exclusive(Batch& batch, bool by_move) const {
   const auto epoch = static_cast<uint16_t>(state_.fork.epoch.load(std::memory_order_acquire));
   Picks stale, left;
@@ -136,14 +145,15 @@ void Taker::make_exclusive(Batch& batch, bool by_move) {
   if (test_switches.no_cow_remedy) return;
   const Picks stale = to_make_exclusive(batch, by_move);
   iovec pages[kBatchPages];
-  for (unsigned i = 0; i < stale.count; ++i) pages[i] = {batch.victims[stale.at[i]].address(), state_.page_size};
+  for (unsigned i = 0; i < stale.count; ++i)
+    pages[i] = {batch.victims[stale.at[i]].address(), state_.page_size};
   unsigned failed = 0;
   for (unsigned done = 0; done < stale.count; ++done) {
     const int64_t rc = sys::advise_vector(pages + done, stale.count - done, MADV_POPULATE_WRITE);
     if (rc > 0) done += static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size);
     if (done >= stale.count) break;
-    // This one could not be populated. Not writable (EFAULT, EINVAL) just now: its mapping is taken. Anything else:
-    // leave the page alone.
+    // This one could not be populated. Not writable (EFAULT, EINVAL) just now: its mapping is
+    // taken. Anything else: leave the page alone.
     const int one = sys::advise(pages[done].iov_base, state_.page_size, MADV_POPULATE_WRITE);
     if (one == -EFAULT || one == -EINVAL) {
       batch.victims[stale.at[done]].unwritable = true;
@@ -156,7 +166,7 @@ void Taker::make_exclusive(Batch& batch, bool by_move) {
   if (failed != 0) batch.close_gaps();
 }
 
-// ---- gather, drop, capture ------------------------------------------------------------------------------------------
+// ---- gather, drop, capture ----------------------------------------------------------------------
 
 unsigned Taker::gather(Batch& batch) {
   Picks spliced, unreadable;
@@ -165,7 +175,8 @@ unsigned Taker::gather(Batch& batch) {
   copy_unreadable(batch, unreadable, &going);
   iovec pages[kBatchPages];
   bool gone[kBatchPages] = {};
-  for (unsigned i = 0; i < going.count; ++i) pages[i] = {batch.victims[going.at[i]].address(), state_.page_size};
+  for (unsigned i = 0; i < going.count; ++i)
+    pages[i] = {batch.victims[going.at[i]].address(), state_.page_size};
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   const unsigned dropped = sys::drop_pages(pages, going.count, gone);
   if (dropped == 0 && going.count != 0)
@@ -185,12 +196,16 @@ unsigned Taker::gather(Batch& batch) {
 // References to the pages, to the pipe. What is in neither list afterwards stays.
 void Taker::put_in_pipe(const Batch& batch, Picks* spliced, Picks* unreadable) {
   iovec pages[kBatchPages];
-  for (unsigned i = 0; i < batch.count; ++i) pages[i] = {batch.victims[i].address(), state_.page_size};
+  for (unsigned i = 0; i < batch.count; ++i)
+    pages[i] = {batch.victims[i].address(), state_.page_size};
   for (unsigned next = 0; next < batch.count;) {
     unsigned stop = next;
     while (stop < batch.count && !batch.victims[stop].unwritable) ++stop;
-    const int64_t rc = stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
-    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size) : 0; n > 0; --n)
+    const int64_t rc =
+        stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size)
+                             : 0;
+         n > 0; --n)
       spliced->add(next++);
     if (rc == -EFAULT)
       unreadable->add(next++);
@@ -204,7 +219,8 @@ void Taker::put_in_pipe(const Batch& batch, Picks* spliced, Picks* unreadable) {
 void Taker::capture(const Batch& batch, const Picks& spliced) {
   const size_t page = state_.page_size;
   iovec into[kBatchPages];
-  for (unsigned i = 0; i < spliced.count; ++i) into[i] = {frames_.memory(batch.victims[spliced.at[i]].frame), page};
+  for (unsigned i = 0; i < spliced.count; ++i)
+    into[i] = {frames_.memory(batch.victims[spliced.at[i]].frame), page};
   const auto all = static_cast<int64_t>(spliced.count * page);
   for (int64_t taken = 0; taken < all;) {
     unsigned first = static_cast<unsigned>(static_cast<uint64_t>(taken) / page);
@@ -214,7 +230,8 @@ void Taker::capture(const Batch& batch, const Picks& spliced) {
     int64_t rc = sys::readv_some(pipe_[0], into + first, static_cast<int>(spliced.count - first));
     into[first] = saved;
     if (rc <= 0)
-      fatal("evictor: the pipe gave %ld of %ld gathered bytes (%ld); evicted pages would be lost", taken, all, rc);
+      fatal("evictor: the pipe gave %ld of %ld gathered bytes (%ld); evicted pages would be lost",
+            taken, all, rc);
     taken += rc;
   }
 }
@@ -224,25 +241,29 @@ bool Taker::protect(const Victim& victim, bool on) const {
   return protect_pages(state_, victim.address(), state_.page_size, on) == 0;
 }
 
-// Copies what may not be read, or not be made exclusive, to its frames. A thread that makes a page writable in between
-// meets the protection, and waits until the page is dropped or kept. Those that may be dropped are added to `going`.
+// Copies what may not be read, or not be made exclusive, to its frames. A thread that makes a page
+// writable in between meets the protection, and waits until the page is dropped or kept. Those that
+// may be dropped are added to `going`.
 void Taker::copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going) {
   sys::PageFacts before[kBatchPages], after[kBatchPages];
   for (unsigned i = 0; i < unreadable.count; ++i) batch.victims[unreadable.at[i]].stuck = true;
-  if (unreadable.count == 0 || memory_ < 0 || !look(batch, unreadable, before)) return;  // they stay in DRAM
+  if (unreadable.count == 0 || memory_ < 0 || !look(batch, unreadable, before))
+    return;  // they stay in DRAM
   bool read[kBatchPages];
   for (unsigned i = 0; i < unreadable.count; ++i) {
     Victim& victim = batch.victims[unreadable.at[i]];
     // it may be behind the copy-on-write gate
     victim.protected_by_us = !before[i].write_protected && protect(victim, true);
-    read[i] = sys::read_memory(memory_, victim.address(), frames_.memory(victim.frame), state_.page_size) == 0;
+    read[i] = sys::read_memory(memory_, victim.address(), frames_.memory(victim.frame),
+                               state_.page_size) == 0;
   }
   const bool seen = look(batch, unreadable, after);
   for (unsigned i = 0; i < unreadable.count; ++i) {
     Victim& victim = batch.victims[unreadable.at[i]];
     if (seen && (!read[i] || after[i].write_protected)) {
       if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, state_.page_size);
-      // a guard marker that the program set by a raw call (MADV_GUARD_INSTALL); else it has dropped the page
+      // a guard marker that the program set by a raw call (MADV_GUARD_INSTALL); else it has dropped
+      // the page
       victim.guard = !read[i] && after[i].present;
       if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
       going->add(unreadable.at[i]);
@@ -252,7 +273,7 @@ void Taker::copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going)
   }
 }
 
-// ---- or by UFFDIO_MOVE ----------------------------------------------------------------------------------------------
+// ---- or by UFFDIO_MOVE --------------------------------------------------------------------------
 
 unsigned Taker::move(Batch& batch) {
   unsigned dropped = 0;
@@ -267,7 +288,8 @@ unsigned Taker::move(Batch& batch) {
     at += state_.page_size;
     ++dropped;
   }
-  if (dropped != 0) fatal_if_refused(sys::advise(staging_, dropped * state_.page_size, MADV_DONTNEED), "madvise");
+  if (dropped != 0)
+    fatal_if_refused(sys::advise(staging_, dropped * state_.page_size, MADV_DONTNEED), "madvise");
   return dropped;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes the pages of a batch out of the program's memory, into frames (README.md, "Take"); nothing maps them any more
-// then, and their content is final.
+// Takes the pages of a batch out of the program's memory, into frames (README.md, "Take"); nothing
+// maps them any more then, and their content is final.
 // Evictor's thread only. No allocation after open().
 #pragma once
 #include "pager/evict/batch.h"
@@ -24,8 +24,8 @@ class Taker {
   unsigned limit() const { return limit_; }  // pages of a batch
 
   void forbid_merging();  // before each batch
-  // Victims that are `dropped` have their content in their frames; what cannot leave has left the batch or is not
-  // dropped. Returns how many are. pre: there is a free frame for each.
+  // Victims that are `dropped` have their content in their frames; what cannot leave has left the
+  // batch or is not dropped. Returns how many are. pre: there is a free frame for each.
   unsigned take(Batch& batch);
 
  private:

@@ -35,8 +35,10 @@ void Writer::free_buffers() {
 
 int Writer::open(uint32_t frame_count) {
   ops_ = static_cast<WriteOp*>(map_private(kWriteOps * sizeof(WriteOp), ForkPolicy::kInherit));
-  failed_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
-  retrying_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
+  failed_ =
+      static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
+  retrying_ =
+      static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
   if (ops_ == nullptr || failed_ == nullptr || retrying_ == nullptr) return -ENOMEM;
   free_op_count_ = 0;
   for (unsigned i = 0; i < kWriteOps; ++i) free_ops_[free_op_count_++] = i;
@@ -68,8 +70,8 @@ void Writer::attach() {
   if (rc == 0) rc = state_.luns.devices[state_.luns.own]->attach(options, &context_);
   if (rc < 0) {
     context_ = nullptr;
-    fatal("evictor: the LUN cannot be opened for writing (%s %s); cold pages have nowhere to go", errno_name(rc),
-          errno_text(rc));
+    fatal("evictor: the LUN cannot be opened for writing (%s %s); cold pages have nowhere to go",
+          errno_name(rc), errno_text(rc));
   }
 }
 
@@ -87,7 +89,8 @@ void Writer::flush() {
       done += runs[i].count;
     }
   }
-  // Space was charged before the pages were touched, so this is a forked child or retired slots: keep them in frames.
+  // Space was charged before the pages were touched, so this is a forked child or retired slots:
+  // keep them in frames.
   for (; done < dirty_count_; ++done) {
     if (!lun_full_said_) log_warning("the LUN is full; pages stay in DRAM");
     lun_full_said_ = true;
@@ -115,7 +118,8 @@ void Writer::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
   op.command.iov_count = count;
   op.command.tag = index;
   for (;;) {
-    // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): attached; a write can only have failed on it
+    // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): attached; a write can only have failed on
+    // it
     int rc = context_->submit(&op.command, 1);
     if (rc == 1) return;
     if (rc < 0 && rc != -EAGAIN && rc != -EBUSY) {
@@ -139,7 +143,8 @@ bool Writer::reap(bool wait) {
 void Writer::finish_write(const Response& response) {
   WriteOp& op = ops_[response.tag];
   int64_t result = response.result;
-  // The kernel deferred it and had no thread for it (RLIMIT_NPROC counts io_uring's workers): the slots are fine.
+  // The kernel deferred it and had no thread for it (RLIMIT_NPROC counts io_uring's workers): the
+  // slots are fine.
   if (result == -ECANCELED) result = state_.luns.devices[state_.luns.own]->transfer(op.command);
   bool ok = result == static_cast<int64_t>(op.count * state_.page_size);
   if (ok) {
@@ -147,7 +152,8 @@ void Writer::finish_write(const Response& response) {
     ++writes_done_;
   } else {
     counters().write_errors.add();
-    LUNAR_LOG_LIMITED(log_warning, 10, "write of %u pages at slot %u of %s failed (%s); trying again", op.count,
+    LUNAR_LOG_LIMITED(log_warning, 10,
+                      "write of %u pages at slot %u of %s failed (%s); trying again", op.count,
                       op.first.value, state_.luns.devices[state_.luns.own]->name(),
                       result < 0 ? errno_name(static_cast<int>(result)) : "short write");
   }
@@ -158,8 +164,9 @@ void Writer::finish_write(const Response& response) {
   for (unsigned i = 0; i < count; ++i) finish_frame(ids[i], ok);
 }
 
-// A write to the frame's slot has failed. After the first failure the frame keeps the slot for another attempt; after
-// the second it gives it up: the slot is retired if other writes have succeeded meanwhile, else released.
+// A write to the frame's slot has failed. After the first failure the frame keeps the slot for
+// another attempt; after the second it gives it up: the slot is retired if other writes have
+// succeeded meanwhile, else released.
 void Writer::note_failure(Frame& frame) {
   if (frame.slot == kNoSlot) return;
   if (!frame.slot_failed) {
@@ -181,7 +188,8 @@ void Writer::finish_frame(uint32_t id, bool ok) {
   if (!ok) note_failure(frame);
   if (ok) {
     FrameState writing = FrameState::kWriting;
-    if (frame.state.compare_exchange_strong(writing, FrameState::kClean, std::memory_order_acq_rel)) {
+    if (frame.state.compare_exchange_strong(writing, FrameState::kClean,
+                                            std::memory_order_acq_rel)) {
       frames_.queue_clean(id);
       return;
     }
@@ -217,8 +225,9 @@ void Writer::rewrite(uint32_t id, bool must) {
     return;
   }
   SlotRun run{frame.slot, 1};
-  if (!must && (frame.slot != kNoSlot ||
-                (++frame.slots_tried < kSlotsTried && state_.luns.slots[state_.luns.own].alloc(1, &run, 1) == 1))) {
+  if (!must &&
+      (frame.slot != kNoSlot || (++frame.slots_tried < kSlotsTried &&
+                                 state_.luns.slots[state_.luns.own].alloc(1, &run, 1) == 1))) {
     submit_run(&id, 1, run);
     return;
   }
@@ -234,7 +243,8 @@ bool Writer::back_to_dram(uint32_t id, bool must) {
   Frame& frame = frames_.at(id);
   AtomicPageWord& word = *frame.word.load(std::memory_order_acquire);
   const PageWord seen = word.load(std::memory_order_acquire);
-  bool taken = seen.state() == PageState::kInFrame && seen.index() == id && (must || state_.account.take(1, 0));
+  bool taken = seen.state() == PageState::kInFrame && seen.index() == id &&
+               (must || state_.account.take(1, 0));
   if (taken && must) state_.account.take_always(1);
   if (!taken || !page_lock(word, seen)) {
     if (taken) state_.account.give(1);
@@ -253,7 +263,8 @@ bool Writer::back_to_dram(uint32_t id, bool must) {
   }
   count_resident(state_, *region, page, 1);
   count_evicted(-1);
-  release_page(state_, *region, page, resident_word(seen, kNoSlot, state_.luns.own, kHeatHot, epoch));
+  release_page(state_, *region, page,
+               resident_word(seen, kNoSlot, state_.luns.own, kHeatHot, epoch));
   return true;
 }
 

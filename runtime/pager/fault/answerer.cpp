@@ -17,10 +17,12 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kForkMaxNs = 50000000;      // a fork that takes longer waits for a thread that waits for us
-constexpr uint64_t kForkStandsNs = 100000000;  // from then on it is believed to wait for a thread that waits for DRAM
-constexpr unsigned kPassMax = 16;              // faults that may then pass the budget,
-constexpr uint64_t kPassNs = 5000000;          // in so long
+// a fork that takes longer waits for a thread that waits for us
+constexpr uint64_t kForkMaxNs = 50000000;
+// from then on it is believed to wait for a thread that waits for DRAM
+constexpr uint64_t kForkStandsNs = 100000000;
+constexpr unsigned kPassMax = 16;      // faults that may then pass the budget,
+constexpr uint64_t kPassNs = 5000000;  // in so long
 
 bool is_service_thread(const PagerState& state, int tid) {
   if (tid == 0) return false;
@@ -37,7 +39,8 @@ void Answerer::open() { pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap); }
 bool Answerer::answer(const sys::UffdMessage& message, bool again) {
   const TableScope scope;
   void* address = reinterpret_cast<void*>(message.address);
-  if (message.thread_id != 0 && message.thread_id == state_.services.evictor_tid.load(std::memory_order_relaxed)) {
+  if (message.thread_id != 0 &&
+      message.thread_id == state_.services.evictor_tid.load(std::memory_order_relaxed)) {
     answer_evictor(message);
     return true;
   }
@@ -51,22 +54,25 @@ bool Answerer::answer(const sys::UffdMessage& message, bool again) {
     answer_outside(message);
     return true;
   }
-  return message.write_protected ? answer_protected(*region, region->page_of(address), message.thread_id)
-                                 : answer_missing(*region, region->page_of(address), message.thread_id);
+  return message.write_protected
+             ? answer_protected(*region, region->page_of(address), message.thread_id)
+             : answer_missing(*region, region->page_of(address), message.thread_id);
 }
 
-// A page that is not there: a row for each state of its word. A row that finds that the word has changed looks again.
+// A page that is not there: a row for each state of its word. A row that finds that the word has
+// changed looks again.
 bool Answerer::answer_missing(Region& region, PageIndex page, int thread_id) {
   Demand demand{1, kHeatFault, true};
   Ahead ahead;
   bool looked = false, first_touch = false;
-  const auto look_ahead = [&](bool first) {  // once a fault: to a stream, the same page again is its end
-    if (looked) return;
-    looked = true;
-    first_touch = first;
-    ahead = ahead_of(region, page, thread_id, first);
-    if (ahead.stride == 1) demand.run = ahead.window;
-  };
+  const auto look_ahead =
+      [&](bool first) {  // once a fault: to a stream, the same page again is its end
+        if (looked) return;
+        looked = true;
+        first_touch = first;
+        ahead = ahead_of(region, page, thread_id, first);
+        if (ahead.stride == 1) demand.run = ahead.window;
+      };
   Begun begun;
   while (begun.outcome == Outcome::kChanged) {
     const PageWord seen = region.table.peek(page.value);
@@ -112,7 +118,8 @@ bool Answerer::answer_missing(Region& region, PageIndex page, int thread_id) {
   return true;
 }
 
-// What to bring in with a page: what its range was advised, else what the thread's stream makes likely.
+// What to bring in with a page: what its range was advised, else what the thread's stream makes
+// likely.
 Ahead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch) {
   switch (region.access_of(page)) {
     case Access::kNormal:
@@ -126,12 +133,13 @@ Ahead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bo
   return {1, 1};
 }
 
-// The rest of a window, of which `taken` pages have been begun: further runs of a sequence, or the next steps of a
-// stride.
+// The rest of a window, of which `taken` pages have been begun: further runs of a sequence, or the
+// next steps of a stride.
 void Answerer::read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken) {
   const int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
   for (unsigned covered = taken; covered < ahead.window;) {
-    const uint64_t next = step == 0 ? page.value + covered : page.value + static_cast<uint64_t>(step) * covered;
+    const uint64_t next =
+        step == 0 ? page.value + covered : page.value + static_cast<uint64_t>(step) * covered;
     if (next >= region.pages) break;
     const PageWord there = region.table.peek(next);
     if (there.state() == PageState::kEmpty) break;
@@ -144,27 +152,30 @@ void Answerer::read_ahead(Region& region, PageIndex page, const Ahead& ahead, un
   }
 }
 
-// A message for a page that is marked resident: late (another message of it was answered), or the program dropped the
-// page by a raw system call; then it reads as zeros, as the kernel would have it. A copy of zeros tells the two apart,
-// as it fails on a page that is there.
+// A message for a page that is marked resident: late (another message of it was answered), or the
+// program dropped the page by a raw system call; then it reads as zeros, as the kernel would have
+// it. A copy of zeros tells the two apart, as it fails on a page that is there.
 void Answerer::check_resident(Region& region, PageIndex page) {
   counters().duplicates.add();
   void* address = region.address_of(page);
   const PageWord seen = region.table.peek(page.value);
   if (seen.state() == PageState::kResident && region.table.lock(page.value, seen)) {
     const bool dropped = install(state_, address, zero_run(), 1).outcome == Installed::kDone;
-    if (dropped && test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
+    if (dropped && test_switches.installed_delay_us != 0)
+      sys::sleep_ns(test_switches.installed_delay_us * 1000);
     // It stays charged, and resident: with zeros, of which its slot is no copy.
     const Slot slot = dropped ? kNoSlot : seen.slot();
-    // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our hands.
+    // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our
+    // hands.
     release_page(state_, region, page, seen.with_slot(slot).with_epoch(kEpochUnknown));
     if (dropped) slot_release(state_, seen.lun(), seen.slot());
   }
   (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
-// A page that became a guard page when the thread had faulted already: the kernel's marker, over which nothing may be
-// copied, answers. Or a raw call has taken the marker away, and the page is empty. pre: locked. True: the marker.
+// A page that became a guard page when the thread had faulted already: the kernel's marker, over
+// which nothing may be copied, answers. Or a raw call has taken the marker away, and the page is
+// empty. pre: locked. True: the marker.
 bool Answerer::check_guard(Region& region, PageIndex page, PageWord was) {
   const void* address = region.address_of(page);
   sys::PageFacts facts{};
@@ -182,15 +193,16 @@ void Answerer::mark_lost(Region& region, PageIndex page, PageWord seen) {
     const int rc = sys::uffd_poison(state_.uffd, address, state_.page_size);
     // -EEXIST: it is marked, and this was a late message. -ENOENT: another map is there.
     if (rc < 0 && rc != -EEXIST && rc != -EAGAIN && rc != -ENOENT)
-      fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));
+      fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address,
+            errno_name(rc));
     release_page(state_, region, page, seen);
   }
   (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
-// Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads: for a lock, in a fork
-// handler that runs after ours. The forking thread itself touches a few pages; the others may pass a few at a time, so
-// that the thread in question gets on.
+// Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads:
+// for a lock, in a fork handler that runs after ours. The forking thread itself touches a few
+// pages; the others may pass a few at a time, so that the thread in question gets on.
 bool Answerer::may_pass_budget(int thread_id) {
   if (!state_.fork.forking.load(std::memory_order_seq_cst)) return false;
   if (is_forking(thread_id)) return true;
@@ -204,11 +216,13 @@ bool Answerer::is_forking(int thread_id) const {
   return thread_id != 0 && thread_id == state_.fork.thread_id.load(std::memory_order_relaxed);
 }
 
-// A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared
-// unprotected, but for the forking thread itself, and for a thread whose lock it may be waiting for.
+// A write to a page that a fork has left shared. While a fork goes on, nothing is let through that
+// would then be shared unprotected, but for the forking thread itself, and for a thread whose lock
+// it may be waiting for.
 bool Answerer::answer_protected(Region& region, PageIndex page, int thread_id) {
   const bool forking = state_.fork.forking.load(std::memory_order_seq_cst),
-             passes = forking && (is_forking(thread_id) || sys::now_ns() - state_.fork.since_ns.load() > kForkMaxNs);
+             passes = forking && (is_forking(thread_id) ||
+                                  sys::now_ns() - state_.fork.since_ns.load() > kForkMaxNs);
   if (forking && !passes) return false;
   switch (gate_lift(state_, region, page, pagemap_, passes)) {
     case Lift::kLifted:
@@ -226,16 +240,18 @@ bool Answerer::answer_protected(Region& region, PageIndex page, int thread_id) {
   return true;
 }
 
-// Its region went away meanwhile, or is another map there: the message is late. Or a raw mremap has grown a map of a
-// region in its place, which is no event: what it added is zeros.
+// Its region went away meanwhile, or is another map there: the message is late. Or a raw mremap has
+// grown a map of a region in its place, which is no event: what it added is zeros.
 void Answerer::answer_outside(const sys::UffdMessage& message) {
   void* address = reinterpret_cast<void*>(message.address);
-  const bool answered = message.write_protected ? protect_pages(state_, address, state_.page_size, false) == 0
-                                                : install(state_, address, zero_run(), 1).outcome == Installed::kDone;
+  const bool answered = message.write_protected
+                            ? protect_pages(state_, address, state_.page_size, false) == 0
+                            : install(state_, address, zero_run(), 1).outcome == Installed::kDone;
   if (!answered) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
-// The evictor itself met a missing page (the program discarded it by a raw system call): zeros, whatever the word says.
+// The evictor itself met a missing page (the program discarded it by a raw system call): zeros,
+// whatever the word says.
 void Answerer::answer_evictor(const sys::UffdMessage& message) {
   if (message.write_protected) state_.account.unshare_always(1);  // it is making the page exclusive
   answer_outside(message);

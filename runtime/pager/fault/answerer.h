@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answerer: what a handler does with a fault message. README.md has a row for each state of the page.
-// Threading: the handler's thread. Never waits: an answer that is not possible now is refused.
+// Answerer: what a handler does with a fault message. README.md has a row for each state of the
+// page. Threading: the handler's thread. Never waits: an answer that is not possible now is
+// refused.
 #pragma once
 #include "pager/fault/resolver.h"
 #include "pager/fault/streams.h"
@@ -12,7 +13,8 @@ class Answerer {
  public:
   Answerer(PagerState& state, Resolver& resolver) : state_(state), resolver_(resolver) {}
   void open();  // by the handler's thread
-  // False: not now (no DRAM, or a fork goes on). The message is to be given again; `again`: this is such a message.
+  // False: not now (no DRAM, or a fork goes on). The message is to be given again; `again`: this is
+  // such a message.
   [[nodiscard]] bool answer(const sys::UffdMessage& message, bool again);
 
  private:

@@ -32,8 +32,9 @@ struct ResolverPool {
 };
 constinit ResolverPool g_pool;
 
-// Those of program threads. A resolver in a thread's hand, neither spare nor t_resolver, would be spare in a child that
-// a signal handler forks, and the thread's too: signals stay blocked from taking to giving.
+// Those of program threads. A resolver in a thread's hand, neither spare nor t_resolver, would be
+// spare in a child that a signal handler forks, and the thread's too: signals stay blocked from
+// taking to giving.
 Resolver* take_spare(PagerState& state) {
   {
     sys::Locked<sys::SpinLock> lock(g_pool.lock);
@@ -61,15 +62,17 @@ void resolver_end_of_thread(void* resolver) {
   give_spare(r);
 }
 
-// The calling program thread's resolver (made at first use; closed when the thread ends). Pre: signals are blocked, and
-// stay so while it is used: a handler may fork, and the child needs another one. nullptr with *error; -EAGAIN: there is
-// no DRAM for its window just now; -ENOMEM: the kernel gives it no memory.
+// The calling program thread's resolver (made at first use; closed when the thread ends). Pre:
+// signals are blocked, and stay so while it is used: a handler may fork, and the child needs
+// another one. nullptr with *error; -EAGAIN: there is no DRAM for its window just now; -ENOMEM: the
+// kernel gives it no memory.
 Resolver* thread_resolver(PagerState& state, int* error) {
   if (t_resolver != nullptr && t_generation == state.fork.generation) return t_resolver;
   HostGuard guard;
   {
     sys::Locked<sys::SpinLock> lock(g_pool.lock);
-    if (!g_pool.key_made) g_pool.key_made = pthread_key_create(&g_pool.key, resolver_end_of_thread) == 0;
+    if (!g_pool.key_made)
+      g_pool.key_made = pthread_key_create(&g_pool.key, resolver_end_of_thread) == 0;
   }
   Resolver* r = take_spare(state);
   *error = -ENOMEM;
@@ -87,10 +90,12 @@ Resolver* thread_resolver(PagerState& state, int* error) {
 
 }  // namespace
 
-int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward, PageRange* out) {
+int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward,
+             PageRange* out) {
   Region* region = state.regions.find(address);
   if (region == nullptr) return -EINVAL;
-  uint64_t start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base), end = start + bytes;
+  uint64_t start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base),
+           end = start + bytes;
   if (end > region->pages << state.page_shift) return -EINVAL;
   if (state.foreign.overlaps(address, bytes)) return -EFAULT;
   if (forked_past_us(state) != 0) {  // what it would change is the parent's
@@ -98,15 +103,16 @@ int pages_of(const PagerState& state, const void* address, size_t bytes, bool in
     return -ENOMEM;
   }
   uint64_t mask = state.page_size - 1;
-  *out = {region, (inward ? start + mask : start) >> state.page_shift, (inward ? end : end + mask) >> state.page_shift};
+  *out = {region, (inward ? start + mask : start) >> state.page_shift,
+          (inward ? end : end + mask) >> state.page_shift};
   if (out->end < out->first) out->end = out->first;
   return 0;
 }
 
 namespace {
 
-// Waits for what others do, and looks the less often the longer that takes: a quarter of the time that it has lasted so
-// far lies between two looks.
+// Waits for what others do, and looks the less often the longer that takes: a quarter of the time
+// that it has lasted so far lies between two looks.
 class Patience {
  public:
   void wait() {
@@ -128,14 +134,17 @@ struct Pass {
   size_t range = 0;   // the one that is next,
   uint64_t page = 0;  //   and from where on in it: a page of its region
   unsigned begun = 0;
-  bool busy = false;     // a page was in another thread's hand
-  bool no_room = false;  // and so it has stopped: there is no DRAM, with no read in flight that would end
-  bool no_ring = false;  // likewise, as no command ring can be made (no descriptor, no address space left)
+  bool busy = false;  // a page was in another thread's hand
+  // and so it has stopped: there is no DRAM, with no read in flight that would end
+  bool no_room = false;
+  // likewise, as no command ring can be made (no descriptor, no address space left)
+  bool no_ring = false;
 };
 
-// A row for each state of the page's word. 0 or the page's error; *begun stays as it is where nothing is to be begun.
-int begin_page(PagerState& state, Resolver& r, Region& region, PageIndex page, Want want, const Demand& demand,
-               Begun* begun) {
+// A row for each state of the page's word. 0 or the page's error; *begun stays as it is where
+// nothing is to be begun.
+int begin_page(PagerState& state, Resolver& r, Region& region, PageIndex page, Want want,
+               const Demand& demand, Begun* begun) {
   const TableScope scope;
   const PageWord seen = region.table.peek(page.value);
   switch (seen.state()) {
@@ -161,15 +170,17 @@ int begin_page(PagerState& state, Resolver& r, Region& region, PageIndex page, W
   return 0;
 }
 
-// A thread with reads in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile,
-// as it could touch such a page, or wait for a thread that does.
+// A thread with reads in flight has their pages busy, and only it can finish them: no signal
+// handler may run meanwhile, as it could touch such a page, or wait for a thread that does.
 int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, Pass* pass) {
   int rc = 0;
   for (uint64_t page = pass->page > range.first ? pass->page : range.first; page < range.end;) {
     const uint64_t left = range.end - page;
     const Demand demand{left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault};
     Begun begun{Outcome::kResident, 0};
-    if (const int error = begin_page(state, r, *range.region, PageIndex(page), want, demand, &begun); error < 0)
+    if (const int error =
+            begin_page(state, r, *range.region, PageIndex(page), want, demand, &begun);
+        error < 0)
       rc = error;
     switch (begun.outcome) {
       case Outcome::kResident:
@@ -198,8 +209,10 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
   return rc;
 }
 
-// Goes on with a pass, to its end or until there is no room (the resolver's window is DRAM, too). 0 or the first error.
-int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Want want, Pass* pass) {
+// Goes on with a pass, to its end or until there is no room (the resolver's window is DRAM, too). 0
+// or the first error.
+int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Want want,
+                  Pass* pass) {
   const sys::ScopedSignalBlock signals;
   int rc = 0;
   Resolver* r = thread_resolver(state, &rc);
@@ -209,7 +222,8 @@ int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Wa
   if (r == nullptr) return 0;
   while (pass->range < count && !pass->no_room) {
     PageRange range;
-    int one = pages_of(state, ranges[pass->range].address, ranges[pass->range].bytes, false, &range);
+    int one =
+        pages_of(state, ranges[pass->range].address, ranges[pass->range].bytes, false, &range);
     if (one == 0) one = bring_in(state, *r, range, want, pass);
     if (one < 0 && rc == 0) rc = one;
     if (pass->no_room) break;
@@ -225,16 +239,16 @@ int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Wa
   return rc;
 }
 
-// The program has closed our descriptors (a daemon closes all), or leaves no room for one more: the handlers, which
-// have their own table, do the work.
+// The program has closed our descriptors (a daemon closes all), or leaves no room for one more: the
+// handlers, which have their own table, do the work.
 int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   if (want == Want::kRead) return 0;  // a hint
   for (size_t i = 0; i < count; ++i) {
     PageRange range;
     int rc = pages_of(state, ranges[i].address, ranges[i].bytes, false, &range);
     if (rc == 0)
-      rc = sys::advise(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << state.page_shift,
-                       MADV_POPULATE_READ);
+      rc = sys::advise(range.region->address_of(PageIndex(range.first)),
+                       (range.end - range.first) << state.page_shift, MADV_POPULATE_READ);
     if (rc < 0) return rc;
   }
   return 0;
@@ -245,8 +259,10 @@ int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t coun
 int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   constexpr unsigned kYields = 64;
   constexpr uint64_t kHintNs = 200000000;  // a prefetch leaves out what does not fit
-  // A child of vfork: a ring that it made would be in its own descriptor table, and stay with the parent's thread.
-  if (!descriptors_in_place(state) || sys::memory_is_parents()) return bring_in_by_faults(state, ranges, count, want);
+  // A child of vfork: a ring that it made would be in its own descriptor table, and stay with the
+  // parent's thread.
+  if (!descriptors_in_place(state) || sys::memory_is_parents())
+    return bring_in_by_faults(state, ranges, count, want);
   int rc = 0;
   Pass pass;
   Patience patience;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings ranges of pages in on the caller's thread, by a resolver of its own: no fault, no hand-over, at queue depth.
-// Threading: any thread of the program; waits for the device, but takes no page fault on tiered memory.
+// Brings ranges of pages in on the caller's thread, by a resolver of its own: no fault, no
+// hand-over, at queue depth. Threading: any thread of the program; waits for the device, but takes
+// no page fault on tiered memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,11 +19,13 @@ struct PageRange {
 };
 
 // Whole pages touched by the range (outward) or inside it (inward). -EINVAL: not in one region.
-[[nodiscard]] int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward, PageRange* out);
+[[nodiscard]] int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward,
+                           PageRange* out);
 
 enum class Want { kRead, kTouch };
 // See pager_prefetch (kRead) and pager_touch. pre: active.
-[[nodiscard]] int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, Want want);
+[[nodiscard]] int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count,
+                                  Want want);
 
 void thread_resolver_forget();             // in a forked child: the rings belong to the parent
 void thread_resolvers_wait_for_release();  // those of program threads

@@ -13,18 +13,24 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kCloseChunks = 128;  // at most in one call: the address space is locked meanwhile
-constexpr unsigned kLiftMax = 64;       // pages lifted at once
-constexpr int64_t kLiftShare = 256;     // one more page for each so many free ones
+// at most in one call: the address space is locked meanwhile
+constexpr uint64_t kCloseChunks = 128;
+constexpr unsigned kLiftMax = 64;    // pages lifted at once
+constexpr int64_t kLiftShare = 256;  // one more page for each so many free ones
 
 // Lifts the protection and wakes the waiters. False: the place is no longer ours.
-bool lift(PagerState& state, void* address, uint64_t bytes) { return protect_pages(state, address, bytes, false) == 0; }
+bool lift(PagerState& state, void* address, uint64_t bytes) {
+  return protect_pages(state, address, bytes, false) == 0;
+}
 
-// The kernel writes to kept pages where it takes no page faults: not even for a moment may they be protected.
-void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* const* kept, unsigned kept_count) {
+// The kernel writes to kept pages where it takes no page faults: not even for a moment may they be
+// protected.
+void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* const* kept,
+                    unsigned kept_count) {
   const char* end = from + bytes;
   const void* const* stop = kept + kept_count;
-  for (const void* const* next = std::lower_bound(kept, stop, static_cast<const void*>(from)); from < end; ++next) {
+  for (const void* const* next = std::lower_bound(kept, stop, static_cast<const void*>(from));
+       from < end; ++next) {
     const char* until = next != stop && *next < end ? static_cast<const char*>(*next) : end;
     if (until < from) continue;  // a page that is there twice
     if (until != from) protect_by_halves(state, from, static_cast<uint64_t>(until - from));
@@ -50,7 +56,9 @@ void gate_close(PagerState& state) {
   const unsigned kept_count = kept_pages_gate_closes(&kept);
   for (const Region& region : state.regions) {
     uint64_t chunks = (region.table_pages.load() + kChunkPages - 1) / kChunkPages;
-    auto used = [&](uint64_t chunk) { return region.chunk_resident[chunk].load(std::memory_order_relaxed) > 0; };
+    auto used = [&](uint64_t chunk) {
+      return region.chunk_resident[chunk].load(std::memory_order_relaxed) > 0;
+    };
     for (uint64_t chunk = 0; chunk < chunks;) {
       uint64_t end = chunk;
       while (end < chunks && end - chunk < kCloseChunks && used(end)) ++end;
@@ -79,13 +87,16 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
     if (region.table.lock(page.value, was[0])) break;
   }
   int64_t spare = state.account.free_pages() / kLiftShare;
-  unsigned want = force || spare < 1                                      ? 1
-                  : spare > kLiftMax || state.account.shared_pages() == 0 ? kLiftMax
-                                                                          : static_cast<unsigned>(spare);
+  unsigned want = force || spare < 1 ? 1
+                  : spare > kLiftMax || state.account.shared_pages() == 0
+                      ? kLiftMax
+                      : static_cast<unsigned>(spare);
   unsigned count = 1;
   for (; count < want && page.value + count < region.pages; ++count) {
     was[count] = region.table.peek(page.value + count);
-    if (was[count].state() != PageState::kResident || !region.table.lock(page.value + count, was[count])) break;
+    if (was[count].state() != PageState::kResident ||
+        !region.table.lock(page.value + count, was[count]))
+      break;
   }
   bool room = false;
   for (;;) {
@@ -106,7 +117,8 @@ Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, b
     for (unsigned i = 1; i < count; ++i)
       (void)lift(state, region.address_of(PageIndex(page.value + i)), state.page_size);
   }
-  for (unsigned i = 0; i < count; ++i) release_page(state, region, PageIndex(page.value + i), was[i]);
+  for (unsigned i = 0; i < count; ++i)
+    release_page(state, region, PageIndex(page.value + i), was[i]);
   return !room ? Lift::kNoRoom : lifted ? Lift::kLifted : Lift::kNotThere;
 }
 

@@ -23,7 +23,8 @@ struct Begun {
 
 // What is asked for with a page.
 struct Demand {
-  unsigned run = 1;  // pages to bring in, this one included; fewer if those behind it cannot come in with it
+  // pages to bring in, this one included; fewer if those behind it cannot come in with it
+  unsigned run = 1;
   unsigned heat = 0;
   bool fault = false;  // a thread waits for this page
   int64_t keep_free = kKeepFreePages;

@@ -8,14 +8,16 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kLookEvery = 32;          // faults of one thread between looks at where it runs
-constexpr unsigned kDelayLookEvery = 16;     // faults between looks at how long it waited for its CPU
-constexpr int64_t kStarvedNs = 20000;        // waited longer than this a fault: others want the CPU
-constexpr int64_t kStarvedMostNs = 2000000;  // and this much beyond it in all: they go on wanting it
+constexpr unsigned kLookEvery = 32;       // faults of one thread between looks at where it runs
+constexpr unsigned kDelayLookEvery = 16;  // faults between looks at how long it waited for its CPU
+constexpr int64_t kStarvedNs = 20000;     // waited longer than this a fault: others want the CPU
+// and this much beyond it in all: they go on wanting it
+constexpr int64_t kStarvedMostNs = 2000000;
 constexpr uint64_t kPauseMinNs = 50000000, kPauseMaxNs = 1000000000;
 // mean time between faults: follow below, leave above
 constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;
-constexpr unsigned kBusyRounds = 4;  // rounds with several messages before a handler stops following
+// rounds with several messages before a handler stops following
+constexpr unsigned kBusyRounds = 4;
 
 }  // namespace
 
@@ -77,16 +79,16 @@ void Follower::stop_following() {
   cpu_ = -1;
 }
 
-// A CPU that runs an idle-class handler looks free to the scheduler. A batch of evictions there would hold up the very
-// fault that it makes room for. The evictor is sent away before it wakes there: afterwards the faulting thread would
-// already have been moved for it.
+// A CPU that runs an idle-class handler looks free to the scheduler. A batch of evictions there
+// would hold up the very fault that it makes room for. The evictor is sent away before it wakes
+// there: afterwards the faulting thread would already have been moved for it.
 void Follower::keep_evictor_off(int cpu) {
   const int evictor = state_.services.evictor_tid.load(std::memory_order_relaxed);
   if (evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
 }
 
-// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults follow each other closely.
-// A handler of equal priority serves a thread that faults now and then better.
+// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults follow
+// each other closely. A handler of equal priority serves a thread that faults now and then better.
 bool Follower::faults_often() {
   const uint64_t now = sys::now_ns();
   const uint64_t gap = now - last_fault_ns_ < kGapMaxNs ? now - last_fault_ns_ : kGapMaxNs;
@@ -104,22 +106,26 @@ void Follower::mark_delay() {
   thread_ran_ns_ = sys::cpu_time_of(thread_).ran;
 }
 
-// An idle-class thread starves on a CPU with other work. Its time on the run queue, less the time that the followed
-// thread ran, shows that; then it becomes a normal thread for a while, twice as long each time.
+// An idle-class thread starves on a CPU with other work. Its time on the run queue, less the time
+// that the followed thread ran, shows that; then it becomes a normal thread for a while, twice as
+// long each time.
 bool Follower::starved() {
   if (until_delay_look_-- != 0) return false;
   const uint64_t waited = waited_ns_, ran = thread_ran_ns_;
   const bool same = delay_thread_ == thread_;
   mark_delay();
   if (!same) return false;
-  starved_ns_ += static_cast<int64_t>((waited_ns_ - waited) - (thread_ran_ns_ - ran)) - kDelayLookEvery * kStarvedNs;
+  starved_ns_ += static_cast<int64_t>((waited_ns_ - waited) - (thread_ran_ns_ - ran)) -
+                 kDelayLookEvery * kStarvedNs;
   if (starved_ns_ < 0) starved_ns_ = 0;
   if (starved_ns_ < kStarvedMostNs) {
     if (pause_ns_ > kPauseMinNs) pause_ns_ -= pause_ns_ / 64;
     return false;
   }
   starved_ns_ = 0;
-  pause_ns_ = pause_ns_ == 0 ? kPauseMinNs : pause_ns_ * 2 > kPauseMaxNs ? kPauseMaxNs : pause_ns_ * 2;
+  pause_ns_ = pause_ns_ == 0                ? kPauseMinNs
+              : pause_ns_ * 2 > kPauseMaxNs ? kPauseMaxNs
+                                            : pause_ns_ * 2;
   not_before_ns_ = sys::now_ns() + pause_ns_;
   stop_following();
   busy_rounds_ = 0;
@@ -127,7 +133,8 @@ bool Follower::starved() {
 }
 
 size_t Follower::describe(char* out, size_t size) const {
-  return format_to(out, size, "follows thread %d on cpu %d%s", thread_, cpu_, idle_class_ ? " (idle class)" : "");
+  return format_to(out, size, "follows thread %d on cpu %d%s", thread_, cpu_,
+                   idle_class_ ? " (idle class)" : "");
 }
 
 }  // namespace lunar

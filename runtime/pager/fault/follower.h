@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Follower: where a handler runs. While one thread faults, its handler runs on that thread's CPU, which is idle because
-// the thread sleeps, so that neither of the two is woken on another CPU. README.md ("Handlers follow") gives the
-// reasons and the costs.
+// Follower: where a handler runs. While one thread faults, its handler runs on that thread's CPU,
+// which is idle because the thread sleeps, so that neither of the two is woken on another CPU.
+// README.md ("Handlers follow") gives the reasons and the costs.
 //
-//   follows      pinned to the CPU of the followed thread, in the scheduler's idle class (SCHED_IDLE)
-//   does not     on any CPU (of its node), a normal thread: several threads fault, faults are rare, or others want the
-//                CPU, which would starve an idle-class thread
+//   follows      pinned to the CPU of the followed thread, in the scheduler's idle class
+//                (SCHED_IDLE)
+//   does not     on any CPU (of its node), a normal thread: several threads fault, faults are rare,
+//                or others want the CPU, which would starve an idle-class thread
 // Threading: the handler's thread only, except dump().
 #pragma once
 #include <cstddef>
@@ -18,12 +19,14 @@ struct PagerState;
 class Follower {
  public:
   explicit Follower(PagerState& state) : state_(state) {}
-  // may_follow: false for a handler that serves whatever comes. node: to which the thread returns; -1: any CPU.
+  // may_follow: false for a handler that serves whatever comes. node: to which the thread returns;
+  // -1: any CPU.
   void start(bool may_follow, int node);
-  // Messages came, the first of them from that thread (0: unknown). load: messages and reads in hand.
+  // Messages came, the first of them from that thread (0: unknown). load: messages and reads in
+  // hand.
   void messages_came(int thread_id, unsigned load);
-  // The handler has nothing to do. On the thread's CPU it runs only while the thread waits for it; so the thread is
-  // elsewhere, and is looked up at its next fault.
+  // The handler has nothing to do. On the thread's CPU it runs only while the thread waits for it;
+  // so the thread is elsewhere, and is looked up at its next fault.
   void nothing_came() { lost_ = true; }
   void stop_following();
   size_t describe(char* out, size_t size) const;  // for a dump; any thread

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fault handler threads. Fault path: no allocation, no host lock, no tiered memory, no unbounded wait.
+// The fault handler threads. Fault path: no allocation, no host lock, no tiered memory, no
+// unbounded wait.
 #include "pager/fault/handler.h"
 
 #include "base/error.h"
@@ -22,8 +23,9 @@ constexpr unsigned kCalmRounds = 256;    // rounds with next to nothing before a
 constexpr unsigned kNodeLookEvery = 32;  // faults of a thread between looks at its node
 // parked faults are handed over; looked at anyway, as they may wait for something else
 constexpr int64_t kParkedWaitNs = 5000000;
-constexpr uint64_t kStuckNs = 10000000000;  // nothing parked could be answered for so long: a word in the log
-constexpr int64_t kPinnedMuch = 8;          // this part of the budget pinned is worth a word
+// nothing parked could be answered for so long: a word in the log
+constexpr uint64_t kStuckNs = 10000000000;
+constexpr int64_t kPinnedMuch = 8;  // this part of the budget pinned is worth a word
 constexpr uint64_t kTagMessages = 0, kTagBell = 1, kTagProgram = 2;
 
 }  // namespace
@@ -49,7 +51,8 @@ int Handler::start() {
   format_to(name, sizeof name, "lunar-fault%u", index_);
   const auto run = [](void* self) { static_cast<Handler*>(self)->run(); };
   pthread_t thread;
-  return sys::thread_start({name, run, this, false, false, &state_.services.housekeeping_word}, &thread);
+  return sys::thread_start({name, run, this, false, false, &state_.services.housekeeping_word},
+                           &thread);
 }
 
 void Handler::run() {
@@ -69,7 +72,8 @@ void Handler::set_up() {
   answerer_.open();
   const int eventfd = sys::make_eventfd();
   if (eventfd < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(eventfd));
-  bell().descriptor.store(eventfd);  // with hand_over(): a message that was put before is seen in the first round
+  // with hand_over(): a message that was put before is seen in the first round
+  bell().descriptor.store(eventfd);
   const bool nodes = sys::numa_nodes() > 1;
   if (nodes) (void)sys::set_affinity_node(node_);
   follower_.start(state_.options.follow && !helper_, nodes ? node_ : -1);
@@ -103,7 +107,8 @@ void Handler::wait_for_more() {
     state_.account.want_room();
     (void)answer_inbox();
   }
-  if (inbox_.count() == inbox_.parked()) (void)resolver_.progress(true, inbox_.parked() != 0 ? kParkedWaitNs : -1);
+  if (inbox_.count() == inbox_.parked())
+    (void)resolver_.progress(true, inbox_.parked() != 0 ? kParkedWaitNs : -1);
 }
 
 void Handler::see_what_came() {
@@ -118,11 +123,13 @@ void Handler::see_what_came() {
 
 void Handler::arm_watches(unsigned messages) {
   if (!watching_messages_ && messages < kMessagesAtOnce) {
-    if (resolver_.watch(state_.uffd, kTagMessages) < 0) fatal("handler: cannot wait for fault messages");
+    if (resolver_.watch(state_.uffd, kTagMessages) < 0)
+      fatal("handler: cannot wait for fault messages");
     watching_messages_ = true;
   }
   if (!watching_bell_) {
-    if (resolver_.watch(bell().descriptor.load(), kTagBell) < 0) fatal("handler: cannot wait for its inbox");
+    if (resolver_.watch(bell().descriptor.load(), kTagBell) < 0)
+      fatal("handler: cannot wait for its inbox");
     watching_bell_ = true;
   }
 }
@@ -132,7 +139,8 @@ void Handler::call_helpers(unsigned load) {
     hot_rounds_ = hot_rounds_ > 0 ? hot_rounds_ - 1 : 0;
     return;
   }
-  if (++hot_rounds_ < kHotRounds || g_fault.helpers_resting.load(std::memory_order_relaxed) == 0) return;
+  if (++hot_rounds_ < kHotRounds || g_fault.helpers_resting.load(std::memory_order_relaxed) == 0)
+    return;
   hot_rounds_ = 0;
   g_fault.helpers_called.fetch_add(1, std::memory_order_acq_rel);
   sys::futex_wake(&g_fault.helpers_called, 1, false);
@@ -154,7 +162,8 @@ void Handler::rest() {
   calm_rounds_ = 0;
 }
 
-// Answers each message of the inbox once; those that it cannot answer are put back. Returns how many were new.
+// Answers each message of the inbox once; those that it cannot answer are put back. Returns how
+// many were new.
 unsigned Handler::answer_inbox() {
   unsigned fresh = 0, parked = 0, answered = 0;
   Inbox::Entry entry;
@@ -175,14 +184,16 @@ unsigned Handler::take_messages() {
   sys::UffdMessage messages[kMessagesAtOnce];
   if (inbox_.count() > Inbox::kMax / 2) return 0;  // they wait in the kernel's queue
   const int n = read_faults(state_, index_, messages, kMessagesAtOnce);
-  if (n < 0) fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));
+  if (n < 0)
+    fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));
   for (int i = 0; i < n; ++i) {
     Handler& owner = owner_of(messages[i]);
     if (&owner == this || !hand_over(owner, messages[i])) answer(messages[i], false);
   }
   if (n > 0) {
     counters().faults.add(static_cast<unsigned>(n));
-    follower_.messages_came(messages[0].thread_id, static_cast<unsigned>(n) + resolver_.in_flight());
+    follower_.messages_came(messages[0].thread_id,
+                            static_cast<unsigned>(n) + resolver_.in_flight());
   }
   return static_cast<unsigned>(n);
 }
@@ -196,20 +207,22 @@ void Handler::answer(const sys::UffdMessage& message, bool again) {
   evictor_wake(state_);
 }
 
-// In the middle of an answer: a copy fails as long as an event is unread. Faults, which the kernel hands out first, are
-// kept for later.
+// In the middle of an answer: a copy fails as long as an event is unread. Faults, which the kernel
+// hands out first, are kept for later.
 void Handler::read_in_stall() {
   sys::UffdMessage messages[kMessagesAtOnce];
   const int n = read_faults(state_, index_, messages, kMessagesAtOnce);
   for (int i = 0; i < n; ++i) {
     counters().faults.add();
     if (!hand_over(owner_of(messages[i]), messages[i]))  // it faults again
-      (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(messages[i].address), state_.page_size);
+      (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(messages[i].address),
+                           state_.page_size);
   }
   if (n <= 0) sys::yield_cpu();
 }
 
-// The first handler of the faulting thread's node, which never rests; this one if that is its own node.
+// The first handler of the faulting thread's node, which never rests; this one if that is its own
+// node.
 Handler& Handler::owner_of(const sys::UffdMessage& message) {
   const int nodes = sys::numa_nodes();
   if (nodes == 1 || message.thread_id == 0) return *this;
@@ -226,7 +239,8 @@ bool Handler::hand_over(Handler& owner, const sys::UffdMessage& message) {
   if (!owner.inbox_.put(message, false)) return false;
   if (&owner == this) return true;
   counters().forwarded.add();
-  if (const int eventfd = owner.bell().descriptor.load(); eventfd >= 0) sys::eventfd_signal(eventfd);
+  if (const int eventfd = owner.bell().descriptor.load(); eventfd >= 0)
+    sys::eventfd_signal(eventfd);
   return true;
 }
 
@@ -239,7 +253,8 @@ void Handler::note_stuck() {
   stuck_said_ = true;
   const int64_t cap = state_.account.cap_pages(), pinned = state_.pinned_pages.load();
   log_warning(
-      "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld of them by tables and "
+      "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld of "
+      "them by tables and "
       "buffers, %lld by pins; give a larger --dram%s",
       inbox_.parked(), static_cast<unsigned>(kStuckNs / 1000000000),
       static_cast<long long>(cap - state_.account.free_pages()), static_cast<long long>(cap),
@@ -249,7 +264,8 @@ void Handler::note_stuck() {
 
 void Handler::dump(int fd) const {
   char line[224];
-  size_t n = format_to(line, sizeof line, "handler %u: %u reads in flight, %u messages in hand, %u of them parked, ",
+  size_t n = format_to(line, sizeof line,
+                       "handler %u: %u reads in flight, %u messages in hand, %u of them parked, ",
                        index_, resolver_.in_flight(), inbox_.count(), inbox_.parked());
   n += follower_.describe(line + n, sizeof line - n);
   n += format_to(line + n, sizeof line - n, "\n");

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handler: a thread that answers userfaultfd messages. README.md describes the life of a fault.
 //
-// A handler never blocks on a page, on DRAM or on the evictor: it parks a message that it cannot answer now and tries
-// again later. One wait (of its ring) covers messages and completions. Where it runs: follower.h.
+// A handler never blocks on a page, on DRAM or on the evictor: it parks a message that it cannot
+// answer now and tries again later. One wait (of its ring) covers messages and completions. Where
+// it runs: follower.h.
 //
-// One handler per node always runs. The others rest on a futex (otherwise every waiting handler would wake for every
-// message) until the first one finds several messages at once for a while; they rest again when few come.
+// One handler per node always runs. The others rest on a futex (otherwise every waiting handler
+// would wake for every message) until the first one finds several messages at once for a while;
+// they rest again when few come.
 //
-// On a machine with several NUMA nodes each node has its own handlers, which run there with windows there, so that a
-// page is filled from and into memory of the faulting thread's node. A handler that reads a message of another node's
-// thread puts it into the inbox of a handler of that node.
+// On a machine with several NUMA nodes each node has its own handlers, which run there with windows
+// there, so that a page is filled from and into memory of the faulting thread's node. A handler
+// that reads a message of another node's thread puts it into the inbox of a handler of that node.
 #pragma once
 #include "pager/fault/answerer.h"
 #include "pager/fault/follower.h"
@@ -27,7 +29,8 @@ struct Handler {
   [[nodiscard]] int start();
   void wait_for_release() const { resolver_.wait_for_release(); }
   void forget_parents() { resolver_.forget_parents(); }  // in a forked child, before open()
-  // Waits until the handler holds nothing that it looked up before the call. Only for threads of the program.
+  // Waits until the handler holds nothing that it looked up before the call. Only for threads of
+  // the program.
   void wait_for_round() const { round_.wait_for_end(); }
   void dump(int fd) const;
 

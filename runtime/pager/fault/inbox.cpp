@@ -8,7 +8,8 @@
 namespace lunar {
 
 int Inbox::open() {
-  if (entries_ == nullptr) entries_ = static_cast<Entry*>(map_private(kMax * sizeof(Entry), ForkPolicy::kInherit));
+  if (entries_ == nullptr)
+    entries_ = static_cast<Entry*>(map_private(kMax * sizeof(Entry), ForkPolicy::kInherit));
   if (entries_ == nullptr) return -ENOMEM;
   lock_.unlock();
   first_ = 0;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps pages in DRAM until a thread is gone (README.md, "Kept pages").
 //
-// Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are
-// gone. Other pages are kept until the caller says (Keep::kUntilTold), as far as there is room. The program's own
-// pins (mlock) use the same bit: an entry says whether it goes with the thread, and the program's calls hand it over,
-// either way. Kept pages stay outside the copy-on-write gate (cow_gate.h).
+// Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for
+// threads that are gone. Other pages are kept until the caller says (Keep::kUntilTold), as far as
+// there is room. The program's own pins (mlock) use the same bit: an entry says whether it goes
+// with the thread, and the program's calls hand it over, either way. Kept pages stay outside the
+// copy-on-write gate (cow_gate.h).
 //
-// Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
+// Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end
+// the thread.
 #include "pager/fault/kept_pages.h"
 
 #include <errno.h>
@@ -50,7 +52,8 @@ struct KeptPages {
   std::atomic<bool> gate_closes{false};
 };
 constinit KeptPages g_kept;
-// By the fork that closes the gate: one at a time. Not on the stack of the fork, which may be small.
+// By the fork that closes the gate: one at a time. Not on the stack of the fork, which may be
+// small.
 constinit const void* g_left_open[kKeptMax];
 constinit unsigned g_left_open_count = 0;
 
@@ -58,7 +61,9 @@ constinit unsigned g_left_open_count = 0;
 int clear_pin(const Region& region, PageIndex page) {
   const TableScope scope;
   AtomicPageWord* word = region.table.find(page.value);
-  return word != nullptr && word->load(std::memory_order_acquire).pinned() ? page_clear_pinned(*word) : 0;
+  return word != nullptr && word->load(std::memory_order_acquire).pinned()
+             ? page_clear_pinned(*word)
+             : 0;
 }
 
 // Returns 1 if it was pinned before, otherwise 0, or -EAGAIN: it has no word.
@@ -72,10 +77,12 @@ int set_pin(const Region& region, PageIndex page) {
 void unpin_kept(PagerState& state, Kept& gone) {
   Kept* next = nullptr;
   for (Kept& other : g_kept.entries)
-    if (gone.pinned && &other != &gone && other.thread_id != 0 && other.page == gone.page) next = &other;
+    if (gone.pinned && &other != &gone && other.thread_id != 0 && other.page == gone.page)
+      next = &other;
   Region* region = gone.pinned && next == nullptr ? own_region(state, gone.page) : nullptr;
   if (next != nullptr) next->pinned = true;
-  if (region != nullptr) state.pinned_pages.fetch_sub(clear_pin(*region, region->page_of(gone.page)));
+  if (region != nullptr)
+    state.pinned_pages.fetch_sub(clear_pin(*region, region->page_of(gone.page)));
   gone = {};  // last: in a child that is forked in between no pin is without an entry
 }
 
@@ -96,8 +103,10 @@ Kept* free_entry(PagerState& state) {
   if (entry == nullptr) entry = look_for_gone(state, kKeptMax);
   if (entry == nullptr && !g_kept.full_said) {
     g_kept.full_said = true;
-    log_warning("more than %u threads have their stacks in tiered memory; the ends of these stacks stay in DRAM",
-                kKeptMax);
+    log_warning(
+        "more than %u threads have their stacks in tiered memory; the ends of these stacks stay in "
+        "DRAM",
+        kKeptMax);
   }
   return entry;
 }
@@ -109,11 +118,13 @@ Kept* entry_of(const void* page, int thread_id, Keep use) {
   return nullptr;
 }
 
-// Enters a page, and sets its pin. -ENOSPC: there is no room for one more until told; -EAGAIN: the page has no word.
+// Enters a page, and sets its pin. -ENOSPC: there is no room for one more until told; -EAGAIN: the
+// page has no word.
 int pin(PagerState& state, Region& region, PageIndex page, int thread_id, Keep use) {
   const void* address = region.address_of(page);
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
-  if (Kept* held = use == Keep::kNewThread ? nullptr : entry_of(address, thread_id, use); held != nullptr) {
+  if (Kept* held = use == Keep::kNewThread ? nullptr : entry_of(address, thread_id, use);
+      held != nullptr) {
     const bool pinned = word_of(region, page).pinned();
     const int was = pinned ? 1 : set_pin(region, page);
     if (was < 0) return was;
@@ -124,7 +135,8 @@ int pin(PagerState& state, Region& region, PageIndex page, int thread_id, Keep u
     return 0;
   }
   if (thread_id == kUntilTold && g_kept.until_told == kUntilToldMax) return -ENOSPC;
-  Kept* entry = free_entry(state);  // before the pin: a gone thread that had this page takes its own pin along
+  // before the pin: a gone thread that had this page takes its own pin along
+  Kept* entry = free_entry(state);
   if (thread_id == kUntilTold && entry == nullptr) return -ENOSPC;
   const bool ours = !word_of(region, page).pinned();
   // first: in a child that is forked in between no pin is without an entry
@@ -144,15 +156,17 @@ void touch_pinned(const PagerState& state, const Region& region, PageIndex page)
   while (state.is_active()) {
     (void)*static_cast<const volatile char*>(region.address_of(page));
     const PageState now = word_of(region, page).state();
-    if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted && now != PageState::kEmpty)
+    if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted &&
+        now != PageState::kEmpty)
       break;
     sys::yield_cpu();  // an eviction had the page busy when the pin came
   }
 }
 
-// The pages of a piece that are kept for threads, a bit each. Their pins go with the threads from now on (`ours`), or
-// are the program's. pre: the lock.
-void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uint64_t end, bool ours, uint64_t* kept) {
+// The pages of a piece that are kept for threads, a bit each. Their pins go with the threads from
+// now on (`ours`), or are the program's. pre: the lock.
+void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uint64_t end,
+                    bool ours, uint64_t* kept) {
   const char *from = region.address_of(PageIndex(first)), *to = region.address_of(PageIndex(end));
   for (Kept& entry : g_kept.entries) {
     if (entry.thread_id == 0 || entry.page < from || entry.page >= to) continue;
@@ -184,7 +198,9 @@ int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t
     hand_over_pins(state, region, first, next, !set, kept);
     for (uint64_t p = first; p < next; ++p) {
       const bool is_kept = (kept[(p - first) / 64] >> (p - first) % 64 & 1) != 0;
-      const int was = set ? set_pin(region, PageIndex(p)) : is_kept ? 0 : clear_pin(region, PageIndex(p));
+      const int was = set       ? set_pin(region, PageIndex(p))
+                      : is_kept ? 0
+                                : clear_pin(region, PageIndex(p));
       if (was < 0) next = p;  // a neighbour's pages have just become empty: from here on again
       if (was > 0) were_pinned += was;
     }
@@ -209,8 +225,9 @@ void pager_keep(const void* address, size_t bytes, Keep use) {
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
   const uint64_t first = region->page_of(address).value;
-  for (uint64_t p = first;
-       p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
+  for (uint64_t p = first; p < region->pages && region->address_of(PageIndex(p)) <
+                                                    static_cast<const char*>(address) + bytes;
+       ++p) {
     if (p >= region->table_pages.load()) continue;
     void* page = region->address_of(PageIndex(p));
     if (state.foreign.overlaps(page, state.page_size)) continue;  // the kernel's, and stays
@@ -223,8 +240,8 @@ void pager_keep(const void* address, size_t bytes, Keep use) {
     }
     if (rc < 0) continue;
     touch_pinned(state, *region, PageIndex(p));
-    // In the list first: a fork from now on leaves it open; one that has read the list may close it yet. (What is
-    // read-only the kernel will not write to.)
+    // In the list first: a fork from now on leaves it open; one that has read the list may close it
+    // yet. (What is read-only the kernel will not write to.)
     while (g_kept.gate_closes.load()) sys::yield_cpu();
     if (state.is_active()) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
   }
@@ -246,7 +263,8 @@ void pager_keep_no_more(const void* address, size_t bytes) {
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
   const char* end = static_cast<const char*>(address) + bytes;
-  for (uint64_t p = region->page_of(address).value; p < region->pages && region->address_of(PageIndex(p)) < end; ++p) {
+  for (uint64_t p = region->page_of(address).value;
+       p < region->pages && region->address_of(PageIndex(p)) < end; ++p) {
     Kept* entry = entry_of(region->address_of(PageIndex(p)), kUntilTold, Keep::kUntilTold);
     if (entry == nullptr || --entry->holders != 0) continue;
     --g_kept.until_told;
@@ -287,7 +305,8 @@ unsigned kept_pages_gate_closes(const void* const** pages) {
 
 void kept_pages_gate_closed() { g_kept.gate_closes.store(false); }
 
-// Counted as copied: there is no asking for room later. (An earlier fork may have closed the gate over them.)
+// Counted as copied: there is no asking for room later. (An earlier fork may have closed the gate
+// over them.)
 void kept_pages_open(PagerState& state) {
   for (unsigned i = 0; i < g_left_open_count; ++i) {
     (void)protect_pages(state, const_cast<void*>(g_left_open[i]), state.page_size, false);

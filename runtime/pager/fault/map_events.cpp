@@ -23,23 +23,29 @@ const char* name_of(const sys::UffdMessage& event) {
 const char* remedy(const PagerState& state, const void* address) {
   const Region* region = state.regions.find(address);
   const bool of_maps = region == nullptr || region->of_maps();
-  return of_maps ? "call libc's function or syscall(), or keep maps out of the tier (lunar run --no-mmap)"
+  return of_maps ? "call libc's function or syscall(), or keep maps out of the tier (lunar run "
+                   "--no-mmap)"
                  : "give a region back by lunar_region_destroy";
 }
 
 void judge_event(const PagerState& state, const sys::UffdMessage& event) {
   const bool is_unmap = event.kind == sys::UffdMessage::Kind::kUnmap;
-  if (is_unmap && event.address == g_own_begin.load() && event.address + event.bytes == g_own_end.load()) return;
+  if (is_unmap && event.address == g_own_begin.load() &&
+      event.address + event.bytes == g_own_end.load())
+    return;
   set_fatal_hook(nullptr);  // page states say nothing about it, and other threads run on meanwhile
   const auto* address = reinterpret_cast<const char*>(event.address);
-  fatal("%s of %llu KiB of tiered memory at %p by a system call in the program's own code, which cannot be served: %s",
-        name_of(event), static_cast<unsigned long long>(event.bytes / kKiB), static_cast<const void*>(address),
-        remedy(state, address));
+  fatal(
+      "%s of %llu KiB of tiered memory at %p by a system call in the program's own code, which "
+      "cannot be served: %s",
+      name_of(event), static_cast<unsigned long long>(event.bytes / kKiB),
+      static_cast<const void*>(address), remedy(state, address));
 }
 
 }  // namespace
 
-OwnUnmap::OwnUnmap(PagerState& state, char* begin, size_t bytes) : lock_(g_own_lock), state_(state) {
+OwnUnmap::OwnUnmap(PagerState& state, char* begin, size_t bytes)
+    : lock_(g_own_lock), state_(state) {
   g_own_begin.store(reinterpret_cast<uintptr_t>(begin));
   g_own_end.store(reinterpret_cast<uintptr_t>(begin) + bytes);
 }
@@ -49,7 +55,8 @@ OwnUnmap::~OwnUnmap() {
   g_own_end.store(0);
 }
 
-int read_faults(const PagerState& state, unsigned handler, sys::UffdMessage* messages, unsigned max) {
+int read_faults(const PagerState& state, unsigned handler, sys::UffdMessage* messages,
+                unsigned max) {
   const sys::Section::Inside reading(g_fault.readings[handler]);
   const int n = sys::uffd_read(state.uffd, messages, max);
   int faults = 0;

@@ -28,8 +28,10 @@ constexpr int64_t kFullRingNs = 1000000;  // and one that does not take what is 
 }  // namespace
 
 int Resolver::open(const ResolverOptions& options) {
-  const unsigned pages = options.window_pages < ReadWindow::kPagesMax ? options.window_pages : ReadWindow::kPagesMax;
-  // Windows of many threads may not fill what promised page tables leave: then handlers bring the pages in.
+  const unsigned pages =
+      options.window_pages < ReadWindow::kPagesMax ? options.window_pages : ReadWindow::kPagesMax;
+  // Windows of many threads may not fill what promised page tables leave: then handlers bring the
+  // pages in.
   constexpr int64_t kWindowRoom = kTableRoom / 2 + kReadRunMax;
   const int64_t beside = state_.account.cap_pages() - state_.account.fixed_total();
   if (!options.required && beside - pages < kWindowRoom) return -ENOMEM;
@@ -64,7 +66,8 @@ void Resolver::detach() {
     Context* context = contexts_[lun];
     contexts_[lun] = nullptr;
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (context != nullptr && state_.luns.devices[lun] != nullptr) state_.luns.devices[lun]->detach(context);
+    if (context != nullptr && state_.luns.devices[lun] != nullptr)
+      state_.luns.devices[lun]->detach(context);
   }
 }
 
@@ -83,8 +86,9 @@ Context* Resolver::context_for(unsigned lun) {
 }
 
 bool Resolver::attach_own() {
-  watch_lun_ = state_.luns.ready.load(std::memory_order_acquire) || state_.fork.generation == 0 ? state_.luns.own
-                                                                                                : state_.luns.parent;
+  watch_lun_ = state_.luns.ready.load(std::memory_order_acquire) || state_.fork.generation == 0
+                   ? state_.luns.own
+                   : state_.luns.parent;
   return context_for(watch_lun_) != nullptr;
 }
 
@@ -108,7 +112,8 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
   const bool there = outcome == Installed::kThere;
   if (outcome != Installed::kDone && !there) {
-    release_page(state_, region, page, seen, outcome == Installed::kGone ? Wake::kAll : Wake::kWaiters);
+    release_page(state_, region, page, seen,
+                 outcome == Installed::kGone ? Wake::kAll : Wake::kWaiters);
     return {Outcome::kNoRoom};
   }
   room.keep(1);
@@ -119,8 +124,8 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   count_evicted(-1);
   counters().second_chances.add();
   // what is there already may differ from the slot
-  const PageWord next =
-      resident_word(seen, there ? kNoSlot : slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch);
+  const PageWord next = resident_word(seen, there ? kNoSlot : slot, lun, kHeatSecondChance,
+                                      there ? shared_epoch() : epoch);
   release_page(state_, region, page, next, there ? Wake::kAll : Wake::kWaiters);
   if (there) slot_release(state_, lun, slot);
   if (guarded) fork_guard_lift(state_, address, state_.page_size);
@@ -132,7 +137,9 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
   unsigned n = 1;
   for (; n < run; ++n) {
     const PageWord seen = region.table.peek(page.value + n);
-    if (seen.state() != PageState::kEvicted || seen.lun() != first.lun() || seen.index() != first.index() + n) break;
+    if (seen.state() != PageState::kEvicted || seen.lun() != first.lun() ||
+        seen.index() != first.index() + n)
+      break;
     if (!region.table.lock(page.value + n, seen)) break;
   }
   return n;
@@ -155,7 +162,8 @@ Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const 
     window_.give(window, 1);
     return {Outcome::kNoRoom};
   }
-  const unsigned locked = region.table.lock(page.value, seen) ? lock_run(region, page, seen, run) : 0;
+  const unsigned locked =
+      region.table.lock(page.value, seen) ? lock_run(region, page, seen, run) : 0;
   room.keep(locked);
   if (locked < run) window_.give(window + locked, run - locked);
   if (locked == 0) return {Outcome::kChanged};
@@ -175,7 +183,8 @@ Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const 
   return {Outcome::kStarted, locked};
 }
 
-// Submits everything begun since the last time, in one call a LUN. What a full ring does not take stays queued.
+// Submits everything begun since the last time, in one call a LUN. What a full ring does not take
+// stays queued.
 void Resolver::submit_queued() {
   unsigned at = 0;
   const auto drop_submitted = [&] {
@@ -190,7 +199,8 @@ void Resolver::submit_queued() {
     unsigned lun = ops_[queued_[at]].lun;
     for (; at + n < queued_count_ && n < kCommands && ops_[queued_[at + n]].lun == lun; ++n) {
       ReadOp& op = ops_[queued_[at + n]];
-      commands[n] = {Op::kRead, state_.luns.slots[lun].offset_of(op.slot), &op.iov, 1, 0, queued_[at + n]};
+      commands[n] = {Op::kRead,      state_.luns.slots[lun].offset_of(op.slot), &op.iov, 1, 0,
+                     queued_[at + n]};
     }
     const int rc = context_for(lun)->submit(commands, n);
     if (rc > 0) {
@@ -209,10 +219,12 @@ void Resolver::submit_queued() {
 int Resolver::progress(bool wait, int64_t timeout_ns) {
   submit_queued();
   const auto has_work = [&](unsigned lun) {
-    return contexts_[lun] != nullptr && (contexts_[lun]->in_flight() != 0 || (watching_ && lun == watch_lun_) ||
-                                         (queued_count_ != 0 && lun == ops_[queued_[0]].lun));
+    return contexts_[lun] != nullptr &&
+           (contexts_[lun]->in_flight() != 0 || (watching_ && lun == watch_lun_) ||
+            (queued_count_ != 0 && lun == ops_[queued_[0]].lun));
   };
-  // Usually there is one ring to wait on; a forked child may read from several LUNs, and then polls them in turn.
+  // Usually there is one ring to wait on; a forked child may read from several LUNs, and then polls
+  // them in turn.
   unsigned active = 0;
   for (unsigned lun = 0; wait && lun < kLunIds; ++lun) active += has_work(lun);
   const int64_t most_ns = active > 1 ? kPollNs : queued_count_ != 0 ? kFullRingNs : INT64_MAX;
@@ -221,8 +233,8 @@ int Resolver::progress(bool wait, int64_t timeout_ns) {
   for (unsigned lun = 0; lun < kLunIds; ++lun) {
     if (!has_work(lun)) continue;
     Response responses[32];
-    const int n =
-        wait && total == 0 ? contexts_[lun]->wait(responses, 32, timeout_ns) : contexts_[lun]->reap(responses, 32);
+    const int n = wait && total == 0 ? contexts_[lun]->wait(responses, 32, timeout_ns)
+                                     : contexts_[lun]->reap(responses, 32);
     if (n < 0) fatal_if_refused(n, "io_uring_enter");
     for (int i = 0; i < n; ++i) {
       if (responses[i].tag >> 63)
@@ -236,7 +248,7 @@ int Resolver::progress(bool wait, int64_t timeout_ns) {
   return total;
 }
 
-// ---- the end of a read: what is right is installed; what is wrong is read again, three times, then poisoned ---------
+// ---- the end of a read: what is right is installed; what is wrong is read again, three times, the
 
 void Resolver::release_op(unsigned op_index) {
   free_ops_[free_op_count_++] = static_cast<uint16_t>(op_index);
@@ -246,7 +258,8 @@ void Resolver::release_op(unsigned op_index) {
 void Resolver::finish(unsigned op_index, int64_t result) {
   ReadOp& op = ops_[op_index];
   uint64_t bad = 0;
-  if (result == -ECANCELED) {  // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
+  if (result ==
+      -ECANCELED) {  // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
     const Command again{Op::kRead, state_.luns.slots[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
     result = state_.luns.devices[op.lun]->transfer(again);
   }
@@ -254,12 +267,14 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
   } else if (!test_switches.no_hash_check) {
     for (unsigned i = 0; i < op.count; ++i)
-      if (page_hash(window_.at(op.window + i)) != op.region->table.hash(op.first + i)) bad |= uint64_t{1} << i;
+      if (page_hash(window_.at(op.window + i)) != op.region->table.hash(op.first + i))
+        bad |= uint64_t{1} << i;
   }
   const sys::Section::Inside releasing(releases_);
-  const uint64_t since = op.fault && bad == 0 ? g_fault.watched.take(op.region->address_of(PageIndex(op.first)),
-                                                                     op.count * state_.page_size)
-                                              : 0;
+  const uint64_t since = op.fault && bad == 0
+                             ? g_fault.watched.take(op.region->address_of(PageIndex(op.first)),
+                                                    op.count * state_.page_size)
+                             : 0;
   for (unsigned i = 0; i < op.count;) {
     if (bad >> i & 1) {
       ++i;
@@ -280,13 +295,13 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     return;
   }
   finish_failed(op_index, bad,
-                result < 0                                                    ? static_cast<int>(result)
+                result < 0 ? static_cast<int>(result)
                 : result == static_cast<int64_t>(op.count * state_.page_size) ? -EBADMSG
                                                                               : -EIO);
 }
 
-// The first bad page is read again by this op (or poisoned); the others go back to kEvicted, so that a fault on one of
-// them makes it the first of its own read.
+// The first bad page is read again by this op (or poisoned); the others go back to kEvicted, so
+// that a fault on one of them makes it the first of its own read.
 void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
   ReadOp& op = ops_[op_index];
   unsigned first = static_cast<unsigned>(__builtin_ctzll(bad));
@@ -304,14 +319,16 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
     queued_[queued_count_++] = static_cast<uint16_t>(op_index);
     return;
   }
-  // If the program has closed the LUN under one of its threads, that says nothing about the page (range operations go
-  // on by faults).
+  // If the program has closed the LUN under one of its threads, that says nothing about the page
+  // (range operations go on by faults).
   const bool lost = !sys::in_program_files() || descriptors_in_place(state_);
   if (lost) {
-    LUNAR_LOG_LIMITED(
-        log_error, 100, "page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
-        static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value,
-        state_.luns.devices[op.lun]->name(), error == -EBADMSG ? "content does not match its hash" : errno_text(error));
+    LUNAR_LOG_LIMITED(log_error, 100,
+                      "page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it "
+                      "raises SIGBUS)",
+                      static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value,
+                      state_.luns.devices[op.lun]->name(),
+                      error == -EBADMSG ? "content does not match its hash" : errno_text(error));
     counters().poisoned.add();
   }
   ++failed_reads_;
@@ -327,7 +344,8 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   state_.account.give(1);
   if (next_state != PageState::kEvicted) count_evicted(-1);
   // refused: at its next fault, by a handler
-  if (next_state == PageState::kPoisoned) (void)sys::uffd_poison(state_.uffd, address, state_.page_size);
+  if (next_state == PageState::kPoisoned)
+    (void)sys::uffd_poison(state_.uffd, address, state_.page_size);
   const PageWord busy = op.region->table.at(page.value).load(std::memory_order_relaxed);
   release_page(state_, *op.region, page, busy.with_state(next_state),
                op.fault || next_state == PageState::kPoisoned ? Wake::kAll : Wake::kWaiters);
@@ -347,7 +365,8 @@ void Resolver::install_read(ReadOp& op, unsigned from, unsigned count) {
         step = 1;
         break;
       case Installed::kDone:
-        if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
+        if (test_switches.installed_delay_us != 0)
+          sys::sleep_ns(test_switches.installed_delay_us * 1000);
         for (unsigned i = 0; i < run.pages; ++i) unlock_installed(op, at + i, false, epoch);
         if (guarded) fork_guard_lift(state_, address, run.pages * state_.page_size);
         count_evicted(-static_cast<int64_t>(run.pages));
@@ -378,7 +397,8 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, 
   // where other content is already (inherited by fork), the slot is no copy of it
   const Slot slot = already_there ? kNoSlot : busy.slot();
   unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
-  if (heat == kHeatFault) heat = refault_heat(busy, state_.eviction_time.load(std::memory_order_relaxed), !op.fault);
+  if (heat == kHeatFault)
+    heat = refault_heat(busy, state_.eviction_time.load(std::memory_order_relaxed), !op.fault);
   release_page(state_, *op.region, page, resident_word(busy, slot, op.lun, heat, epoch),
                already_there ? Wake::kAll : Wake::kWaiters);
   if (already_there) slot_release(state_, op.lun, busy.slot());

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Resolver: makes pages resident, for any thread. Each handler thread has one, and each program thread that calls a
-// range operation gets one; they share no lock. A resolver owns a context (ring) to every LUN it reads from and a small
-// window of DRAM that reads land in.
+// Resolver: makes pages resident, for any thread. Each handler thread has one, and each program
+// thread that calls a range operation gets one; they share no lock. A resolver owns a context
+// (ring) to every LUN it reads from and a small window of DRAM that reads land in.
 //
-// It has one function for each state from which a page comes in. The caller looks at the page's word and dispatches on
-// its state, once: Answerer::answer_missing for a fault, a range operation for the next page of a range. The functions
-// return an Outcome (demand.h). Empty pages are filled by zero_fill.h, without a resolver.
+// It has one function for each state from which a page comes in. The caller looks at the page's
+// word and dispatches on its state, once: Answerer::answer_missing for a fault, a range operation
+// for the next page of a range. The functions return an Outcome (demand.h). Empty pages are filled
+// by zero_fill.h, without a resolver.
 //
-// Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is touched only through
-// userfaultfd.
+// Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is
+// touched only through userfaultfd.
 #pragma once
 #include <cstdint>
 
@@ -31,8 +32,8 @@ struct ResolverOptions {
 class Resolver {
  public:
   explicit Resolver(PagerState& state) : state_(state) {}
-  // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno; -EAGAIN:
-  // the account has no room now.
+  // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or
+  // -errno; -EAGAIN: the account has no room now.
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
   // In a forked child, before open(): gives back the memory of its parent's contexts.
@@ -44,11 +45,12 @@ class Resolver {
   // A function for each state from which `page` comes in. Its word was `seen` a moment ago.
   // kInFrame: this page alone.
   Begun from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand);
-  // kEvicted: with the pages behind it whose slots are consecutive. Submitted by the next progress().
+  // kEvicted: with the pages behind it whose slots are consecutive. Submitted by the next
+  // progress().
   Begun start_read(Region& region, PageIndex page, PageWord seen, const Demand& demand);
 
-  // Submits the reads begun, takes finished ones and installs them. wait: for at least one response (or the timeout).
-  // Returns the number of responses handled.
+  // Submits the reads begun, takes finished ones and installs them. wait: for at least one response
+  // (or the timeout). Returns the number of responses handled.
   int progress(bool wait, int64_t timeout_ns);
   unsigned in_flight() const { return ops_in_flight_; }
   // Watched descriptors; take_watched() returns the tags that fired, as given to watch().
@@ -58,11 +60,13 @@ class Resolver {
     watched_ = 0;
     return w;
   }  // mask of tags (0..63) that fired
-  bool attach_own();  // attaches the context of the own LUN now (handlers: watches need one). False: not possible
+  bool attach_own();  // attaches the context of the own LUN now (handlers: watches need one).
+                      // False: not possible
   bool no_ring() const { return no_ring_; }  // the last attempt to attach a context has failed
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }
-  // Returns when what it had installed at the call, in place of evicted pages, is released. Called by another thread.
+  // Returns when what it had installed at the call, in place of evicted pages, is released. Called
+  // by another thread.
   void wait_for_release() const { releases_.wait_for_end(); }
 
   Resolver* made_before = nullptr;  // the list of those of program threads (bring_in.cpp)
@@ -101,7 +105,8 @@ class Resolver {
   uint16_t free_ops_[kOpsMax] = {};
   unsigned free_op_count_ = 0;
   unsigned ops_in_flight_ = 0;
-  uint16_t queued_[kOpsMax] = {};  // begun, not submitted yet; submitted together; an op is in it once
+  // begun, not submitted yet; submitted together; an op is in it once
+  uint16_t queued_[kOpsMax] = {};
   unsigned queued_count_ = 0;
   uint64_t watched_ = 0;
   unsigned watch_lun_ = 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the faults of one thread (a server's main thread): how many needed a read, how long they took, and the longest
-// since the last query. A fault lasts from the moment that a handler reads the message until the page is installed;
-// faults that another thread's range operation ends are not counted.
+// Times the faults of one thread (a server's main thread): how many needed a read, how long they
+// took, and the longest since the last query. A fault lasts from the moment that a handler reads
+// the message until the page is installed; faults that another thread's range operation ends are
+// not counted.
 // Threading: handlers write, any thread reads.
 #pragma once
 #include <atomic>
@@ -22,8 +23,8 @@ struct WatchedThread {
     address.store(at, std::memory_order_relaxed);
     since_ns.store(sys::now_ns(), std::memory_order_relaxed);
   }
-  // Called before the pages are installed (then the thread's next fault may begin). Returns when the fault on one of
-  // them began, or 0.
+  // Called before the pages are installed (then the thread's next fault may begin). Returns when
+  // the fault on one of them began, or 0.
   uint64_t take(const void* first, uint64_t bytes) {
     if (since_ns.load(std::memory_order_relaxed) == 0 ||
         address.load(std::memory_order_relaxed) - reinterpret_cast<uint64_t>(first) >= bytes)
@@ -39,7 +40,8 @@ struct WatchedThread {
       reads.fetch_add(1, std::memory_order_relaxed);
     }
     uint64_t longest = longest_ns.load(std::memory_order_relaxed);
-    while (took > longest && !longest_ns.compare_exchange_weak(longest, took, std::memory_order_relaxed)) {}
+    while (took > longest &&
+           !longest_ns.compare_exchange_weak(longest, took, std::memory_order_relaxed)) {}
   }
   void is_in_other_hands() {
     if (since_ns.load(std::memory_order_relaxed) != 0) since_ns.store(0, std::memory_order_relaxed);

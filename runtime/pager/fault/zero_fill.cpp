@@ -20,13 +20,15 @@ namespace {
 
 constexpr unsigned kZeroPages = 128;
 
-// Whether charging has failed for a while, in which the housekeeping thread has given back what dead members held.
+// Whether charging has failed for a while, in which the housekeeping thread has given back what
+// dead members held.
 class OutSince {
  public:
   bool for_a_while() {
     constexpr uint64_t kTryNs = 200000000;
     const uint64_t now = sys::now_ns();
-    if (now - last_.exchange(now) > kTryNs) since_.store(now);  // the first one, or the last was a while ago
+    if (now - last_.exchange(now) > kTryNs)
+      since_.store(now);  // the first one, or the last was a while ago
     return now - since_.load() > kTryNs;
   }
 
@@ -35,9 +37,10 @@ class OutSince {
 };
 constinit OutSince g_space_out, g_tables_out;
 
-// While a quarter of the budget is free: as much as is in use just before the page, so that memory which grows upwards
-// is filled in doubling runs whichever thread touches it, however many places grow at once. Where there are holes, by
-// density: memory touched here and there, a page each, is filled as the kernel would.
+// While a quarter of the budget is free: as much as is in use just before the page, so that memory
+// which grows upwards is filled in doubling runs whichever thread touches it, however many places
+// grow at once. Where there are holes, by density: memory touched here and there, a page each, is
+// filled as the kernel would.
 unsigned fill_run(const PagerState& state, const Region& region, PageIndex page, unsigned asked) {
   const Account& account = state.account;
   if (region.on_touch || account.free_pages() < account.cap_pages() / 4) return asked;
@@ -53,18 +56,22 @@ unsigned fill_run(const PagerState& state, const Region& region, PageIndex page,
   return run > asked ? run : asked;
 }
 
-// Locks empty pages from `page` on, at most `run`, and charges their space where touching is what charges it.
-unsigned lock_empty(PagerState& state, Region& region, PageIndex page, const Demand& demand, unsigned run) {
+// Locks empty pages from `page` on, at most `run`, and charges their space where touching is what
+// charges it.
+unsigned lock_empty(PagerState& state, Region& region, PageIndex page, const Demand& demand,
+                    unsigned run) {
   const bool on_touch = region.on_touch, is_needed = demand.heat != kHeatReadAhead;
   for (unsigned locked = 0; locked < run; ++locked) {
     const uint64_t at = page.value + locked;
     if (const int rc = table_reach(state, region, at, at + 1, demand.keep_free); rc < 0) {
       if (rc == -ENOMEM && locked == 0 && is_needed && g_tables_out.for_a_while())
         fatal(
-            "the page tables take all that they may of the DRAM budget: there is no room for that of page %p%s; give "
+            "the page tables take all that they may of the DRAM budget: there is no room for that "
+            "of page %p%s; give "
             "a larger --dram",
             static_cast<void*>(region.address_of(page)),
-            on_touch ? ", of a map without reservation (MAP_NORESERVE)" : ", which was not committed");
+            on_touch ? ", of a map without reservation (MAP_NORESERVE)"
+                     : ", which was not committed");
       return locked;
     }
     const PageWord seen = region.table.peek(at);
@@ -72,9 +79,13 @@ unsigned lock_empty(PagerState& state, Region& region, PageIndex page, const Dem
     if (int rc = on_touch ? space_charge(state, 1, false) : 0; rc < 0) {
       // members may have died; more is reserved
       housekeeping_wake(state, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
-      if ((rc == -ENOMEM || state.luns.growth_refused.load()) && locked == 0 && is_needed && g_space_out.for_a_while())
-        fatal("LUN space is used up: none is left for page %p of a map without reservation (MAP_NORESERVE); %s",
-              static_cast<void*>(region.address_of(page)), space_remedy(state, space_bound(state, state.page_size)));
+      if ((rc == -ENOMEM || state.luns.growth_refused.load()) && locked == 0 && is_needed &&
+          g_space_out.for_a_while())
+        fatal(
+            "LUN space is used up: none is left for page %p of a map without reservation "
+            "(MAP_NORESERVE); %s",
+            static_cast<void*>(region.address_of(page)),
+            space_remedy(state, space_bound(state, state.page_size)));
       return locked;
     }
     if (region.table.lock(at, seen)) continue;
@@ -91,27 +102,31 @@ void leave_empty(PagerState& state, Region& region, PageIndex page, Wake wake) {
   release_page(state, region, page, busy.with_state(PageState::kEmpty), wake);
 }
 
-// A locked page has been filled; `epoch` as of before. The copy has woken those that met it missing, but one may have
-// met it write-protected since (a fork goes on).
+// A locked page has been filled; `epoch` as of before. The copy has woken those that met it
+// missing, but one may have met it write-protected since (a fork goes on).
 void settle_filled(PagerState& state, Region& region, PageIndex page, uint16_t epoch, Wake wake) {
   const bool on_touch = region.on_touch;
   count_resident(state, region, page, 1);
   if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
   const PageWord busy = region.table.at(page.value).load(std::memory_order_relaxed);
-  release_page(state, region, page,
-               resident_word(busy, kNoSlot, state.luns.own, kHeatFault, epoch).with_charged(on_touch), wake);
+  release_page(
+      state, region, page,
+      resident_word(busy, kNoSlot, state.luns.own, kHeatFault, epoch).with_charged(on_touch), wake);
 }
 
 // Fills locked pages with zeros and releases them. Returns how many; the others are empty again.
-unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned locked, Reservation& room) {
+unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned locked,
+                     Reservation& room) {
   if (test_switches.reach_delay_us != 0) sys::sleep_ns(test_switches.reach_delay_us * 1000);
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);
     const uint16_t epoch = exclusive_epoch(state);
     const Install run = install(state, region.address_of(at), zero_run(), locked - done);
     if (run.outcome == Installed::kRefused || run.outcome == Installed::kBorder) {
-      const unsigned kept = run.outcome == Installed::kBorder ? done + 1 : done;  // only the first page is asked for
-      for (; locked > kept; --locked) leave_empty(state, region, PageIndex(page.value + locked - 1), Wake::kWaiters);
+      // only the first page is asked for
+      const unsigned kept = run.outcome == Installed::kBorder ? done + 1 : done;
+      for (; locked > kept; --locked)
+        leave_empty(state, region, PageIndex(page.value + locked - 1), Wake::kWaiters);
       continue;
     }
     if (test_switches.release_delay_us != 0) sys::sleep_ns(test_switches.release_delay_us * 1000);
@@ -134,7 +149,8 @@ unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned
 }  // namespace
 
 const char* zero_run() {
-  static char* const zeros = static_cast<char*>(map_private(kZeroPages * sys::page_bytes(), ForkPolicy::kInherit));
+  static char* const zeros =
+      static_cast<char*>(map_private(kZeroPages * sys::page_bytes(), ForkPolicy::kInherit));
   return zeros;
 }
 
@@ -144,8 +160,9 @@ Begun zero_fill(PagerState& state, Region& region, PageIndex page, const Demand&
   if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
   bool foreign = false;
   char* at = region.address_of(page);
-  run = static_cast<unsigned>(static_cast<size_t>(state.foreign.run(at, at + run * state.page_size, &foreign) - at) >>
-                              state.page_shift);
+  run = static_cast<unsigned>(
+      static_cast<size_t>(state.foreign.run(at, at + run * state.page_size, &foreign) - at) >>
+      state.page_shift);
   Reservation room(state.account);
   while (run > 1 && !room.take(run, demand.keep_free + state.evictor->low_water() / 2)) run /= 2;
   const bool no_room = run <= 1 && !room.take(run = 1, demand.keep_free);

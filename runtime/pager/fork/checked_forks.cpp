@@ -26,7 +26,8 @@ struct CheckedForks {
 };
 constinit CheckedForks g_forks;
 
-// What this thread's check of a fork has reserved: in our name until prepare gives it to the child's member.
+// What this thread's check of a fork has reserved: in our name until prepare gives it to the
+// child's member.
 struct ForkChecked {
   bool plain = false;  // charged as plain memory
   int64_t fixed = 0, tables = 0, lun_bytes = 0;
@@ -66,12 +67,13 @@ int64_t take_checked(PagerState& state) {
 int reserve_for_child(PagerState& state, uint64_t pages) {
   const int64_t fixed = own_need(state, false, state.account.cap_pages()).pages() + table_pages(),
                 tables = promise_pages();
-  const bool has_room =
-      state.account.promise_tables(tables, INT64_MIN) && state.account.reserve_fixed(fixed, kWorkRoom);
+  const bool has_room = state.account.promise_tables(tables, INT64_MIN) &&
+                        state.account.reserve_fixed(fixed, kWorkRoom);
   if (!has_room) {
     (void)state.account.promise_tables(-tables, INT64_MIN);
     LUNAR_LOG_LIMITED(log_warning, 4,
-                      "fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; "
+                      "fork refused: the processes of this tree fill the DRAM budget with what "
+                      "each needs for itself; "
                       "give more (--dram)");
     return -ENOMEM;
   }
@@ -90,18 +92,19 @@ int reserve_for_child(PagerState& state, uint64_t pages) {
   return 0;
 }
 
-// Whether the limits on memory, which a child inherits with what is mapped, leave what its own pager maps: frames,
-// windows, threads and rings, the tables of a LUN; and what our prepare handler does. Tried, as the limits are on what
-// the whole process has. The answer errs towards no: what a child does not inherit is not counted in its favour. The
-// fork itself takes nothing of these limits.
+// Whether the limits on memory, which a child inherits with what is mapped, leave what its own
+// pager maps: frames, windows, threads and rings, the tables of a LUN; and what our prepare handler
+// does. Tried, as the limits are on what the whole process has. The answer errs towards no: what a
+// child does not inherit is not counted in its favour. The fork itself takes nothing of these
+// limits.
 bool child_may_map(const PagerState& state) {
   if (!sys::memory_is_limited()) return true;
   constexpr uint64_t kThreadBytes = kMiB, kOtherBytes = 2 * kMiB;
   const OwnNeed need = own_need(state, false, state.account.cap_pages());
   const uint64_t slots = static_cast<uint64_t>(state.account.lun_cap()) >> state.page_shift,
                  threads = need.handlers + 2,
-                 bytes = (static_cast<uint64_t>(need.pages()) << state.page_shift) + threads * kThreadBytes +
-                         2 * deferred_slots_bytes(slots) + kOtherBytes;
+                 bytes = (static_cast<uint64_t>(need.pages()) << state.page_shift) +
+                         threads * kThreadBytes + 2 * deferred_slots_bytes(slots) + kOtherBytes;
   void* probe = map_private(bytes, ForkPolicy::kDontFork);
   unmap_private(probe, bytes);
   return probe != nullptr;
@@ -121,15 +124,17 @@ int fork_check(PagerState& state) {
         return 0;
       }
     }
-    // Parent and child together would pass what the tree may hold plain: its pager makes room for the copies.
+    // Parent and child together would pass what the tree may hold plain: its pager makes room for
+    // the copies.
     ErrorText why;
     if (int rc = activate(state, &why); rc < 0) return -ENOMEM;
   }
   sys::ScopedSignalBlock signals;  // a handler's fork would wait for the locks taken here
   if (!child_may_map(state)) {
-    LUNAR_LOG_LIMITED(log_warning, 4,
-                      "fork refused: the child's own pager cannot map what it needs; raise the limit (%s)",
-                      sys::memory_limit());
+    LUNAR_LOG_LIMITED(
+        log_warning, 4,
+        "fork refused: the child's own pager cannot map what it needs; raise the limit (%s)",
+        sys::memory_limit());
     return -ENOMEM;
   }
   t_checked.since = enter();
@@ -157,9 +162,11 @@ int fork_check(PagerState& state) {
     int64_t left = state.account.lun_free() + t_checked.lun_bytes;
     fork_failed(state);
     const SpaceBound bound = space_bound(state, pages << state.page_shift);
-    LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: the child may come to need %s of LUN space and %s is left; %s",
+    LUNAR_LOG_LIMITED(log_warning, 4,
+                      "fork refused: the child may come to need %s of LUN space and %s is left; %s",
                       format_size(pages << state.page_shift).text,
-                      format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text, space_remedy(state, bound));
+                      format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text,
+                      space_remedy(state, bound));
     return -ENOMEM;
   }
   {
@@ -205,7 +212,8 @@ bool checked_forks_charge(PagerState& state, uint64_t pages) {
   sys::Locked<sys::SpinLock> lock(g_forks.lock);
   const int64_t count = g_forks.count.load(std::memory_order_relaxed);
   if (count == 0) return true;
-  if (state.account.lun_take(count * static_cast<int64_t>(pages << state.page_shift)) < 0) return false;
+  if (state.account.lun_take(count * static_cast<int64_t>(pages << state.page_shift)) < 0)
+    return false;
   g_forks.committed += pages;
   return true;
 }

@@ -32,12 +32,15 @@ void set_inheritable(PagerState& state, bool yes, bool in_child) {
   const auto mark = [=](char* at, size_t bytes) {
     const int rc = sys::advise(at, bytes, yes ? MADV_DOFORK : MADV_DONTFORK);
     if (in_child && rc == -ENOMEM && !sys::is_mapped(at, bytes))
-      fatal("fork: tiered memory from %p on was moved or unmapped by a system call past Lunar at the same moment",
-            static_cast<void*>(at));
+      fatal(
+          "fork: tiered memory from %p on was moved or unmapped by a system call past Lunar at the "
+          "same moment",
+          static_cast<void*>(at));
     return 0;
   };
   for (const Region& region : state.regions)
-    (void)for_own(state.foreign, region.base, region.base + (region.pages << state.page_shift), mark);
+    (void)for_own(state.foreign, region.base, region.base + (region.pages << state.page_shift),
+                  mark);
 }
 
 namespace {
@@ -47,29 +50,34 @@ bool is_shared(const char* at) {
   const void* const page = at;
   sys::PageFacts facts;
   const int pagemap = sys::keep_own_file(sys::OwnFile::kPagemap);
-  return pagemap >= 0 && sys::page_facts(pagemap, &page, 1, &facts) == 0 && facts.present && !facts.exclusive;
+  return pagemap >= 0 && sys::page_facts(pagemap, &page, 1, &facts) == 0 && facts.present &&
+         !facts.exclusive;
 }
 
-// The child has a page whose word is that of an evicted one. Either the parent has brought it in and not released it
-// yet: it has been write-protected since (fork_guards), so its content is the evicted one. Or something has touched its
-// place in the child, where nothing serves faults yet, and has met zeros. What cannot be read, nothing has touched.
-// Without write protection threads of the parent may have written to it, but it is shared with the parent then.
+// The child has a page whose word is that of an evicted one. Either the parent has brought it in
+// and not released it yet: it has been write-protected since (fork_guards), so its content is the
+// evicted one. Or something has touched its place in the child, where nothing serves faults yet,
+// and has met zeros. What cannot be read, nothing has touched. Without write protection threads of
+// the parent may have written to it, but it is shared with the parent then.
 void check_brought_in(PagerState& state, const Region& region, uint64_t page) {
   static char* content = nullptr;
-  if (content == nullptr) content = static_cast<char*>(map_private(state.page_size, ForkPolicy::kInherit));
+  if (content == nullptr)
+    content = static_cast<char*>(map_private(state.page_size, ForkPolicy::kInherit));
   if (content == nullptr) fatal("fork: no memory for a page");
   char* at = region.address_of(PageIndex(page));
-  if (sys::peek(at, content, state.page_size) < 0 || page_hash(content) == region.table.hash(page)) return;
+  if (sys::peek(at, content, state.page_size) < 0 || page_hash(content) == region.table.hash(page))
+    return;
   if (!state.write_protect && !page_is_zero(content) && is_shared(at)) return;
   fatal(
-      "fork: page %p was evicted, and something has touched it in the child before Lunar served it; a fork handler of "
+      "fork: page %p was evicted, and something has touched it in the child before Lunar served "
+      "it; a fork handler of "
       "the program's that may do so must be registered (pthread_atfork) after lunar_init",
       static_cast<void*>(at));
 }
 
-// A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went
-// on bringing pages in: what is present counts, whatever the word says, and what is missing is where it was before it
-// came.
+// A page's state as the child must see it. The kernel copied words and pages at different moments,
+// while handlers went on bringing pages in: what is present counts, whatever the word says, and
+// what is missing is where it was before it came.
 PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool present) {
   const bool on_touch = region.on_touch;  // a page that is there is charged
   PageWord word = region.table.peek(page);
@@ -85,9 +93,13 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
       return word.with_state(PageState::kResident).with_epoch(shared_epoch());
     case PageState::kEmpty:
       if (!present) return word;
-      return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()).with_charged(on_touch);
+      return word.with_state(PageState::kResident)
+          .with_slot(kNoSlot)
+          .with_epoch(shared_epoch())
+          .with_charged(on_touch);
     case PageState::kInFrame: {
-      const Frame& frame = state.frames.at(word.index());  // its content stayed with the parent; its slot is written
+      // its content stayed with the parent; its slot is written
+      const Frame& frame = state.frames.at(word.index());
       if (present) {
         check_brought_in(state, region, page);
         return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
@@ -103,7 +115,8 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
   }
 }
 
-// Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how many are resident.
+// Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how
+// many are resident.
 int64_t settle_words(PagerState& state) {
   int64_t resident = 0, pinned = 0;
   uint8_t present[kChunkPages];
@@ -117,10 +130,13 @@ int64_t settle_words(PagerState& state) {
     for (uint64_t at = 0; at < end; at += kChunkPages) {
       uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
       // libc may have touched a page that is committed and has no word
-      if (!region.table.uses(at, at + n) && region.chunk_committed[at / kChunkPages].load() == 0) continue;
-      if (const int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0)
+      if (!region.table.uses(at, at + n) && region.chunk_committed[at / kChunkPages].load() == 0)
+        continue;
+      if (const int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present);
+          rc < 0)
         fatal(
-            "fork: the child cannot tell which pages it has: it may not read /proc/self/pagemap (%s), and the host "
+            "fork: the child cannot tell which pages it has: it may not read /proc/self/pagemap "
+            "(%s), and the host "
             "has swap space",
             errno_name(rc));
       int32_t in_chunk = 0;
@@ -129,11 +145,13 @@ int64_t settle_words(PagerState& state) {
         PageWord next = settled_word(state, region, at + i, present[i] != 0);
         if (next.state() == PageState::kResident) ++in_chunk;
         if (next.state() == PageState::kEvicted) ++evicted;
-        if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) && next.has_slot())
+        if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) &&
+            next.has_slot())
           state.luns.referred |= 1u << next.lun();
         if (next.charged()) ++charged;
         if (next.pinned()) ++pinned;
-        if (next.raw == region.table.peek(at + i).raw) continue;  // spares the table a copy-on-write
+        if (next.raw == region.table.peek(at + i).raw)
+          continue;  // spares the table a copy-on-write
         // libc may have touched an empty page
         if (table_reach(state, region, at + i, at + i + 1, 0) < 0)
           fatal("fork: the child has no memory for page tables");
@@ -145,7 +163,8 @@ int64_t settle_words(PagerState& state) {
     }
     if (region.on_touch) region.committed_pages.store(charged);  // as its words say
   }
-  state.pinned_pages.store(pinned);  // another thread of the parent's may have been in the midst of a pin
+  // another thread of the parent's may have been in the midst of a pin
+  state.pinned_pages.store(pinned);
   return resident;
 }
 
@@ -160,13 +179,15 @@ int child_restart(PagerState& state, const ForkInHand& fork, ErrorText* why) {
   if (int rc = open_uffd(state, why); rc < 0) return rc;
   for (const Region& region : state.regions) {
     int rc = region_register(state, region, region.base, region.pages << state.page_shift);
-    if (rc < 0) return why->set(rc, "fork: a region cannot be registered in the child (%s)", errno_name(rc));
+    if (rc < 0)
+      return why->set(rc, "fork: a region cannot be registered in the child (%s)", errno_name(rc));
   }
   state.fork.gate_closing.store(false);
   state.fork.gate_used.store(fork.gate);
   set_inheritable(state, false, true);
-  // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing
-  // is reserved on it yet. When there is none now, the evictor tries again.)
+  // Here, and not at the first eviction: what a service thread opens is not in the program's
+  // descriptor table. (Nothing is reserved on it yet. When there is none now, the evictor tries
+  // again.)
   Device* inherited = state.luns.devices[state.luns.parent];
   if (inherited != nullptr && !inherited->growable()) {
     // known to a child of ours too, should it fork before it needs its piece
@@ -175,7 +196,8 @@ int child_restart(PagerState& state, const ForkInHand& fork, ErrorText* why) {
     DeviceOptions options;
     options.sqpoll = state.options.sqpoll;
     ErrorText later;
-    if (open_device(state, state.luns.own, options, &later) < 0) state.luns.devices[state.luns.own] = nullptr;
+    if (open_device(state, state.luns.own, options, &later) < 0)
+      state.luns.devices[state.luns.own] = nullptr;
   }
   if (int rc = start_threads(state, why); rc < 0) return rc;
   if (fork.gate) {  // a fork keeps no protection. Handlers are there: our stack may be tiered
@@ -192,11 +214,14 @@ bool lun_take_or_sweep(PagerState& state, int64_t bytes) {
   return state.account.lun_take(bytes) == 0;
 }
 
-// In the child of a process that is not active: all memory is there, and was charged by the prepare handler.
+// In the child of a process that is not active: all memory is there, and was charged by the prepare
+// handler.
 void enter_plain_child(PagerState& state, const ForkInHand& fork) {
   if (fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(fork.member), fork.ticket) < 0)
-    fatal("fork: the child stood still for too long before it began; its place in the account is given up");
+    fatal(
+        "fork: the child stood still for too long before it began; its place in the account is "
+        "given up");
   state.account.become_plain();
   state.member.pid.store(getpid());
   state.member.copy.store(sys::memory_copy());
@@ -215,8 +240,8 @@ void enter_plain_child(PagerState& state, const ForkInHand& fork) {
   g_activation.lock.unlock();
 }
 
-// Makes the page table, the LUNs and the counts, which are copies of the parent's, this process' own. Returns the pages
-// that are resident.
+// Makes the page table, the LUNs and the counts, which are copies of the parent's, this process'
+// own. Returns the pages that are resident.
 int64_t take_over(PagerState& state, const ForkInHand& fork) {
   keep_own_files();
   g_activation.lock.reset_in_child();  // another thread of the parent's may have held it
@@ -262,8 +287,8 @@ void charge_difference(PagerState& state, const ForkInHand& fork, int64_t reside
           space_remedy(state, space_bound(state, static_cast<uint64_t>(more))));
 }
 
-// A foreign piece that the program keeps from its children (MADV_DONTFORK) leaves a hole. No map of the child's own may
-// come to lie there: the place is still the region's.
+// A foreign piece that the program keeps from its children (MADV_DONTFORK) leaves a hole. No map of
+// the child's own may come to lie there: the place is still the region's.
 void close_foreign_holes(PagerState& state) {
   for (const Region& region : state.regions) {
     char* end = region.base + (region.pages << state.page_shift);
@@ -271,7 +296,8 @@ void close_foreign_holes(PagerState& state) {
       bool foreign = false;
       stop = state.foreign.run(at, end, &foreign);
       if (!foreign) continue;
-      const uint64_t first = region.page_of(at).value, count = static_cast<uint64_t>(stop - at) >> state.page_shift;
+      const uint64_t first = region.page_of(at).value,
+                     count = static_cast<uint64_t>(stop - at) >> state.page_shift;
       claim_holes(region, first, first + count);
     }
   }
@@ -289,10 +315,12 @@ void fork_enter_child(PagerState& state, const ForkInHand& fork, bool of_libc, c
   if (!fork.engaged) return enter_plain_child(state, fork);
   host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
   if (fork.refusal < 0)
-    fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(fork.refusal));
+    fatal("fork: the child cannot be served (%s); its memory would be lost",
+          errno_name(fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(fork.member), fork.ticket) < 0)
     fatal(
-        "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
+        "fork: the child stood still for too long before it began; its place in the account, and "
+        "its memory with it, "
         "is given up");
   state.member.pid.store(getpid());
   state.member.copy.store(sys::memory_copy());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A forked child: makes what it has from its parent its own. Page states are those of the fork, busy pages in their
-// state before; userfaultfd, threads, frames and LUN are its own.
-// Threading: the child's only thread. libc's and jemalloc's locks may be held by threads that are gone: allocates
-// nothing from the host.
+// A forked child: makes what it has from its parent its own. Page states are those of the fork,
+// busy pages in their state before; userfaultfd, threads, frames and LUN are its own.
+// Threading: the child's only thread. libc's and jemalloc's locks may be held by threads that are
+// gone: allocates nothing from the host.
 #pragma once
 #include "pager/fork/checked_forks.h"
 #include "pager/state/descriptors.h"
@@ -24,7 +24,8 @@ struct ForkInHand {
 
 void fork_enter_child(PagerState& state, const ForkInHand& fork, bool of_libc, const void* here);
 
-// in_child: a hole means that a raw call (map_events.h) of another thread came before the kernel's copy of the maps.
+// in_child: a hole means that a raw call (map_events.h) of another thread came before the kernel's
+// copy of the maps.
 void set_inheritable(PagerState& state, bool yes, bool in_child = false);
 
 }  // namespace lunar

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The three fork handlers. They run on the forking thread; in the child it is the only thread, and libc's and
-// jemalloc's locks may be held by threads that no longer exist: nothing here may allocate from the host. They need more
-// of a stack than a plain fork, which fits into a signal handler's of 8 KiB: so they have one of their own.
+// The three fork handlers. They run on the forking thread; in the child it is the only thread, and
+// libc's and jemalloc's locks may be held by threads that no longer exist: nothing here may
+// allocate from the host. They need more of a stack than a plain fork, which fits into a signal
+// handler's of 8 KiB: so they have one of their own.
 #include "pager/fork/fork.h"
 
 #include <langinfo.h>
@@ -53,39 +54,44 @@ struct ForkOrigin {
   bool of_libc;             // fork(), which runs fork handlers
 };
 
-// Brings in the pages of a region that lie from `below` under `at` to `above` over it; where it has none to read (a
-// guard page, its end), no further that way.
+// Brings in the pages of a region that lie from `below` under `at` to `above` over it; where it has
+// none to read (a guard page, its end), no further that way.
 void touch_around(const PagerState& state, const void* at, size_t below, size_t above) {
   const uintptr_t middle = round_down(reinterpret_cast<uintptr_t>(at), state.page_size);
   auto touch = [&](uintptr_t page) {
     auto* address = reinterpret_cast<char*>(page);
-    return state.regions.find(address) != nullptr && sys::advise(address, state.page_size, MADV_POPULATE_READ) == 0;
+    return state.regions.find(address) != nullptr &&
+           sys::advise(address, state.page_size, MADV_POPULATE_READ) == 0;
   };
   for (size_t n = 0; n <= below && touch(middle - n); n += state.page_size) {}
   for (size_t n = state.page_size; n <= above && touch(middle + n); n += state.page_size) {}
 }
 
-// The forking thread's stack, with its local storage (at its top, if the program gave the memory), and the stack that
-// a child of clone() begins on: a coroutine's, a thread's, or a clone's may be tiered.
+// The forking thread's stack, with its local storage (at its top, if the program gave the memory),
+// and the stack that a child of clone() begins on: a coroutine's, a thread's, or a clone's may be
+// tiered.
 void touch_stack(const PagerState& state, const void* here, const void* child_stack) {
-  constexpr size_t kDepth = 64 * 1024, kCallers = 16 * 1024;  // of ours and libc's; several times what they use
+  // of ours and libc's; several times what they use
+  constexpr size_t kDepth = 64 * 1024, kCallers = 16 * 1024;
   touch_around(state, here, kDepth, kCallers);
   touch_around(state, __builtin_thread_pointer(), kCallers, kCallers);
-  if (child_stack != nullptr) touch_around(state, static_cast<const char*>(child_stack) - 1, kDepth, 0);
+  if (child_stack != nullptr)
+    touch_around(state, static_cast<const char*>(child_stack) - 1, kDepth, 0);
 }
 
-// libc's fork touches every open FILE and its lock in the child before there is a handler. They may lie on the heap of
-// the program.
+// libc's fork touches every open FILE and its lock in the child before there is a handler. They may
+// lie on the heap of the program.
 void touch_files() {
-  if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr ||
-      _IO_list_lock == nullptr || _IO_list_unlock == nullptr)
+  if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr ||
+      _IO_iter_file == nullptr || _IO_list_lock == nullptr || _IO_list_unlock == nullptr)
     return;
   _IO_list_lock();  // as libc itself does a moment later: other threads close FILEs
   for (void* at = _IO_iter_begin(); at != _IO_iter_end(); at = _IO_iter_next(at)) {
     volatile char* file = reinterpret_cast<volatile char*>(_IO_iter_file(at));
     for (size_t offset = 0; offset < sizeof(FILE); offset += 64) (void)file[offset];
     (void)file[sizeof(FILE) - 1];
-    auto* lock = reinterpret_cast<volatile char*>(reinterpret_cast<FILE*>(const_cast<char*>(file))->_lock);
+    auto* lock =
+        reinterpret_cast<volatile char*>(reinterpret_cast<FILE*>(const_cast<char*>(file))->_lock);
     if (lock != nullptr) (void)*lock;
   }
   _IO_list_unlock();
@@ -94,7 +100,8 @@ void touch_files() {
 // What a new thread reads when it begins (__ctype_init), so our handlers themselves.
 void touch_locale() {
   const locale_t own = uselocale(LC_GLOBAL_LOCALE);
-  for (const nl_item item : {_NL_CTYPE_CLASS, _NL_CTYPE_TOUPPER, _NL_CTYPE_TOLOWER}) (void)nl_langinfo(item);
+  for (const nl_item item : {_NL_CTYPE_CLASS, _NL_CTYPE_TOUPPER, _NL_CTYPE_TOLOWER})
+    (void)nl_langinfo(item);
   (void)uselocale(own);
 }
 
@@ -104,10 +111,10 @@ void touch_for_child(const PagerState& state, const ForkOrigin& origin) {
   touch_stack(state, origin.here, origin.child_stack);
 }
 
-// The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it enters are of the
-// last time round, 16,384 forks ago and more: those pages become "not known to be exclusive". Eviction is at rest. A
-// page in a handler's hands that was resident before is waited for (a few system calls, and they end without us): its
-// word may be put back as it was.
+// The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it
+// enters are of the last time round, 16,384 forks ago and more: those pages become "not known to be
+// exclusive". Eviction is at rest. A page in a handler's hands that was resident before is waited
+// for (a few system calls, and they end without us): its word may be put back as it was.
 void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   if (same_epoch_half(now, next)) return;
   for (const Region& region : state.regions) {
@@ -118,27 +125,31 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
            seen = word.load(std::memory_order_acquire))
         sys::sleep_ns(10000);
       while (seen.state() == PageState::kResident && same_epoch_half(seen.epoch(), next) &&
-             !word.compare_exchange_weak(seen, seen.with_epoch(kEpochUnknown), std::memory_order_acq_rel)) {}
+             !word.compare_exchange_weak(seen, seen.with_epoch(kEpochUnknown),
+                                         std::memory_order_acq_rel)) {}
     });
   }
 }
 
-// Pages that have come back, and perhaps been written since, are resident in their words, too. What comes back from now
-// on is write-protected until then (fork_guards).
+// Pages that have come back, and perhaps been written since, are resident in their words, too. What
+// comes back from now on is write-protected until then (fork_guards).
 void wait_for_release(const PagerState& state) {
-  for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->wait_for_release();
+  for (unsigned i = 0; i < state.services.handler_count; ++i)
+    g_fault.handlers[i]->wait_for_release();
   thread_resolvers_wait_for_release();
 }
 
-// The child is charged for what it inherits, in its own name: its parent may be gone before it can do that itself.
+// The child is charged for what it inherits, in its own name: its parent may be gone before it can
+// do that itself.
 void charge_child(PagerState& state) {
   g_fork.charged = counters().resident.load();
-  if (state.account.take_for_child(static_cast<unsigned>(g_fork.member), g_fork.charged, state.evictor->low_water(),
-                                   state.write_protect) ||
+  if (state.account.take_for_child(static_cast<unsigned>(g_fork.member), g_fork.charged,
+                                   state.evictor->low_water(), state.write_protect) ||
       !state.write_protect)
     return;
   g_fork.gate = true;
-  // What handlers bring in from now on is protected too; what they have in hand is there before the walk.
+  // What handlers bring in from now on is protected too; what they have in hand is there before the
+  // walk.
   state.fork.gate_used.store(true);
   state.fork.gate_closing.store(true, std::memory_order_seq_cst);
   for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->wait_for_round();
@@ -150,7 +161,8 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
   g_fork = {};
   if (!state.is_active()) {
     g_activation.lock.lock();
-    if (!state.is_active()) {  // activation.lock is held until parent/child: no activation meanwhile
+    if (!state
+             .is_active()) {  // activation.lock is held until parent/child: no activation meanwhile
       state.regions.lock.lock();
       g_fork.member = plain_reserve_child(state, &g_fork.ticket);
       fork_has_member(g_fork.member, g_fork.ticket);
@@ -176,14 +188,17 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
   retire_epochs(state, static_cast<uint16_t>(before), static_cast<uint16_t>(before + 2));
   uint32_t epoch = state.fork.epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
   g_fork.member = state.account.reserve_child(epoch, &g_fork.ticket);
-  g_fork.refusal = g_fork.member < 0 ? g_fork.member : g_fork.lun < 0 ? g_fork.lun : deferred_slots_prepare(state);
+  g_fork.refusal = g_fork.member < 0 ? g_fork.member
+                   : g_fork.lun < 0  ? g_fork.lun
+                                     : deferred_slots_prepare(state);
   int found = fork_descriptors_prepare(state, &g_fork.descriptors);
   if (g_fork.refusal == 0) g_fork.refusal = found;
-  if (g_fork.refusal == 0 && state.luns.ready.load()) g_fork.refusal = reservation_make(state, epoch);
+  if (g_fork.refusal == 0 && state.luns.ready.load())
+    g_fork.refusal = reservation_make(state, epoch);
   if (g_fork.member >= 0) {
     g_fork.checked = fork_take_checked(state);
-    state.account.hand_to_child(static_cast<unsigned>(g_fork.member), g_fork.checked.fixed, g_fork.checked.lun_bytes,
-                                g_fork.checked.tables);
+    state.account.hand_to_child(static_cast<unsigned>(g_fork.member), g_fork.checked.fixed,
+                                g_fork.checked.lun_bytes, g_fork.checked.tables);
     fork_has_member(g_fork.member, g_fork.ticket);
     charge_child(state);
   } else {
@@ -213,12 +228,14 @@ void release_parent(PagerState& state) {
 void parent(PagerState& state) {
   if (g_fork.engaged) {
     counters().forks.add();
-    set_inheritable(state, false);  // before the count: a raw fork would share what is marked with the new one
+    // before the count: a raw fork would share what is marked with the new one
+    set_inheritable(state, false);
     // what was installed up to now may be shared with the child
     state.fork.epoch.fetch_add(1, std::memory_order_acq_rel);
     fork_descriptors_parent(g_fork.descriptors);
     release_parent(state);
-    housekeeping_wake(state, kHousekeepingSweep);  // it waits for this child's end, too, from now on
+    // it waits for this child's end, too, from now on
+    housekeeping_wake(state, kHousekeepingSweep);
   } else {
     state.regions.lock.unlock();
     g_activation.lock.unlock();
@@ -260,7 +277,9 @@ void pager_fork_child_of_libc() {
 
 void pager_fork_child_ran() {
   if (g_fork.engaged && pager_state().fork.forking.load())
-    fatal("fork: libc has not called the pager's handler in the child, whose evicted memory would read as zeros");
+    fatal(
+        "fork: libc has not called the pager's handler in the child, whose evicted memory would "
+        "read as zeros");
 }
 
 bool pager_forked_past_us() { return forked_past_us(pager_state()) != 0; }

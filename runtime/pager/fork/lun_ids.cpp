@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // See lun_ids.h.
 //
-// Idea: what counts is not how many ancestors there were but on which of their LUNs pages still lie. A child counts
-// them once, when it reads all words anyway, and forgets LUNs without a page, whose numbers become free. Where all
-// numbers are in use, the fork first gives up the LUN with the fewest pages: they come into DRAM, lose their slots
-// there, and go to our own LUN at their next eviction, as any written page does.
+// Idea: what counts is not how many ancestors there were but on which of their LUNs pages still
+// lie. A child counts them once, when it reads all words anyway, and forgets LUNs without a page,
+// whose numbers become free. Where all numbers are in use, the fork first gives up the LUN with the
+// fewest pages: they come into DRAM, lose their slots there, and go to our own LUN at their next
+// eviction, as any written page does.
 #include "pager/fork/lun_ids.h"
 
 #include <errno.h>
@@ -80,7 +81,8 @@ void count_pages(PagerState& state, uint64_t (&pages)[kLunIds + 1]) {
   });
 }
 
-// Pages [first, end) that lie on `lun` come into DRAM and lose their slots. An eviction may be faster: again, then.
+// Pages [first, end) that lie on `lun` come into DRAM and lose their slots. An eviction may be
+// faster: again, then.
 int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, unsigned lun) {
   for (unsigned round = 0; round < kRoundsMax; ++round) {
     bool left = false;
@@ -96,7 +98,8 @@ int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, un
         continue;
       }
       left = true;
-      if (int rc = sys::advise(region.address_of(PageIndex(p)), (next - p) << state.page_shift, MADV_POPULATE_READ);
+      if (int rc = sys::advise(region.address_of(PageIndex(p)), (next - p) << state.page_shift,
+                               MADV_POPULATE_READ);
           rc < 0 && rc != -EAGAIN)
         return rc;
       p = next;
@@ -106,8 +109,8 @@ int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, un
   return -EAGAIN;
 }
 
-// Asks for the pages of [first, end) that are only on `lun`, at once: one by one they would cost a latency of the
-// device each. What that leaves, or eviction takes again, take_off reads.
+// Asks for the pages of [first, end) that are only on `lun`, at once: one by one they would cost a
+// latency of the device each. What that leaves, or eviction takes again, take_off reads.
 void read_ahead_of(PagerState& state, Region& region, uint64_t first, uint64_t end, unsigned lun) {
   lunar_range ranges[kRangesMax];
   unsigned count = 0;
@@ -117,7 +120,8 @@ void read_ahead_of(PagerState& state, Region& region, uint64_t first, uint64_t e
     if (on != lun || seen.state() != PageState::kEvicted) continue;
     char* at = region.address_of(PageIndex(p));
     const bool follows =
-        count != 0 && static_cast<const char*>(ranges[count - 1].address) + ranges[count - 1].bytes == at;
+        count != 0 &&
+        static_cast<const char*>(ranges[count - 1].address) + ranges[count - 1].bytes == at;
     if (follows)
       ranges[count - 1].bytes += state.page_size;
     else if (count < kRangesMax)
@@ -136,7 +140,8 @@ int empty_lun(PagerState& state, unsigned lun) {
   return for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
     if (&region != ahead_in || first >= ahead_to) {
       ahead_in = &region;
-      ahead_to = first + kPagesAtOnce < region.table_pages.load() ? first + kPagesAtOnce : region.table_pages.load();
+      ahead_to = first + kPagesAtOnce < region.table_pages.load() ? first + kPagesAtOnce
+                                                                  : region.table_pages.load();
       read_ahead_of(state, region, first, ahead_to, lun);
     }
     return take_off(state, region, first, end, lun);
@@ -155,17 +160,18 @@ int lun_id_for_child(PagerState& state) {
   uint64_t pages[kLunIds + 1] = {};
   count_pages(state, pages);
   state.luns.referred = 0;
-  for (unsigned id = 0; id < kLunIds; ++id) state.luns.referred |= static_cast<uint32_t>(pages[id] != 0) << id;
+  for (unsigned id = 0; id < kLunIds; ++id)
+    state.luns.referred |= static_cast<uint32_t>(pages[id] != 0) << id;
   int rc = -EAGAIN;
   for (uint32_t tried = 1u << state.luns.own; free_number() < 0;) {
     unsigned fewest = kNoLun;
     for (unsigned id = 0; id < kLunIds; ++id)
       if ((tried >> id & 1) == 0 && (fewest == kNoLun || pages[id] < pages[fewest])) fewest = id;
     if (fewest == kNoLun) {
-      LUNAR_LOG_LIMITED(
-          log_warning, 4,
-          "fork refused: this process has pages on the LUNs of %u ancestors, and none of these can be emptied (%s)",
-          kLunIds - 1, errno_name(rc));
+      LUNAR_LOG_LIMITED(log_warning, 4,
+                        "fork refused: this process has pages on the LUNs of %u ancestors, and "
+                        "none of these can be emptied (%s)",
+                        kLunIds - 1, errno_name(rc));
       return -EAGAIN;
     }
     tried |= 1u << fewest;
@@ -177,7 +183,9 @@ int lun_id_for_child(PagerState& state) {
 
 void lun_ids_forget_unused(PagerState& state) {
   for (unsigned id = 0; id < kLunIds; ++id) {
-    if ((state.luns.referred >> id & 1) != 0 || (state.fork.generation != 0 && id == state.luns.parent)) continue;
+    if ((state.luns.referred >> id & 1) != 0 ||
+        (state.fork.generation != 0 && id == state.luns.parent))
+      continue;
     forget_device(state, id);
     state.luns.slots[id].forget();
   }

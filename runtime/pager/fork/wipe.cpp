@@ -79,12 +79,13 @@ int wipe_move(PagerState& state, char* to, char* from, size_t bytes) {
     for (unsigned i = 0; i < g_list.count.load(std::memory_order_relaxed); ++i) {
       Range one = g_list.ranges[i];
       if (one.end <= from || one.begin >= from + bytes) continue;
-      found[n++] = {one.begin < from ? from : one.begin, one.end > from + bytes ? from + bytes : one.end};
+      found[n++] = {one.begin < from ? from : one.begin,
+                    one.end > from + bytes ? from + bytes : one.end};
     }
   }
   for (unsigned i = 0; i < n; ++i)
-    if (int rc =
-            wipe_set(state, to + (found[i].begin - from), static_cast<size_t>(found[i].end - found[i].begin), true);
+    if (int rc = wipe_set(state, to + (found[i].begin - from),
+                          static_cast<size_t>(found[i].end - found[i].begin), true);
         rc < 0)
       return rc;
   return 0;
@@ -100,8 +101,9 @@ void wipe_in_child(PagerState& state) {
       AtomicPageWord* word = region->table.find(region->page_of(at).value);
       PageWord was = word != nullptr ? word->load(std::memory_order_relaxed) : PageWord{};
       if (was.state() == PageState::kEmpty) continue;
-      word->store(PageWord{was.raw & PageWord::kPinned}.with_state(PageState::kEmpty).with_slot(kNoSlot),
-                  std::memory_order_relaxed);
+      word->store(
+          PageWord{was.raw & PageWord::kPinned}.with_state(PageState::kEmpty).with_slot(kNoSlot),
+          std::memory_order_relaxed);
     }
   }
 }

@@ -31,7 +31,8 @@ int ForeignRanges::reserve() {
 }
 
 size_t ForeignRanges::lower(uintptr_t at) const {
-  size_t low = 0, high = count_.load(std::memory_order_acquire);  // first: an older array may be too short for it
+  // first: an older array may be too short for it
+  size_t low = 0, high = count_.load(std::memory_order_acquire);
   const Range* ranges = ranges_.load(std::memory_order_acquire);
   while (low < high) {
     const size_t middle = (low + high) / 2;
@@ -46,11 +47,14 @@ size_t ForeignRanges::lower(uintptr_t at) const {
 // Puts `puts` ranges in the place of [first, last).
 void ForeignRanges::replace(size_t first, size_t last, const uintptr_t (&put)[2][2], size_t puts) {
   Range* ranges = ranges_.load(std::memory_order_relaxed);
-  const size_t count = count_.load(std::memory_order_relaxed), after = count - (last - first) + puts;
+  const size_t count = count_.load(std::memory_order_relaxed),
+               after = count - (last - first) + puts;
   LUNAR_CHECK(after <= capacity_, "foreign ranges: no room was reserved");
   const auto copy = [ranges](size_t to, size_t from) {
-    ranges[to].begin.store(ranges[from].begin.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    ranges[to].end.store(ranges[from].end.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    ranges[to].begin.store(ranges[from].begin.load(std::memory_order_relaxed),
+                           std::memory_order_relaxed);
+    ranges[to].end.store(ranges[from].end.load(std::memory_order_relaxed),
+                         std::memory_order_relaxed);
   };
   sequence_.fetch_add(1, std::memory_order_acq_rel);
   std::atomic_thread_fence(std::memory_order_release);

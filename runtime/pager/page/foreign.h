@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Foreign ranges: parts of regions that are the kernel's, because the program has put something else there (a file,
-// shared memory) or executes them. They are not registered, no page word knows of them, forks do not touch them, and
-// they cost nothing but an entry here. A range ends with region_reclaim: then its place is the region's again.
+// Foreign ranges: parts of regions that are the kernel's, because the program has put something
+// else there (a file, shared memory) or executes them. They are not registered, no page word knows
+// of them, forks do not touch them, and they cost nothing but an entry here. A range ends with
+// region_reclaim: then its place is the region's again.
 //
 //   [begin, end) addresses, sorted, disjoint, neighbours joined; of all regions of the process
 //
-// Threading: read by any thread without a lock (under a sequence counter), also on the fault path. Changes exclude each
-// other, and forks: the owner of the maps holds its lock around them.
+// Threading: read by any thread without a lock (under a sequence counter), also on the fault path.
+// Changes exclude each other, and forks: the owner of the maps holds its lock around them.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -51,6 +52,7 @@ int for_own(const ForeignRanges& ranges, char* from, char* end, Visit visit) {
 }
 
 // As sys::present_pages; of foreign pages none is.
-[[nodiscard]] int present_own(const ForeignRanges& ranges, char* at, uint64_t pages, uint8_t* present);
+[[nodiscard]] int present_own(const ForeignRanges& ranges, char* at, uint64_t pages,
+                              uint8_t* present);
 
 }  // namespace lunar

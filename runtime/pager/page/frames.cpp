@@ -19,7 +19,8 @@ int FramePool::open(uint32_t count, size_t page_size, int node) {
   frames_ = static_cast<Frame*>(map_private(count * sizeof(Frame), ForkPolicy::kInherit));
   free_ = static_cast<uint32_t*>(map_private(count * sizeof(uint32_t), ForkPolicy::kInherit));
   clean_ = static_cast<uint32_t*>(map_private(count * sizeof(uint32_t), ForkPolicy::kInherit));
-  if (memory_ == nullptr || frames_ == nullptr || free_ == nullptr || clean_ == nullptr) return -ENOMEM;
+  if (memory_ == nullptr || frames_ == nullptr || free_ == nullptr || clean_ == nullptr)
+    return -ENOMEM;
   sys::bind_to_node(memory_, window_bytes(), node);
   free_count_ = clean_head_ = clean_count_ = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -59,7 +60,10 @@ bool FramePool::reclaim_oldest() {
     AtomicPageWord& place = *frame.word.load(std::memory_order_acquire);
     PageWord word = place.load(std::memory_order_acquire);
     if (word.state() == PageState::kInFrame && word.index() == id) {
-      PageWord next = word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun).with_heat(0);
+      PageWord next = word.with_state(PageState::kEvicted)
+                          .with_slot(frame.slot)
+                          .with_lun(frame.lun)
+                          .with_heat(0);
       if (place.compare_exchange_strong(word, next, std::memory_order_acq_rel)) {
         put_free(id);
         return true;
@@ -75,7 +79,8 @@ bool FramePool::release(uint32_t id, Slot* slot, unsigned* lun) {
   FrameState seen = frame.state.load(std::memory_order_acquire);
   for (;;) {
     bool written = seen != FrameState::kWriting;
-    // Read before the frame is released (then it may be reused), and only when no write can still change it.
+    // Read before the frame is released (then it may be reused), and only when no write can still
+    // change it.
     *slot = written ? frame.slot : kNoSlot;
     *lun = frame.lun;
     FrameState next = written ? FrameState::kReleased : FrameState::kAbandoned;

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its slot from there, and
-// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. This
-// replaces the reference bit, which user space does not have: hot pages come back from their frames and are marked as
-// hot.
+// Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its
+// slot from there, and stays in the frame until the frame is needed for another victim: a fault in
+// that time is a copy, not a read. This replaces the reference bit, which user space does not have:
+// hot pages come back from their frames and are marked as hot.
 //
 //   kFree ─► kCaptured ─► kWriting ─► kClean ─► (reused) kFree
 //                │            │          └─ page came back or was discarded ─► kReleased ─► kFree
-//                │            └─ the same while the write is in flight ─► kAbandoned ─(response)─► kFree, slot released
+//                │            └─ the same while the write is in flight ─► kAbandoned ─(response)─►
+//                │               kFree, slot released
 //                └─ clean or zero page: no write
 //
-// Threading: only the evictor uses the free list and the queue of clean frames. Any thread that holds the page busy may
-// copy from its frame and then free it with release(). `state` is the hand-shake between the two.
+// Threading: only the evictor uses the free list and the queue of clean frames. Any thread that
+// holds the page busy may copy from its frame and then free it with release(). `state` is the
+// hand-shake between the two.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -23,8 +25,9 @@ namespace lunar {
 enum class FrameState : uint32_t { kFree, kCaptured, kWriting, kClean, kReleased, kAbandoned };
 
 struct Frame {
-  // The word of its page: one value, because the page may be moved (mremap) while others look. It may be that of
-  // another page by now (page_table.h); only the frame's own page is kInFrame with the frame's number.
+  // The word of its page: one value, because the page may be moved (mremap) while others look. It
+  // may be that of another page by now (page_table.h); only the frame's own page is kInFrame with
+  // the frame's number.
   std::atomic<AtomicPageWord*> word{nullptr};
   std::atomic<char*> address{nullptr};  // of the page, for who has it busy
   Slot slot{kNoSlot};
@@ -52,11 +55,13 @@ class alignas(64) FramePool {
   void put_free(uint32_t frame);
   uint32_t free_count() const { return free_count_; }
   void queue_clean(uint32_t frame);
-  // Frees the oldest clean frame; its page becomes kEvicted. False: the queue has none that is available now.
+  // Frees the oldest clean frame; its page becomes kEvicted. False: the queue has none that is
+  // available now.
   bool reclaim_oldest();
 
-  // Called by the thread that holds the frame's page busy. True: *slot on *lun contains the content and belongs to the
-  // caller from now on. False (*slot is kNoSlot): the write was in flight, and slot and frame are freed when it ends.
+  // Called by the thread that holds the frame's page busy. True: *slot on *lun contains the content
+  // and belongs to the caller from now on. False (*slot is kNoSlot): the write was in flight, and
+  // slot and frame are freed when it ends.
   bool release(uint32_t frame, Slot* slot, unsigned* lun);
 
  private:

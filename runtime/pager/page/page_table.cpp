@@ -62,7 +62,8 @@ bool PageTable::map(uint64_t pages) {
   const uint64_t groups = (pages + kLeafPages - 1) / kLeafPages;
   const uint64_t spans = (groups + span_groups() - 1) / span_groups();
   pages_ = pages;
-  directory_ = static_cast<std::atomic<uint32_t>*>(map_private(groups * sizeof(uint32_t), ForkPolicy::kInherit));
+  directory_ = static_cast<std::atomic<uint32_t>*>(
+      map_private(groups * sizeof(uint32_t), ForkPolicy::kInherit));
   spans_ = static_cast<Span*>(map_table(spans * sizeof(Span)));
   return directory_ != nullptr && spans_ != nullptr;
 }
@@ -70,7 +71,8 @@ bool PageTable::map(uint64_t pages) {
 void PageTable::unmap() {
   const uint64_t groups = (pages_ + kLeafPages - 1) / kLeafPages;
   if (directory_ != nullptr) unmap_private(directory_, groups * sizeof(uint32_t));
-  if (spans_ != nullptr) unmap_table(spans_, (groups + span_groups() - 1) / span_groups() * sizeof(Span));
+  if (spans_ != nullptr)
+    unmap_table(spans_, (groups + span_groups() - 1) / span_groups() * sizeof(Span));
 }
 
 uint64_t PageTable::next_used(uint64_t page, uint64_t end) const {

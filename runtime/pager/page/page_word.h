@@ -8,7 +8,8 @@
 //        8..10  heat
 //        11     charged on touch
 //        12..15 LUN the slot lies on (PagerState::luns)
-//        16..31 epoch   kResident            of forks, when the page was known to be exclusive; 0: not known
+//        16..31 epoch   kResident            of forks, when the page was known to be exclusive; 0:
+//                                            not known
 //                       kInFrame, kEvicted   eviction time (PagerState::eviction_time)
 //        32..63 index   kResident            slot of an identical copy, or kNoSlot
 //                       kEvicted             slot
@@ -26,15 +27,15 @@
 //                    └──────────────────│  kInFrame   │───┤
 //                                       └──────┬──────┘   │
 //                                frame reused  ▼          │
-//                                       ┌─────────────┐   │      read failed, retried   ┌───────────┐
-//                                       │  kEvicted   │───┴────────────────────────────►│ kPoisoned │
-//                                       └─────────────┘  read + install ──► kResident   └───────────┘
+//                                       ┌─────────────┐   │  read failed, retried     ┌───────────┐
+//                                       │  kEvicted   │───┴──────────────────────────►│ kPoisoned │
+//                                       └─────────────┘  read + install ──► kResident └───────────┘
 //
-// Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page until it stores the
-// next state. The fault path never blocks on kBusy: a handler that finds it sets `waiter` and forgets the message; the
-// owner wakes the page's waiters (UFFDIO_COPY does so by itself) when it releases the page. kGuard: a guard page
-// (MADV_GUARD_INSTALL): the kernel's marker is in its place, touching it raises SIGSEGV, and a copy into it would erase
-// the marker.
+// Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page
+// until it stores the next state. The fault path never blocks on kBusy: a handler that finds it
+// sets `waiter` and forgets the message; the owner wakes the page's waiters (UFFDIO_COPY does so by
+// itself) when it releases the page. kGuard: a guard page (MADV_GUARD_INSTALL): the kernel's marker
+// is in its place, touching it raises SIGSEGV, and a copy into it would erase the marker.
 #pragma once
 #include <errno.h>
 
@@ -50,14 +51,18 @@ enum class PageState : uint8_t { kEmpty, kResident, kEvicted, kInFrame, kBusy, k
 struct PageWord {
   uint64_t raw = 0;
 
-  static constexpr uint64_t kStateMask = 7, kPreviousShift = 3, kWaiter = 1u << 6, kPinned = 1u << 7;
-  static constexpr uint64_t kHeatShift = 8, kHeatMax = 7, kCharged = 1u << 11, kLunShift = 12, kEpochShift = 16;
+  static constexpr uint64_t kStateMask = 7, kPreviousShift = 3, kWaiter = 1u << 6,
+                            kPinned = 1u << 7;
+  static constexpr uint64_t kHeatShift = 8, kHeatMax = 7, kCharged = 1u << 11, kLunShift = 12,
+                            kEpochShift = 16;
   static constexpr uint64_t kIndexShift = 32;
 
-  constexpr PageState state() const {
+  constexpr PageState state() const {  // NOLINT(*EnumCast*): 7 is not stored
     return static_cast<PageState>(raw & kStateMask);
-  }  // NOLINT(*EnumCast*): 7 is not stored
-  constexpr PageState previous() const { return static_cast<PageState>((raw >> kPreviousShift) & 7); }
+  }
+  constexpr PageState previous() const {
+    return static_cast<PageState>((raw >> kPreviousShift) & 7);
+  }
   // The state that counts for recovery: for a busy page, the state before.
   constexpr PageState settled() const { return state() == PageState::kBusy ? previous() : state(); }
   constexpr bool waiter() const { return raw & kWaiter; }
@@ -70,22 +75,29 @@ struct PageWord {
   constexpr Slot slot() const { return Slot(index()); }
   constexpr bool has_slot() const { return index() != kNoSlot.value; }
 
-  constexpr PageWord with_state(PageState s) const { return {(raw & ~kStateMask) | static_cast<uint64_t>(s)}; }
+  constexpr PageWord with_state(PageState s) const {
+    return {(raw & ~kStateMask) | static_cast<uint64_t>(s)};
+  }
   constexpr PageWord busy() const {
-    return {(raw & ~(kStateMask | (7u << kPreviousShift) | kWaiter)) | static_cast<uint64_t>(PageState::kBusy) |
+    return {(raw & ~(kStateMask | (7u << kPreviousShift) | kWaiter)) |
+            static_cast<uint64_t>(PageState::kBusy) |
             (static_cast<uint64_t>(state()) << kPreviousShift)};
   }
-  // Of a leaf that leaves the table (page_table.h): busy until it has left (kLeaving), then nothing locks or pins it,
-  // and the page is looked up again (kRetired).
-  static constexpr uint64_t kLeaving = static_cast<uint64_t>(PageState::kBusy) * (1 + (1 << kPreviousShift));
+  // Of a leaf that leaves the table (page_table.h): busy until it has left (kLeaving), then nothing
+  // locks or pins it, and the page is looked up again (kRetired).
+  static constexpr uint64_t kLeaving =
+      static_cast<uint64_t>(PageState::kBusy) * (1 + (1 << kPreviousShift));
   static constexpr uint64_t kRetired = kLeaving | uint64_t{1} << kIndexShift;
-  constexpr bool leaving() const { return state() == PageState::kBusy && previous() == PageState::kBusy; }
+  constexpr bool leaving() const {
+    return state() == PageState::kBusy && previous() == PageState::kBusy;
+  }
   constexpr bool retired() const { return leaving() && index() != 0; }
   // Nothing is known of the page but that it is empty.
   constexpr bool blank() const { return state() == PageState::kEmpty && !pinned() && !waiter(); }
   constexpr PageWord with_waiter() const { return {raw | kWaiter}; }
   constexpr PageWord with_heat(unsigned h) const {
-    return {(raw & ~(kHeatMax << kHeatShift)) | (static_cast<uint64_t>(h > kHeatMax ? kHeatMax : h) << kHeatShift)};
+    return {(raw & ~(kHeatMax << kHeatShift)) |
+            (static_cast<uint64_t>(h > kHeatMax ? kHeatMax : h) << kHeatShift)};
   }
   constexpr PageWord with_charged(bool c) const { return {c ? raw | kCharged : raw & ~kCharged}; }
   constexpr PageWord with_lun(unsigned l) const {
@@ -106,11 +118,13 @@ struct PageWord {
 static_assert(sizeof(PageWord) == 8);
 static_assert(std::atomic<PageWord>::is_always_lock_free);
 
-// The low bits of the count of forks (which advances by two per fork) mark pages as exclusive, so a mark is valid until
-// the count wraps around to it. Before the count enters a half of its values, the marks left there from the last round
-// are removed (fork.cpp).
+// The low bits of the count of forks (which advances by two per fork) mark pages as exclusive, so a
+// mark is valid until the count wraps around to it. Before the count enters a half of its values,
+// the marks left there from the last round are removed (fork.cpp).
 constexpr uint16_t kEpochUnknown = 0;
-constexpr bool still_exclusive(uint16_t mark, uint16_t now) { return mark == now && mark != kEpochUnknown; }
+constexpr bool still_exclusive(uint16_t mark, uint16_t now) {
+  return mark == now && mark != kEpochUnknown;
+}
 constexpr bool same_epoch_half(uint16_t a, uint16_t b) { return (a ^ b) < 0x8000; }
 
 // Heat of a page that comes in (evictor.h).
@@ -120,32 +134,38 @@ using AtomicPageWord = std::atomic<PageWord>;
 
 // Takes the page from `seen` to kBusy. False: the word changed (look again).
 inline bool page_lock(AtomicPageWord& word, PageWord seen) {
-  return word.compare_exchange_strong(seen, seen.busy(), std::memory_order_acq_rel, std::memory_order_relaxed);
+  return word.compare_exchange_strong(seen, seen.busy(), std::memory_order_acq_rel,
+                                      std::memory_order_relaxed);
 }
 
-// Releases a busy page into `next` (a settled word). Keeps a pin that was set meanwhile. Returns true if a thread
-// waits: the caller must wake the page unless UFFDIO_COPY has installed it after the waiter came.
+// Releases a busy page into `next` (a settled word). Keeps a pin that was set meanwhile. Returns
+// true if a thread waits: the caller must wake the page unless UFFDIO_COPY has installed it after
+// the waiter came.
 inline bool page_unlock(AtomicPageWord& word, PageWord next) {
   PageWord old = word.load(std::memory_order_relaxed);
   PageWord want;
   do {
-    want.raw = (next.raw & ~(PageWord::kWaiter | PageWord::kPinned)) | (old.raw & PageWord::kPinned);
-  } while (!word.compare_exchange_weak(old, want, std::memory_order_acq_rel, std::memory_order_relaxed));
+    want.raw =
+        (next.raw & ~(PageWord::kWaiter | PageWord::kPinned)) | (old.raw & PageWord::kPinned);
+  } while (
+      !word.compare_exchange_weak(old, want, std::memory_order_acq_rel, std::memory_order_relaxed));
   return old.waiter();
 }
 
-// The pin bit may be changed at any time and in any state. Returns 1 if it was set before, otherwise 0. -EAGAIN: the
-// page's leaf is leaving the table; reach and look it up again.
+// The pin bit may be changed at any time and in any state. Returns 1 if it was set before,
+// otherwise 0. -EAGAIN: the page's leaf is leaving the table; reach and look it up again.
 inline int page_set_pinned(AtomicPageWord& word) {
   PageWord old = word.load(std::memory_order_relaxed);
   do {
     if (old.leaving()) return -EAGAIN;
-  } while (!word.compare_exchange_weak(old, {old.raw | PageWord::kPinned}, std::memory_order_acq_rel));
+  } while (
+      !word.compare_exchange_weak(old, {old.raw | PageWord::kPinned}, std::memory_order_acq_rel));
   return old.pinned();
 }
 inline int page_clear_pinned(AtomicPageWord& word) {
   PageWord old = word.load(std::memory_order_relaxed);
-  while (!word.compare_exchange_weak(old, {old.raw & ~PageWord::kPinned}, std::memory_order_acq_rel)) {}
+  while (!word.compare_exchange_weak(old, {old.raw & ~PageWord::kPinned},
+                                     std::memory_order_acq_rel)) {}
   return old.pinned();
 }
 

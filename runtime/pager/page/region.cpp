@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The registry of regions: a sorted array behind a sequence counter. Readers retry while a writer is at work; writers
-// take a lock.
+// The registry of regions: a sorted array behind a sequence counter. Readers retry while a writer
+// is at work; writers take a lock.
 // Threading: look-ups from anywhere, also on the fault path.
 #include "pager/page/region.h"
 
@@ -13,7 +13,8 @@ namespace lunar {
 char* Region::address_of(PageIndex page) const { return base + page.value * sys::page_bytes(); }
 
 PageIndex Region::page_of(const void* address) const {
-  return PageIndex(static_cast<uint64_t>(static_cast<const char*>(address) - base) / sys::page_bytes());
+  return PageIndex(static_cast<uint64_t>(static_cast<const char*>(address) - base) /
+                   sys::page_bytes());
 }
 
 bool Region::holds(const void* address) const {
@@ -66,7 +67,8 @@ int RegionTable::insert(Region* region) {
   uint32_t n = count.load(std::memory_order_relaxed);
   if (n == kRegionsMax) return -EMFILE;
   if (sorted == nullptr)
-    sorted = static_cast<std::atomic<Region*>*>(map_private(kRegionsMax * sizeof *sorted, ForkPolicy::kInherit));
+    sorted = static_cast<std::atomic<Region*>*>(
+        map_private(kRegionsMax * sizeof *sorted, ForkPolicy::kInherit));
   if (sorted == nullptr) return -ENOMEM;
   sequence.fetch_add(1, std::memory_order_acq_rel);
   uint32_t at = n;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Region: a virtual range that the pager owns, with its page table (page_table.h).
 //
-//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new
-//           huge pages, and MADV_DONTFORK except within fork(): a child made by a raw call faults instead of reading
-//           zeros). On a chunk's boundary; a chunk is as large as a huge page
-//   table ── a word and a hash for each page in use, inherited by fork (the child serves itself from them)
+//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the
+//           process is active no new huge pages, and MADV_DONTFORK except within fork(): a child
+//           made by a raw call faults instead of reading zeros). On a chunk's boundary; a chunk is
+//           as large as a huge page
+//   table ── a word and a hash for each page in use, inherited by fork (the child serves itself
+//           from them)
 //   chunk_resident ── resident pages per 512, so that the clock hand skips cold chunks
 //
 // The registry is a sorted array read under a sequence counter: lookups take no lock.
@@ -43,11 +45,14 @@ struct Region {
   PageTable table;
   std::atomic<int32_t>* chunk_resident = nullptr;
   std::atomic<uint64_t> usable_pages{0};  // made read/write so far, from the start (grows only)
-  std::atomic<uint64_t> table_pages{0};   // one past the last page ever committed or used: scans stop there
+  std::atomic<uint64_t> table_pages{
+      0};  // one past the last page ever committed or used: scans stop there
   // pages committed; MAP_NORESERVE: while the process is not active
   std::atomic<int32_t>* chunk_committed = nullptr;
-  std::atomic<uint8_t>* chunk_large = nullptr;  // may hold a huge page from before activation (activation.h)
-  std::atomic<bool> huge{false};  // the program requested huge pages here, while the process was not active
+  // may hold a huge page from before activation (activation.h)
+  std::atomic<uint8_t>* chunk_large = nullptr;
+  std::atomic<bool> huge{
+      false};  // the program requested huge pages here, while the process was not active
   std::atomic<uint64_t> committed_pages{0};
   std::atomic<Access>* patterns = nullptr;  // one per kPatternPages
   std::atomic<bool> has_patterns{false};
@@ -89,7 +94,9 @@ struct RegionTable {
     uint32_t at;
     Region& operator*() const { return *table.sorted[at].load(std::memory_order_acquire); }
     void operator++() { ++at; }
-    bool operator!=(std::nullptr_t) const { return at < table.count.load(std::memory_order_acquire); }
+    bool operator!=(std::nullptr_t) const {
+      return at < table.count.load(std::memory_order_acquire);
+    }
   };
   Iterator begin() const { return {*this, 0}; }
   static std::nullptr_t end() { return nullptr; }

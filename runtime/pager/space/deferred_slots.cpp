@@ -18,9 +18,11 @@ struct DeferredSlot {
 };
 struct DeferredQueue {
   sys::SpinLock lock;
-  DeferredSlot* entries = nullptr;  // ring, mapped at first use: one entry a slot of the LUN at most
+  // ring, mapped at first use: one entry a slot of the LUN at most
+  DeferredSlot* entries = nullptr;
   uint64_t capacity = 0, head = 0, count = 0;
-  uint64_t* shared = nullptr;  // slots in use at forks with living children: others are released at once
+  // slots in use at forks with living children: others are released at once
+  uint64_t* shared = nullptr;
 };
 constinit DeferredQueue g_deferred;
 
@@ -32,9 +34,12 @@ constinit ForkReservation g_reservations[kMembersMax];
 
 bool defer_slot(Slot slot, uint32_t epoch) {
   sys::Locked<sys::SpinLock> lock(g_deferred.lock);
-  if (g_deferred.entries == nullptr || !(g_deferred.shared[slot.value / 64] >> slot.value % 64 & 1)) return false;
-  LUNAR_CHECK(g_deferred.count < g_deferred.capacity, "more slots held for children than there are");
-  g_deferred.entries[(g_deferred.head + g_deferred.count++) % g_deferred.capacity] = {slot.value, epoch};
+  if (g_deferred.entries == nullptr || !(g_deferred.shared[slot.value / 64] >> slot.value % 64 & 1))
+    return false;
+  LUNAR_CHECK(g_deferred.count < g_deferred.capacity,
+              "more slots held for children than there are");
+  g_deferred.entries[(g_deferred.head + g_deferred.count++) % g_deferred.capacity] = {slot.value,
+                                                                                      epoch};
   return true;
 }
 
@@ -48,10 +53,10 @@ int deferred_slots_prepare(PagerState& state) {
   sys::Locked<sys::SpinLock> lock(g_deferred.lock);
   if (g_deferred.entries == nullptr) {
     g_deferred.capacity = uint64_t{lun.bitmap_words()} * 64;
-    g_deferred.shared =
-        static_cast<uint64_t*>(map_private(lun.bitmap_words() * sizeof(uint64_t), ForkPolicy::kDontFork));
-    g_deferred.entries =
-        static_cast<DeferredSlot*>(map_private(g_deferred.capacity * sizeof(DeferredSlot), ForkPolicy::kDontFork));
+    g_deferred.shared = static_cast<uint64_t*>(
+        map_private(lun.bitmap_words() * sizeof(uint64_t), ForkPolicy::kDontFork));
+    g_deferred.entries = static_cast<DeferredSlot*>(
+        map_private(g_deferred.capacity * sizeof(DeferredSlot), ForkPolicy::kDontFork));
     if (g_deferred.entries == nullptr || g_deferred.shared == nullptr) {
       unmap_private(g_deferred.shared, lun.bitmap_words() * sizeof(uint64_t));
       unmap_private(g_deferred.entries, g_deferred.capacity * sizeof(DeferredSlot));
@@ -60,8 +65,8 @@ int deferred_slots_prepare(PagerState& state) {
       return -ENOMEM;
     }
   }
-  // No write is in flight now, so whatever a page of the child's may refer to is in use. (Slots still held for children
-  // that are gone by now are in use too.)
+  // No write is in flight now, so whatever a page of the child's may refer to is in use. (Slots
+  // still held for children that are gone by now are in use too.)
   lun.copy_used(g_deferred.shared, state.fork.oldest_child.load(std::memory_order_acquire) != 0);
   return 0;
 }

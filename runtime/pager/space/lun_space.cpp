@@ -23,7 +23,9 @@ int slots_charge(PagerState& state, uint64_t slots) {
 static bool promise_slots(PagerState& state, int64_t slots) {
   int64_t before = state.luns.promised_slots.load(std::memory_order_acquire);
   while (before != Luns::kOnLun)
-    if (state.luns.promised_slots.compare_exchange_weak(before, before + slots, std::memory_order_acq_rel)) return true;
+    if (state.luns.promised_slots.compare_exchange_weak(before, before + slots,
+                                                        std::memory_order_acq_rel))
+      return true;
   return false;
 }
 
@@ -37,7 +39,8 @@ static int charge_promised(PagerState& state, SlotAllocator& lun) {
     else if (const int rc = lun.charge(static_cast<uint64_t>(more)); rc < 0)
       return rc;
     charged = promised;
-  } while (!state.luns.promised_slots.compare_exchange_strong(promised, Luns::kOnLun, std::memory_order_acq_rel));
+  } while (!state.luns.promised_slots.compare_exchange_strong(promised, Luns::kOnLun,
+                                                              std::memory_order_acq_rel));
   return 0;
 }
 
@@ -58,17 +61,19 @@ int space_charge(PagerState& state, uint64_t pages, bool may_block) {
 
 void space_uncharge(PagerState& state, uint64_t pages) {
   if (pages == 0 || forked_past_us(state) != 0) return;  // it is the parent's
-  if (!promise_slots(state, -static_cast<int64_t>(pages))) state.luns.slots[state.luns.own].uncharge(pages);
+  if (!promise_slots(state, -static_cast<int64_t>(pages)))
+    state.luns.slots[state.luns.own].uncharge(pages);
   state.account.lun_give(static_cast<int64_t>(pages << state.page_shift));
 }
 
 SpaceBound space_bound(PagerState& state, uint64_t bytes) {
   if (state.account.lun_free() < static_cast<int64_t>(bytes)) {
-    const bool by_size =
-        state.options.size != 0 || state.account.lun_cap() >= static_cast<int64_t>(8 * state.dram_bytes);
+    const bool by_size = state.options.size != 0 ||
+                         state.account.lun_cap() >= static_cast<int64_t>(8 * state.dram_bytes);
     return by_size ? SpaceBound::kSize : SpaceBound::kDevice;
   }
-  if (!state.luns.ready.load(std::memory_order_acquire) || state.luns.carved_pieces == 0) return SpaceBound::kDevice;
+  if (!state.luns.ready.load(std::memory_order_acquire) || state.luns.carved_pieces == 0)
+    return SpaceBound::kDevice;
   const SlotAllocator& lun = state.luns.slots[state.luns.own];
   const bool exceeds = lun.charged_slots() + (bytes >> state.page_shift) > lun.capacity_slots();
   return exceeds ? SpaceBound::kPart : SpaceBound::kDevice;
@@ -78,8 +83,9 @@ const char* space_remedy(const PagerState& state, SpaceBound bound) {
   if (bound == SpaceBound::kSize) return "give a larger --size";
   if (bound == SpaceBound::kDevice) return "free space there, or give another --lun";
   const bool named = state.options.lun != nullptr && strchr(state.options.lun, '#') != nullptr;
-  return named ? "enlarge it (lunar lun resize), or give --lun a directory or a device without a name"
-               : "give --lun a larger one, or a directory";
+  return named
+             ? "enlarge it (lunar lun resize), or give --lun a directory or a device without a name"
+             : "give --lun a larger one, or a directory";
 }
 
 void uncharge_touched(PagerState& state, Region& region, PageWord was) {
@@ -93,10 +99,12 @@ int lun_open_own(PagerState& state) {
   sys::Locked<sys::Mutex> lock(state.luns.open_lock);
   if (state.luns.ready.load(std::memory_order_acquire)) return 0;
   const unsigned own = state.luns.own;
-  if (!state.active.load()) state.luns.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
+  if (!state.active.load())
+    state.luns.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
   const int64_t promised = state.luns.promised_slots.load();
   uint64_t reserve = SlotAllocator::kCleaningReserve;
-  uint64_t bytes = state.fork.generation == 0 ? state.luns.bytes : static_cast<uint64_t>(state.account.lun_cap());
+  uint64_t bytes = state.fork.generation == 0 ? state.luns.bytes
+                                              : static_cast<uint64_t>(state.account.lun_cap());
   ErrorText why;
   DeviceOffset base{};
   if (state.luns.devices[own] == nullptr) {
@@ -118,13 +126,15 @@ int lun_open_own(PagerState& state) {
   int piece = -1;
   unsigned pieces = 0;
   if (!device->growable()) {
-    // Half of a shared device for the first process; for a child an eighth, or what it was promised and an eighth of
-    // that.
+    // Half of a shared device for the first process; for a child an eighth, or what it was promised
+    // and an eighth of that.
     uint64_t piece_bytes = round_down(device->size_bytes() / kCarvePieces, 64 * state.page_size);
     pieces = state.fork.generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
     if (state.fork.generation > 0 && piece_bytes > 0) {
-      uint64_t wanted = (static_cast<uint64_t>(promised + promised / 8) << state.page_shift) / piece_bytes + 1;
-      if (wanted > pieces) pieces = wanted < kCarvePieces ? static_cast<unsigned>(wanted) : kCarvePieces;
+      uint64_t wanted =
+          (static_cast<uint64_t>(promised + promised / 8) << state.page_shift) / piece_bytes + 1;
+      if (wanted > pieces)
+        pieces = wanted < kCarvePieces ? static_cast<unsigned>(wanted) : kCarvePieces;
     }
     piece = state.account.carve(pieces);
     if (piece < 0) return piece;
@@ -132,12 +142,13 @@ int lun_open_own(PagerState& state) {
     if (bytes > pieces * piece_bytes) bytes = pieces * piece_bytes;
     reserve = 0;
   }
-  // The reserve comes out of the size where the device has no more than that; and a child's part of the tree's space
-  // may lie elsewhere: what there is now is enough if what was promised fits.
+  // The reserve comes out of the size where the device has no more than that; and a child's part of
+  // the tree's space may lie elsewhere: what there is now is enough if what was promised fits.
   const uint64_t held = reserve * state.page_size;
   if (device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
     bytes = round_down(device->size_bytes() - held, 64 * state.page_size);
-  int rc = state.luns.slots[own].open(device, base, bytes + held, static_cast<uint32_t>(state.page_size));
+  int rc = state.luns.slots[own].open(device, base, bytes + held,
+                                      static_cast<uint32_t>(state.page_size));
   state.luns.growth_refused.store(false);
   if (rc == 0) rc = charge_promised(state, state.luns.slots[own]);
   if (rc < 0) {
@@ -155,7 +166,8 @@ void lun_close_own(PagerState& state) {
   state.luns.ready.store(false);
   state.luns.promised_slots.store(0);
   state.luns.slots[state.luns.own].close();
-  if (state.luns.carved_pieces != 0) state.account.uncarve(state.luns.carved_first, state.luns.carved_pieces);
+  if (state.luns.carved_pieces != 0)
+    state.account.uncarve(state.luns.carved_first, state.luns.carved_pieces);
   state.luns.carved_pieces = 0;
 }
 

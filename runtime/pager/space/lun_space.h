@@ -24,13 +24,15 @@ enum class SpaceBound : uint8_t {
   kDevice,  // the space left on the device or its file system
 };
 SpaceBound space_bound(PagerState& state, uint64_t bytes);
-const char* space_remedy(const PagerState& state, SpaceBound bound);  // the end of a line: "give a larger --size"
+// the end of a line: "give a larger --size"
+const char* space_remedy(const PagerState& state, SpaceBound bound);
 
-// Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as
-// committed.
+// Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on.
+// Charged pages count as committed.
 void uncharge_touched(PagerState& state, Region& region, PageWord was);
 
-// Opens a forked child's own LUN when it first needs to write. 0 or -errno. May block; not for handlers.
+// Opens a forked child's own LUN when it first needs to write. 0 or -errno. May block; not for
+// handlers.
 [[nodiscard]] int lun_open_own(PagerState& state);
 void lun_close_own(PagerState& state);  // nothing was written to it
 

@@ -17,7 +17,8 @@
 namespace lunar {
 namespace {
 
-// Whether descriptor `fd` of the calling thread's table is still the i-th file of device number `lun`.
+// Whether descriptor `fd` of the calling thread's table is still the i-th file of device number
+// `lun`.
 bool is_device(const PagerState& state, unsigned lun, unsigned i, int fd) {
   return sys::is_file(fd, state.luns.device_ids[lun][i].file);
 }
@@ -99,7 +100,8 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
     const unsigned count = device->fd_count();
     device_close(device);
     return why->set(-E2BIG,
-                    "LUN %s: %u descriptors (two a device node, and one for each further node of an NVMe namespace), "
+                    "LUN %s: %u descriptors (two a device node, and one for each further node of "
+                    "an NVMe namespace), "
                     "%u is the limit; give fewer devices",
                     state.options.lun, count, kDeviceFdsMax);
   }
@@ -107,8 +109,9 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
     device->reopen(i, sys::move_high(device->fd(i)));
     sys::note_own_descriptor(device->fd(i), true);
     const long flags = sys::control_file(device->fd(i), F_GETFL, nullptr);
-    state.luns.device_ids[lun][i] = {sys::file_identity(device->fd(i)),
-                                     flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
+    state.luns.device_ids[lun][i] = {
+        sys::file_identity(device->fd(i)),
+        flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
   }
   state.luns.devices[lun] = device;
   return 0;
@@ -117,7 +120,8 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
 void close_device(PagerState& state, unsigned lun) {
   Device* device = state.luns.devices[lun];
   if (device == nullptr) return;
-  if (!is_in_place(state, lun)) return forget_device(state, lun);  // closing it would close the program's
+  if (!is_in_place(state, lun))
+    return forget_device(state, lun);  // closing it would close the program's
   const sys::MakingDescriptor ending;
   for (unsigned i = 0; i < device->fd_count(); ++i) sys::note_own_descriptor(device->fd(i), false);
   device_close(device);
@@ -126,7 +130,8 @@ void close_device(PagerState& state, unsigned lun) {
 
 void share_device(PagerState& state, unsigned lun, unsigned with) {
   state.luns.devices[lun] = state.luns.devices[with];
-  for (unsigned i = 0; i < kDeviceFdsMax; ++i) state.luns.device_ids[lun][i] = state.luns.device_ids[with][i];
+  for (unsigned i = 0; i < kDeviceFdsMax; ++i)
+    state.luns.device_ids[lun][i] = state.luns.device_ids[with][i];
 }
 
 void forget_device(PagerState& state, unsigned lun) {
@@ -152,7 +157,9 @@ int open_uffd(PagerState& state, ErrorText* why) {
   return 0;
 }
 
-bool uffd_in_place(const PagerState& state) { return sys::is_file(state.uffd, state.uffd_identity); }
+bool uffd_in_place(const PagerState& state) {
+  return sys::is_file(state.uffd, state.uffd_identity);
+}
 
 void close_uffd(PagerState& state) {
   sys::note_own_descriptor(state.uffd, false);
@@ -166,10 +173,12 @@ bool descriptors_in_place(const PagerState& state) {
   return uffd_in_place(state);
 }
 
-static int register_range(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
+static int register_range(const PagerState& state, const Region& region, char* from,
+                          uint64_t bytes) {
   int rc = sys::uffd_register(state.uffd, from, bytes, state.write_protect);
   if (rc != -EINVAL || !region.of_maps()) return rc;
-  if (bytes == sys::page_bytes()) return 0;  // a file or shared memory that a raw call has put there
+  if (bytes == sys::page_bytes())
+    return 0;  // a file or shared memory that a raw call has put there
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
   rc = register_range(state, region, from, half);
   return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);
@@ -181,7 +190,8 @@ int region_register(const PagerState& state, const Region& region, char* from, u
 }
 
 int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
-  for (const int advice : {MADV_NOHUGEPAGE, MADV_UNMERGEABLE, MADV_DONTFORK}) (void)sys::advise(address, bytes, advice);
+  for (const int advice : {MADV_NOHUGEPAGE, MADV_UNMERGEABLE, MADV_DONTFORK})
+    (void)sys::advise(address, bytes, advice);
   if (!sys::in_program_files() || uffd_in_place(state))
     return sys::uffd_register(state.uffd, address, bytes, state.write_protect);
   return ask_table_request(state, 0, address, bytes);

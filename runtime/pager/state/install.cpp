@@ -37,11 +37,15 @@ void wait_out_stall() {
   reader.read != nullptr ? reader.read(reader.self) : sys::yield_cpu();
 }
 
-Install install(PagerState& state, void* address, const void* content, unsigned pages, bool protect) {
+Install install(PagerState& state, void* address, const void* content, unsigned pages,
+                bool protect) {
   for (;;) {
-    const int64_t rc = sys::uffd_copy(state.uffd, address, content, pages * state.page_size,
-                                      protect || state.fork.gate_closing.load(std::memory_order_seq_cst));
-    if (rc > 0) return {Installed::kDone, static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size), 0};
+    const int64_t rc =
+        sys::uffd_copy(state.uffd, address, content, pages * state.page_size,
+                       protect || state.fork.gate_closing.load(std::memory_order_seq_cst));
+    if (rc > 0)
+      return {Installed::kDone, static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size),
+              0};
     const int error = static_cast<int>(rc);
     if (error != -EAGAIN) return {outcome_of(error, pages), 0, error};
     wait_out_stall();
@@ -64,7 +68,8 @@ void protect_by_halves(PagerState& state, char* from, size_t bytes) {
 bool set_waiter(Region& region, PageIndex page, PageWord seen) {
   AtomicPageWord* word = region.table.find(page.value);
   if (word == nullptr) return false;
-  return seen.waiter() || word->compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel);
+  return seen.waiter() ||
+         word->compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel);
 }
 
 void release_page(PagerState& state, Region& region, PageIndex page, PageWord next, Wake wake) {

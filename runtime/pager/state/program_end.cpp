@@ -34,7 +34,9 @@ void program_end_prepared() { sys::close_file(g_end.reading); }
 
 int program_end_descriptor() { return g_end.reading; }
 
-bool program_end_keeps(int fd) { return fd >= 0 && fd == g_end.writing && sys::is_file(fd, g_end.pipe); }
+bool program_end_keeps(int fd) {
+  return fd >= 0 && fd == g_end.writing && sys::is_file(fd, g_end.pipe);
+}
 
 void program_end_forget() {
   if (program_end_keeps(g_end.writing)) sys::close_file(g_end.writing);

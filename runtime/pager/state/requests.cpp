@@ -18,8 +18,8 @@ void wait_for_sweep(PagerState& state) {
     (void)sys::futex_wait(&state.services.sweeps, before, kSweepWaitNs / 4, false);
 }
 
-// With Evictor::sleep_or_reap(), all sequentially consistent: what was taken, then whether it sleeps; that it sleeps,
-// then what is taken.
+// With Evictor::sleep_or_reap(), all sequentially consistent: what was taken, then whether it
+// sleeps; that it sleeps, then what is taken.
 void evictor_wake(PagerState& state) {
   if (state.services.evictor_asleep.load(std::memory_order_seq_cst)) state.account.raise_pressure();
 }
@@ -42,16 +42,18 @@ int ask_table_request(PagerState& state, uint64_t slots, void* address, size_t b
   request.bytes = bytes;
   request.asked.store(1, std::memory_order_release);
   housekeeping_wake(state, kHousekeepingTable);
-  while (request.asked.load(std::memory_order_acquire) != 0) (void)sys::futex_wait(&request.asked, 1, -1, false);
+  while (request.asked.load(std::memory_order_acquire) != 0)
+    (void)sys::futex_wait(&request.asked, 1, -1, false);
   return request.answer;
 }
 
 void answer_table_request(PagerState& state) {
   auto& request = state.services.table_request;
   if (request.asked.load(std::memory_order_acquire) == 0) return;
-  request.answer = request.address != nullptr
-                       ? sys::uffd_register(state.uffd, request.address, request.bytes, state.write_protect)
-                       : state.luns.slots[state.luns.own].charge(request.slots);
+  request.answer =
+      request.address != nullptr
+          ? sys::uffd_register(state.uffd, request.address, request.bytes, state.write_protect)
+          : state.luns.slots[state.luns.own].charge(request.slots);
   request.asked.store(0, std::memory_order_release);
   sys::futex_wake(&request.asked, 1, false);
 }

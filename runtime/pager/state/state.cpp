@@ -24,21 +24,24 @@ Region* own_region(const PagerState& state, const void* address) {
 }
 
 int forked_past_us(const PagerState& state) {
-  return !state.is_active() || state.member.copy.load() == sys::memory_copy() ? 0 : state.member.pid.load();
+  return !state.is_active() || state.member.copy.load() == sys::memory_copy()
+             ? 0
+             : state.member.pid.load();
 }
 
 void say_limited(const PagerState& state, size_t bytes) {
   if (const int parent = forked_past_us(state); parent != 0) {
     LUNAR_LOG_LIMITED(log_warning, 1,
-                      "refused: this process was forked from %d by a system call past Lunar, and has no tiered memory; "
+                      "refused: this process was forked from %d by a system call past Lunar, and "
+                      "has no tiered memory; "
                       "use libc's fork or syscall(), or run the program without Lunar",
                       parent);
     return;
   }
-  LUNAR_LOG_LIMITED(
-      log_warning, 1,
-      "allocation refused: the kernel does not give %s more to this process; raise the limit on its memory (%s)",
-      format_size(bytes).text, sys::memory_limit());
+  LUNAR_LOG_LIMITED(log_warning, 1,
+                    "allocation refused: the kernel does not give %s more to this process; raise "
+                    "the limit on its memory (%s)",
+                    format_size(bytes).text, sys::memory_limit());
 }
 
 MutatorScope::MutatorScope(PagerState& state, bool wait) : state_(state) {
@@ -64,7 +67,9 @@ MutatorScope::~MutatorScope() {
   if (entered_) state_.fork.mutators.fetch_sub(1, std::memory_order_release);
 }
 
-void count_evicted(int64_t delta) { counters().evicted.fetch_add(delta, std::memory_order_relaxed); }
+void count_evicted(int64_t delta) {
+  counters().evicted.fetch_add(delta, std::memory_order_relaxed);
+}
 
 void count_resident(PagerState& state, Region& region, PageIndex page, int delta) {
   region.note_resident(page, delta);

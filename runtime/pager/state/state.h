@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pager's shared state, by owners, and the small helpers that every part of the pager uses. One instance per
-// process, in static memory.
+// The pager's shared state, by owners, and the small helpers that every part of the pager uses. One
+// instance per process, in static memory.
 #pragma once
 #include <pthread.h>
 
@@ -29,8 +29,8 @@ class Evictor;
 constexpr unsigned kLunIds = 16;  // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
 
-// LUNs by the number in page words: this process' own is slots[own]; the others are ancestors', only for reading. A
-// number is free for a forked child if no page refers to it (fork/lun_ids.h).
+// LUNs by the number in page words: this process' own is slots[own]; the others are ancestors',
+// only for reading. A number is free for a forked child if no page refers to it (fork/lun_ids.h).
 struct Luns {
   SlotAllocator slots[kLunIds];
   Device* devices[kLunIds] = {};
@@ -40,7 +40,8 @@ struct Luns {
   };
   DeviceId device_ids[kLunIds][kDeviceFdsMax] = {};
   uint64_t bytes = 0;  // option `size`, or its default
-  // If the LUN option is a directory: a descriptor of it, for when its path no longer leads there (chroot).
+  // If the LUN option is a directory: a descriptor of it, for when its path no longer leads there
+  // (chroot).
   int directory = -1;
   sys::FileIdentity directory_identity;
   unsigned own = 0, parent = 0;
@@ -48,11 +49,14 @@ struct Luns {
   unsigned carved_pieces = 0;
   // one bit per number: pages referred to it when this process began (fewer by now, if any)
   uint32_t referred = 0;
-  std::atomic<bool> ready{false};  // the own LUN is open (a forked child opens its own at its first dirty eviction)
-  // What an active process has charged that its LUN does not know of: it takes that over when it opens. kOnLun: it has.
+  std::atomic<bool> ready{
+      false};  // the own LUN is open (a forked child opens its own at its first dirty eviction)
+  // What an active process has charged that its LUN does not know of: it takes that over when it
+  // opens. kOnLun: it has.
   static constexpr int64_t kOnLun = INT64_MIN;
   std::atomic<int64_t> promised_slots{0};
-  std::atomic<bool> growth_refused{false};  // of the own LUN's file, the last time that the housekeeping thread tried
+  std::atomic<bool> growth_refused{
+      false};  // of the own LUN's file, the last time that the housekeeping thread tried
   sys::Mutex open_lock;
 };
 
@@ -63,23 +67,25 @@ struct ForkState {
   sys::Mutex lock;                        // held by a forking thread
   std::atomic<uint32_t> mutators{0};      // threads inside discard/move/pin; fork waits for 0
   std::atomic<bool> forking{false};
-  std::atomic<int> thread_id{0};  // its faults may take the last pages: nothing is evicted meanwhile
+  std::atomic<int> thread_id{
+      0};  // its faults may take the last pages: nothing is evicted meanwhile
   std::atomic<uint64_t> since_ns{0};
   // a fork is closing the copy-on-write gate: pages are installed write-protected
   std::atomic<bool> gate_closing{false};
   std::atomic<bool> gate_used{false};  // pages of this process may be protected
 };
 
-// Bits of ServiceThreads::housekeeping_word. The kernel stores 0 when a service thread ends: a word without
-// kHousekeepingRuns shows that.
+// Bits of ServiceThreads::housekeeping_word. The kernel stores 0 when a service thread ends: a word
+// without kHousekeepingRuns shows that.
 constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4,
                    kHousekeepingProgram = 16,  // its descriptor table has been closed
     kHousekeepingTable = 32,                   // TableRequest
     kHousekeepingWake = 64,                    // all threads that wait for a page
     kHousekeepingTables = 128;                 // table_trim
 
-// A request of one program thread to the housekeeping thread, in whose descriptor table the numbers of the LUN and of
-// the userfaultfd are still these: slots to charge, for which the LUN's file has to grow, or a range to register.
+// A request of one program thread to the housekeeping thread, in whose descriptor table the numbers
+// of the LUN and of the userfaultfd are still these: slots to charge, for which the LUN's file has
+// to grow, or a range to register.
 struct TableRequest {
   sys::Mutex lock;                 // held by the thread that asks
   std::atomic<uint32_t> asked{0};  // futex: 0 once there is an answer
@@ -89,7 +95,8 @@ struct TableRequest {
   int answer = 0;
 };
 
-// Of a handler: an eventfd in the service threads' table. Something is in its inbox, or room came and it wants some.
+// Of a handler: an eventfd in the service threads' table. Something is in its inbox, or room came
+// and it wants some.
 struct Bell {
   std::atomic<int> descriptor{-1};  // -1: not made yet; the handler looks into its inbox once it is
   std::atomic<bool> wants_room{false};
@@ -97,7 +104,8 @@ struct Bell {
 
 // Words and ids of the service threads, by which other parts reach them (requests.h).
 struct ServiceThreads {
-  // Apart from the handlers, which write to their own memory at each fault: all of these are read at each fault.
+  // Apart from the handlers, which write to their own memory at each fault: all of these are read
+  // at each fault.
   std::atomic<int> handler_tids[kHandlersMax] = {};
   unsigned handler_count = 0;
   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
@@ -154,14 +162,16 @@ uint64_t committed_pages(const PagerState& state);  // of all regions
 
 Region* own_region(const PagerState& state, const void* address);  // as region_find
 
-// If this process was forked from an active one without the fork handlers: from which one. It has none of the tiered
-// memory and none of the service threads, and the account's member is its parent's. Else 0. Two loads.
+// If this process was forked from an active one without the fork handlers: from which one. It has
+// none of the tiered memory and none of the service threads, and the account's member is its
+// parent's. Else 0. Two loads.
 int forked_past_us(const PagerState& state);
 void say_limited(const PagerState& state, size_t bytes);  // see pager_say_limited
 
-// The calling thread is about to change page mappings (discard, move): excludes forks. Never held across a wait for
-// I/O. wait false: not entered while a fork is in progress (for a caller that holds locks which the fork will take). No
-// signal handler runs inside, because it might fork, and wait for the end of the scope.
+// The calling thread is about to change page mappings (discard, move): excludes forks. Never held
+// across a wait for I/O. wait false: not entered while a fork is in progress (for a caller that
+// holds locks which the fork will take). No signal handler runs inside, because it might fork, and
+// wait for the end of the scope.
 class MutatorScope {
  public:
   explicit MutatorScope(PagerState& state, bool wait = true);
@@ -177,24 +187,29 @@ class MutatorScope {
   bool entered_ = true;
 };
 
-// Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in or out of these two
-// states.
+// Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in
+// or out of these two states.
 void count_evicted(int64_t delta);
 
 // Bookkeeping of installed pages. pre: the DRAM was taken before.
 void count_resident(PagerState& state, Region& region, PageIndex page, int delta);
 
-// The fork epoch to mark a page with. Read it *before* the page is installed: the installing thread may be preempted,
-// and a page installed before a fork is shared after it. shared_epoch: another thread's page was found in place, which
-// may be shared now.
+// The fork epoch to mark a page with. Read it *before* the page is installed: the installing thread
+// may be preempted, and a page installed before a fork is shared after it. shared_epoch: another
+// thread's page was found in place, which may be shared now.
 inline uint16_t exclusive_epoch(const PagerState& state) {
   return static_cast<uint16_t>(state.fork.epoch.load(std::memory_order_seq_cst));
 }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
 // The word of a page that was installed. heat: see the policy in evict/evictor.h.
-inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat, uint16_t epoch) {
-  return from.with_state(PageState::kResident).with_slot(slot).with_lun(lun).with_heat(heat).with_epoch(epoch);
+inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat,
+                              uint16_t epoch) {
+  return from.with_state(PageState::kResident)
+      .with_slot(slot)
+      .with_lun(lun)
+      .with_heat(heat)
+      .with_epoch(epoch);
 }
 
 }  // namespace lunar

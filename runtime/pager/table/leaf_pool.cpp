@@ -14,7 +14,8 @@ namespace lunar {
 
 namespace {
 
-constexpr uint32_t kPendingMax = 512, kEmptyMax = 32;  // retired leaves, empty pages: before the housekeeping is asked
+// retired leaves, empty pages: before the housekeeping is asked
+constexpr uint32_t kPendingMax = 512, kEmptyMax = 32;
 constexpr uint32_t kPendingLook = 64;
 
 }  // namespace
@@ -57,7 +58,8 @@ void LeafPool::change_loose(PagerState& state, int64_t units) {
 }
 
 // pre: the lock. *must_grow: no segment has a leaf left.
-int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t keep_free, bool* must_grow) {
+int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t keep_free,
+                   bool* must_grow) {
   PageTable& table = region.table;
   if (table.leaf_of(group) != nullptr) return 0;
   const uint64_t page = group * kLeafPages;
@@ -67,8 +69,10 @@ int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t ke
   if (place.number == 0) place = find(true);
   *must_grow = place.number == 0;
   if (*must_grow) return -EAGAIN;
-  const bool loose = region.on_touch || region.chunk_committed[page / kChunkPages].load(std::memory_order_relaxed) <= 0,
-             span_loose = !span.charged && (region.on_touch || span.committed.load(std::memory_order_relaxed) <= 0);
+  const bool loose = region.on_touch || region.chunk_committed[page / kChunkPages].load(
+                                            std::memory_order_relaxed) <= 0,
+             span_loose = !span.charged &&
+                          (region.on_touch || span.committed.load(std::memory_order_relaxed) <= 0);
   const int64_t units = (loose ? 1 : 0) + (span_loose ? block_leaves() : 0);
   if (units != 0 && !promise_change(state, units)) return -ENOMEM;
   const int64_t cost = (place.fresh ? 1 : 0) + (span.charged ? 0 : 1);
@@ -147,11 +151,14 @@ void LeafPool::retire(PagerState& state, Region& region, uint64_t group, bool mu
   if (leaf == nullptr) return;
   unsigned held = 0;
   const uint64_t first = group * kLeafPages;
-  const auto wake = [&](unsigned i) { wake_waiters(state, region.address_of(PageIndex(first + i)), state.page_size); };
+  const auto wake = [&](unsigned i) {
+    wake_waiters(state, region.address_of(PageIndex(first + i)), state.page_size);
+  };
   for (; !must && held < kLeafPages; ++held) {
     const PageWord seen = leaf->words[held].load(std::memory_order_acquire);
     PageWord expected = seen;
-    if (!seen.blank() || !leaf->words[held].compare_exchange_strong(expected, {PageWord::kLeaving})) break;
+    if (!seen.blank() || !leaf->words[held].compare_exchange_strong(expected, {PageWord::kLeaving}))
+      break;
   }
   if (!must && held < kLeafPages) {
     while (held-- > 0)
@@ -198,7 +205,8 @@ int64_t LeafPool::trim_blocks() {
       while (at < limit && empty_blocks_ != 0 && !is_empty(at)) at += step;
       if (at >= limit || empty_blocks_ == 0) return given;
       first = end = at;
-      for (; end < limit && end / kSegmentLeaves == first / kSegmentLeaves && is_empty(end); end += step) {
+      for (; end < limit && end / kSegmentLeaves == first / kSegmentLeaves && is_empty(end);
+           end += step) {
         bits_of(end).used.set_block(end % kSegmentLeaves, true);
         --empty_blocks_;
         free_charged_ -= step;
@@ -227,8 +235,9 @@ int64_t LeafPool::trim_spans(PagerState& state) {
       if (empty_spans_ == 0) return given;
       if (!span.charged || span.leaves.load(std::memory_order_relaxed) != 0) continue;
       const uint64_t bytes = PageTable::span_groups() * sizeof(uint32_t);
-      (void)sys::advise(reinterpret_cast<char*>(region.table.directory_) + page / PageTable::span_pages() * bytes,
-                        bytes, MADV_DONTNEED);
+      (void)sys::advise(
+          reinterpret_cast<char*>(region.table.directory_) + page / PageTable::span_pages() * bytes,
+          bytes, MADV_DONTNEED);
       span.charged = false;
       if (span.loose) change_loose(state, -static_cast<int64_t>(block_leaves()));
       --empty_spans_;
@@ -284,7 +293,8 @@ void LeafPool::go_live(PagerState& state) {
   state.account.take_tables_always(pages());
 }
 
-// A thread of the parent's may have been adding a leaf: what the directories name is in use, and nothing else.
+// A thread of the parent's may have been adding a leaf: what the directories name is in use, and
+// nothing else.
 void LeafPool::enter_child(PagerState& state) {
   lock_.unlock();
   live_ = false;
@@ -297,18 +307,21 @@ void LeafPool::enter_child(PagerState& state) {
     uint64_t high = region.table_pages.load();
     for (uint64_t first = 0; first < region.pages; first += PageTable::span_pages()) {
       PageTable::Span& span = table.span_of(first);
-      const uint64_t end =
-          first + PageTable::span_pages() < region.pages ? first + PageTable::span_pages() : region.pages;
+      const uint64_t end = first + PageTable::span_pages() < region.pages
+                               ? first + PageTable::span_pages()
+                               : region.pages;
       uint32_t leaves = 0;
       for (uint64_t page = first; span.leaves.load() != 0 && page < end; page += kLeafPages) {
         const uint32_t number = table.directory_[page / kLeafPages].load(std::memory_order_relaxed);
         if (number == 0) continue;
         ++leaves;
-        const bool loose = region.on_touch || region.chunk_committed[page / kChunkPages].load() <= 0;
+        const bool loose =
+            region.on_touch || region.chunk_committed[page / kChunkPages].load() <= 0;
         bits_of(number - 1).used.set((number - 1) % kSegmentLeaves, true);
         bits_of(number - 1).loose.set((number - 1) % kSegmentLeaves, loose);
         loose_units_ += loose;
-        if (page + kLeafPages > high) high = page + kLeafPages < region.pages ? page + kLeafPages : region.pages;
+        if (page + kLeafPages > high)
+          high = page + kLeafPages < region.pages ? page + kLeafPages : region.pages;
       }
       used += leaves;
       const bool was_charged = span.charged || span.leaves.load() != 0;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // LeafPool: the leaves of all page tables, for tables.h.
 //
-// A segment's leaves are free or used (a bit each), and its memory is charged by *blocks* (the leaves of a page of
-// DRAM). Leaves of charged blocks are given out first, those at low addresses before others. A leaf that leaves its
-// directory waits in a queue until the scopes of its time have ended.
+// A segment's leaves are free or used (a bit each), and its memory is charged by *blocks* (the
+// leaves of a page of DRAM). Leaves of charged blocks are given out first, those at low addresses
+// before others. A leaf that leaves its directory waits in a queue until the scopes of its time
+// have ended.
 // Threading: any thread; all state is under the lock.
 #pragma once
 #include <cstdint>
@@ -72,7 +73,8 @@ class LeafPool {
   void change_loose(PagerState& state, int64_t units);
   SegmentBits& bits_of(uint32_t number) { return *bits_[number / kSegmentLeaves]; }
   static Leaf& leaf_at(uint32_t number) {
-    return g_leaf_segments[number / kSegmentLeaves].load(std::memory_order_relaxed)[number % kSegmentLeaves];
+    return g_leaf_segments[number / kSegmentLeaves].load(
+        std::memory_order_relaxed)[number % kSegmentLeaves];
   }
 
   sys::SpinLock lock_;
@@ -81,8 +83,9 @@ class LeafPool {
   uint32_t low_charged_ = 0, low_fresh_ = 0;  // words of bits below which there is none of these
   int64_t free_charged_ = 0;                  // leaves
   int64_t charged_blocks_ = 0, charged_spans_ = 0;
-  uint32_t empty_blocks_ = 0, empty_spans_ = 0;              // of these
-  uint32_t queue_first_ = 0, queue_last_ = 0, pending_ = 0;  // retired: numbers + 1, linked by their hashes
+  uint32_t empty_blocks_ = 0, empty_spans_ = 0;  // of these
+  // retired: numbers + 1, linked by their hashes
+  uint32_t queue_first_ = 0, queue_last_ = 0, pending_ = 0;
   int64_t loose_units_ = 0;
   bool live_ = false;
 };

@@ -29,7 +29,8 @@ int64_t span_units() { return static_cast<int64_t>(sys::page_bytes() / sizeof(Le
 bool apply(PagerState& state, int64_t units, bool must_fit) {
   const int64_t want = pages_for_units(units), more = want - g_promise.pages;
   const int64_t room = kTableRoom + state.pinned_pages.load(std::memory_order_relaxed);
-  if (more != 0 && !state.account.promise_tables(more, must_fit && more > 0 ? room : INT64_MIN)) return false;
+  if (more != 0 && !state.account.promise_tables(more, must_fit && more > 0 ? room : INT64_MIN))
+    return false;
   g_promise.pages = want;
   return true;
 }
@@ -40,7 +41,8 @@ bool charged_exactly(const PagerState& state, const Region& region) {
   return region.of_maps() || !(state.thp_always || region.huge.load(std::memory_order_relaxed));
 }
 
-Committed count_committed(const PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
+Committed count_committed(const PagerState& state, Region& region, uint64_t first, uint64_t end,
+                          int sign) {
   const bool exactly = charged_exactly(state, region);
   Committed change{0, 0};
   for (uint64_t at = first, next; at < end; at = next) {
@@ -53,7 +55,8 @@ Committed count_committed(const PagerState& state, Region& region, uint64_t firs
     else if ((before == 0) != (before + part == 0))
       change.pages += sign * static_cast<int64_t>(region.chunk_size(chunk));
     change.units += units_of(region, chunk, before + part) - units_of(region, chunk, before);
-    const int32_t in_span = region.table.span_of(at).committed.fetch_add(part, std::memory_order_relaxed);
+    const int32_t in_span =
+        region.table.span_of(at).committed.fetch_add(part, std::memory_order_relaxed);
     if ((in_span == 0) != (in_span + part == 0)) change.units += sign * span_units();
   }
   return change;

@@ -12,10 +12,12 @@ static constinit LeafPool g_pool;
 
 void table_note_committed(Region& region, uint64_t end) {
   uint64_t now = region.table_pages.load(std::memory_order_relaxed);
-  while (now < end && !region.table_pages.compare_exchange_weak(now, end, std::memory_order_acq_rel)) {}
+  while (now < end &&
+         !region.table_pages.compare_exchange_weak(now, end, std::memory_order_acq_rel)) {}
 }
 
-int table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end, int64_t keep_free) {
+int table_reach(PagerState& state, Region& region, uint64_t first, uint64_t end,
+                int64_t keep_free) {
   if (first >= end) return 0;
   table_note_committed(region, end);
   for (uint64_t group = first / kLeafPages; group <= (end - 1) / kLeafPages; ++group) {

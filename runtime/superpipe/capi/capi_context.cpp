@@ -15,13 +15,16 @@ namespace {
 
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kBlockBytes = 4096;
-constexpr uint64_t kSpinNs = 100'000, kNapNs = 20'000;  // a wait asks without a pause for so long, then so often
+// a wait asks without a pause for so long, then so often
+constexpr uint64_t kSpinNs = 100'000, kNapNs = 20'000;
 
 }  // namespace
 
-int CapiContext::create(CapiDevice* device, int chunk, const ContextOptions& options, OwnedContext** out) {
+int CapiContext::create(CapiDevice* device, int chunk, const ContextOptions& options,
+                        OwnedContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
-  const size_t head = round_up(sizeof(CapiContext), 64), bytes = head + options.depth * sizeof(InFlight);
+  const size_t head = round_up(sizeof(CapiContext), 64),
+               bytes = head + options.depth * sizeof(InFlight);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) CapiContext;
@@ -36,7 +39,8 @@ int CapiContext::create(CapiDevice* device, int chunk, const ContextOptions& opt
 
 void CapiContext::release() {
   drain();
-  if (mine()) (void)device_->library().close(chunk_, 0);  // a forked child's copy of it is the parent's
+  if (mine())
+    (void)device_->library().close(chunk_, 0);  // a forked child's copy of it is the parent's
   unmap_private(this, mapping_bytes_);
 }
 
@@ -45,12 +49,13 @@ void CapiContext::send(InFlight* entry) {
   const iovec& part = command.iov[entry->part];
   const size_t left = (part.iov_len - entry->skip) / kBlockBytes, most = device_->blocks_max();
   entry->piece = static_cast<uint32_t>(left < most ? left : most);
-  const auto block = static_cast<off_t>(device_->first_block() + (command.offset.value + entry->done) / kBlockBytes);
+  const auto block = static_cast<off_t>(device_->first_block() +
+                                        (command.offset.value + entry->done) / kBlockBytes);
   const auto issue = command.op == Op::kRead ? device_->library().aread : device_->library().awrite;
   int tag = -1;
   errno = 0;
-  const int moved =
-      issue(chunk_, static_cast<char*>(part.iov_base) + entry->skip, block, entry->piece, &tag, nullptr, 0);
+  const int moved = issue(chunk_, static_cast<char*>(part.iov_base) + entry->skip, block,
+                          entry->piece, &tag, nullptr, 0);
   entry->tag = tag;
   if (moved > 0) {
     advance(entry, moved);  // done already
@@ -67,9 +72,11 @@ void CapiContext::advance(InFlight* entry, int moved_blocks) {
   const uint64_t bytes = static_cast<uint64_t>(moved_blocks) * kBlockBytes;
   entry->done += bytes;
   entry->skip += bytes;
-  while (entry->part < entry->command.iov_count && entry->skip >= entry->command.iov[entry->part].iov_len)
+  while (entry->part < entry->command.iov_count &&
+         entry->skip >= entry->command.iov[entry->part].iov_len)
     entry->skip -= entry->command.iov[entry->part++].iov_len;
-  const bool finished = entry->part == entry->command.iov_count || static_cast<uint32_t>(moved_blocks) < entry->piece;
+  const bool finished =
+      entry->part == entry->command.iov_count || static_cast<uint32_t>(moved_blocks) < entry->piece;
   entry->tag = finished ? kEnded : kUnsent;
   entry->result = static_cast<int64_t>(entry->done);
   if (!finished || entry->command.op != Op::kWrite || !entry->command.fua) return;
@@ -129,7 +136,8 @@ int CapiContext::reap(Response* out, unsigned max) {
   for (unsigned i = 0; i < in_flight_; ++i) {
     InFlight& entry = entries_[i];
     if (entry.tag == kEnded && taken < max) {
-      if (entry.command.op == Op::kRead && entry.result > 0) latency_.add(sys::now_ns() - entry.start_ns);
+      if (entry.command.op == Op::kRead && entry.result > 0)
+        latency_.add(sys::now_ns() - entry.start_ns);
       out[taken++] = {entry.command.tag, entry.result};
     } else if (kept++ != i) {
       entries_[kept - 1] = entry;
@@ -155,7 +163,8 @@ int CapiContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
       sys::cpu_relax();
       continue;
     }
-    if (in_flight_ && (left < 0 || left > static_cast<int64_t>(kNapNs))) left = static_cast<int64_t>(kNapNs);
+    if (in_flight_ && (left < 0 || left > static_cast<int64_t>(kNapNs)))
+      left = static_cast<int64_t>(kNapNs);
     if (watches_.used == 0) {
       sys::sleep_ns(static_cast<uint64_t>(left));
       continue;
@@ -166,8 +175,9 @@ int CapiContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
 }
 
 int CapiContext::await(int64_t timeout_ns) {
-  sys::sleep_ns(timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < kNapNs ? static_cast<uint64_t>(timeout_ns)
-                                                                              : kNapNs);
+  sys::sleep_ns(timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < kNapNs
+                    ? static_cast<uint64_t>(timeout_ns)
+                    : kNapNs);
   return 0;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context on IBM's library: a chunk, with its commands in flight. Each Command has one cblk command in progress at a
-// time: its parts, and pieces of the size that the library accepts, follow one another.
-// Threading: the thread that attached; or, attached as shared, one at a time, and await() at any time. May not:
-// allocate after create (the library may).
+// A context on IBM's library: a chunk, with its commands in flight. Each Command has one cblk
+// command in progress at a time: its parts, and pieces of the size that the library accepts, follow
+// one another.
+// Threading: the thread that attached; or, attached as shared, one at a time, and await() at any
+// time. May not: allocate after create (the library may).
 #pragma once
 #include "superpipe/capi/capi_device.h"
 #include "superpipe/context_base.h"
@@ -12,7 +13,8 @@ namespace lunar {
 class CapiContext final : public OwnedContext {
  public:
   // Takes ownership of `chunk` on success. 0 or -errno.
-  [[nodiscard]] static int create(CapiDevice* device, int chunk, const ContextOptions& options, OwnedContext** out);
+  [[nodiscard]] static int create(CapiDevice* device, int chunk, const ContextOptions& options,
+                                  OwnedContext** out);
 
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;

@@ -26,7 +26,9 @@ constexpr size_t kBlocksMax = 4096;  // 16 MiB
 constexpr int kNoThreads = 4;        // CBLK_OPN_NO_INTRP_THREADS: we ask for results ourselves
 constexpr int kOwnRequests = 64;     // of the device's own chunk
 
-uint64_t held_by_this_process(int chunk) { return uint64_t{sys::memory_copy()} << 32 | static_cast<uint32_t>(chunk); }
+uint64_t held_by_this_process(int chunk) {
+  return uint64_t{sys::memory_copy()} << 32 | static_cast<uint32_t>(chunk);
+}
 
 }  // namespace
 
@@ -41,7 +43,8 @@ int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out
     // Without the library that is the first thing to know.
     CapiLibrary missing;
     if (missing.load(uri, library, why) < 0) return -ENODEV;
-    return why->set(err, "LUN %s: there is no %s; CAPI disks are /dev/sgN (IBM's cxlfd lists them)", uri, path);
+    return why->set(err, "LUN %s: there is no %s; CAPI disks are /dev/sgN (IBM's cxlfd lists them)",
+                    uri, path);
   }
   const size_t uri_bytes = strlen(uri) + 1, path_bytes = strlen(path) + 1;
   char* name = nullptr;
@@ -69,13 +72,14 @@ int CapiDevice::open_node(const char* uri, const DeviceOptions& options, ErrorTe
   const Claim claim = options.scratch ? Claim::kAlone : options.claim;
   if (claim == Claim::kParts)
     return why->set(-ENOTSUP,
-                    "LUN %s: carries no virtual LUNs: Lunar's locks do not reach a CAPI disk's other nodes; give it as "
+                    "LUN %s: carries no virtual LUNs: Lunar's locks do not reach a CAPI disk's "
+                    "other nodes; give it as "
                     "a whole, to one program",
                     uri);
   const int node = sys::open_file(path_, (read_only_ ? O_RDONLY : O_RDWR) | O_NONBLOCK);
   if (node < 0)
-    return why->set(node, "LUN %s: cannot be opened: %s (%s); run as a user who may", uri, errno_text(node),
-                    errno_name(node));
+    return why->set(node, "LUN %s: cannot be opened: %s (%s); run as a user who may", uri,
+                    errno_text(node), errno_name(node));
   files_.set(0, node);
   return files_.claim(claim, read_only_, path_, why);
 }
@@ -87,19 +91,22 @@ int CapiDevice::open_chunk(const char* uri, const DeviceOptions& options, ErrorT
   errno = 0;
   const int chunk = ibm.open(path_, kOwnRequests, read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
   if (chunk == CapiLibrary::kNull)
-    return why->set(errno ? -errno : -ENODEV,
-                    "LUN %s: IBM's library cannot open it (%s); it must be a disk behind a CAPI adapter, "
-                    "and yours to open (cxlfd, cxlfstatus)",
-                    uri, errno_name(errno ? errno : ENODEV));
+    return why->set(
+        errno ? -errno : -ENODEV,
+        "LUN %s: IBM's library cannot open it (%s); it must be a disk behind a CAPI adapter, "
+        "and yours to open (cxlfd, cxlfstatus)",
+        uri, errno_name(errno ? errno : ENODEV));
   chunk_.store(held_by_this_process(chunk), std::memory_order_release);
   size_t blocks = 0;
   CapiAttributes attributes = {};
   int err = 0;
   if (ibm.get_lun_size(chunk, &blocks, 0) != 0) {
-    err = why->set(errno ? -errno : -EIO, "LUN %s: IBM's library does not tell its size (%s)", uri, errno_name(errno));
+    err = why->set(errno ? -errno : -EIO, "LUN %s: IBM's library does not tell its size (%s)", uri,
+                   errno_name(errno));
   } else {
     if (ibm.get_attrs && ibm.get_attrs(chunk, &attributes, 0) == 0) {
-      blocks_max_ = attributes.max_transfer_size < kBlocksMax ? attributes.max_transfer_size : kBlocksMax;
+      blocks_max_ =
+          attributes.max_transfer_size < kBlocksMax ? attributes.max_transfer_size : kBlocksMax;
       unmap_ = ibm.unmap && (attributes.flags1 & CapiLibrary::kUnmap);
     }
     if (blocks_max_ == 0) blocks_max_ = 1;
@@ -121,7 +128,8 @@ int CapiDevice::take_as_scratch(const char* path, ErrorText* why) {
   command.iov = &part;
   command.iov_count = 1;
   int64_t moved = size_bytes_ > kScratchDataOffset ? transfer(command) : -ENOSPC;
-  const bool foreign = moved > 0 && signature_of(head, static_cast<size_t>(moved), nullptr) == Contents::kForeign;
+  const bool foreign =
+      moved > 0 && signature_of(head, static_cast<size_t>(moved), nullptr) == Contents::kForeign;
   if (moved > 0 && !foreign) {
     signature_make(reinterpret_cast<ScratchHeader*>(head), 0);
     part.iov_len = sizeof(ScratchHeader);
@@ -129,10 +137,12 @@ int CapiDevice::take_as_scratch(const char* path, ErrorText* why) {
     moved = transfer(command);
   }
   unmap_private(head, kScratchProbeBytes);
-  if (foreign) return why->set(-EEXIST, "LUN %s: holds unknown data in its first 64 KiB; give an empty one", path);
+  if (foreign)
+    return why->set(-EEXIST, "LUN %s: holds unknown data in its first 64 KiB; give an empty one",
+                    path);
   if (moved < 0)
-    return why->set(static_cast<int>(moved), "LUN %s: its head cannot be read and written: %s", path,
-                    errno_text(static_cast<int>(moved)));
+    return why->set(static_cast<int>(moved), "LUN %s: its head cannot be read and written: %s",
+                    path, errno_text(static_cast<int>(moved)));
   data_offset_ = kScratchDataOffset;
   size_bytes_ -= kScratchDataOffset;
   return 0;
@@ -152,9 +162,11 @@ int CapiDevice::chunk() {
     if (held >> 32 == sys::memory_copy()) return static_cast<int>(held);
     const HostGuard guard;
     errno = 0;
-    const int own = library_.open(path_, kOwnRequests, read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
+    const int own =
+        library_.open(path_, kOwnRequests, read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
     if (own == CapiLibrary::kNull) return own;
-    if (chunk_.compare_exchange_strong(held, held_by_this_process(own), std::memory_order_acq_rel)) return own;
+    if (chunk_.compare_exchange_strong(held, held_by_this_process(own), std::memory_order_acq_rel))
+      return own;
     (void)library_.close(own, 0);
   }
 }
@@ -170,7 +182,8 @@ int CapiDevice::check(const Command& command) const {
   }
   const uint64_t at = command.offset.value;
   if (bytes == 0 || at % kBlockBytes) return -EINVAL;
-  if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, kBlockBytes)) return -EINVAL;
+  if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, kBlockBytes))
+    return -EINVAL;
   if (at <= size_bytes_ && bytes <= size_bytes_ - at) return 0;
   if (command.op == Op::kWrite) return -ENOSPC;
   return at >= size_bytes_ ? 1 : -EINVAL;
@@ -201,10 +214,13 @@ int64_t CapiDevice::move_data(const Command& command) {
   uint64_t done = 0;
   for (uint32_t i = 0; i < command.iov_count; ++i) {
     for (size_t at = 0; at < command.iov[i].iov_len;) {
-      const size_t left = (command.iov[i].iov_len - at) / kBlockBytes, blocks = left < blocks_max_ ? left : blocks_max_;
-      const auto block = static_cast<off_t>(first_block() + (command.offset.value + done) / kBlockBytes);
+      const size_t left = (command.iov[i].iov_len - at) / kBlockBytes,
+                   blocks = left < blocks_max_ ? left : blocks_max_;
+      const auto block =
+          static_cast<off_t>(first_block() + (command.offset.value + done) / kBlockBytes);
       errno = 0;
-      const int moved = move(own, static_cast<char*>(command.iov[i].iov_base) + at, block, blocks, 0);
+      const int moved =
+          move(own, static_cast<char*>(command.iov[i].iov_base) + at, block, blocks, 0);
       if (moved < 0) return errno ? -errno : -EIO;
       done += static_cast<uint64_t>(moved) * kBlockBytes;
       at += static_cast<uint64_t>(moved) * kBlockBytes;
@@ -217,8 +233,8 @@ int64_t CapiDevice::move_data(const Command& command) {
 int CapiDevice::attach(const ContextOptions& options, Context** out) {
   const HostGuard guard;
   errno = 0;
-  const int chunk =
-      library_.open(path_, static_cast<int>(options.depth), read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
+  const int chunk = library_.open(path_, static_cast<int>(options.depth),
+                                  read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
   if (chunk == CapiLibrary::kNull) return errno ? -errno : -ENODEV;
   OwnedContext* context = nullptr;
   const int status = CapiContext::create(this, chunk, options, &context);
@@ -250,7 +266,9 @@ void CapiDevice::release(DeviceOffset offset, uint64_t length) {
   void* zeros = map_private(kBlockBytes, ForkPolicy::kDontFork);
   while (zeros && at < end) {
     const size_t left = (end - at) / kBlockBytes, blocks = left < blocks_max_ ? left : blocks_max_;
-    if (library_.unmap(own, zeros, static_cast<off_t>(first_block() + at / kBlockBytes), blocks, 0) <= 0) break;
+    if (library_.unmap(own, zeros, static_cast<off_t>(first_block() + at / kBlockBytes), blocks,
+                       0) <= 0)
+      break;
     at += blocks * kBlockBytes;
   }
   if (zeros) unmap_private(zeros, kBlockBytes);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A disk behind IBM's CAPI Flash adapter, through IBM's own library: capi:/dev/sgN[,lib=/path/libcflsh_block-0.so].
-// Each context has its own chunk and issues cblk_aread and cblk_awrite; transfer() uses the device's chunk. Without the
-// hardware or the library open fails with -ENODEV.
+// A disk behind IBM's CAPI Flash adapter, through IBM's own library:
+// capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]. Each context has its own chunk and issues
+// cblk_aread and cblk_awrite; transfer() uses the device's chunk. Without the hardware or the
+// library open fails with -ENODEV.
 //
-// Blocks have 4096 bytes. A forked child attaches its own chunks, and opens one for its transfers at the first of them.
-// No discard: unmapped blocks need not read as zeros (release() unmaps). The library may allocate and lock as it likes,
-// so this is not for the fault path. Scratch use is refused unless the head is zeros or a former scratch LUN's.
-// The node is opened here too: the locks of ownership.h are taken on it, and it is used for flushes (SYNCHRONIZE CACHE;
-// fdatasync for a file that stands in for the disk), because the library has none. So fua is the write followed by such
-// a flush. No virtual LUNs (-ENOTSUP): a disk has one node per port, and locks on one are not visible through the
-// other.
+// Blocks have 4096 bytes. A forked child attaches its own chunks, and opens one for its transfers
+// at the first of them. No discard: unmapped blocks need not read as zeros (release() unmaps). The
+// library may allocate and lock as it likes, so this is not for the fault path. Scratch use is
+// refused unless the head is zeros or a former scratch LUN's. The node is opened here too: the
+// locks of ownership.h are taken on it, and it is used for flushes (SYNCHRONIZE CACHE; fdatasync
+// for a file that stands in for the disk), because the library has none. So fua is the write
+// followed by such a flush. No virtual LUNs (-ENOTSUP): a disk has one node per port, and locks on
+// one are not visible through the other.
 // Threading: does not change after open.
 #pragma once
 #include <atomic>
@@ -22,7 +24,8 @@ namespace lunar {
 
 class CapiDevice final : public Device {
  public:
-  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out,
+                                ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
@@ -61,8 +64,9 @@ class CapiDevice final : public Device {
   const char* path_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
-  size_t blocks_max_ = 0;           // of one command
-  std::atomic<uint64_t> chunk_{0};  // pid << 32 | the device's own chunk; a forked child opens another
+  size_t blocks_max_ = 0;  // of one command
+  std::atomic<uint64_t> chunk_{
+      0};  // pid << 32 | the device's own chunk; a forked child opens another
   bool read_only_ = false;
   bool unmap_ = false;
   std::atomic<int> contexts_{0};

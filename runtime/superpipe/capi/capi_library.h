@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// IBM's block library (libcflsh_block), loaded on demand: the few entry points of its ABI that capi: uses.
-// Threading: one thread at a time loads; the functions as IBM's library allows: any thread.
+// IBM's block library (libcflsh_block), loaded on demand: the few entry points of its ABI that
+// capi: uses. Threading: one thread at a time loads; the functions as IBM's library allows: any
+// thread.
 #pragma once
 #include <sys/types.h>
 
@@ -33,12 +34,15 @@ struct CapiLibrary {
   int (*read)(int chunk, void*, off_t lba, size_t blocks, int flags) = nullptr;
   int (*write)(int chunk, void*, off_t lba, size_t blocks, int flags) = nullptr;
   int (*unmap)(int chunk, void*, off_t lba, size_t blocks, int flags) = nullptr;  // may be absent
-  int (*aread)(int chunk, void*, off_t lba, size_t blocks, int* tag, void* status, int flags) = nullptr;
-  int (*awrite)(int chunk, void*, off_t lba, size_t blocks, int* tag, void* status, int flags) = nullptr;
+  int (*aread)(int chunk, void*, off_t lba, size_t blocks, int* tag, void* status,
+               int flags) = nullptr;
+  int (*awrite)(int chunk, void*, off_t lba, size_t blocks, int* tag, void* status,
+                int flags) = nullptr;
   int (*aresult)(int chunk, int* tag, uint64_t* status, int flags) = nullptr;
 
-  // path: an absolute path, or "" for the places where IBM's packages put the library. Lunar's own library (which
-  // exports lunar_cblk_marker) is refused. Never unloaded. 0, -ENODEV: there is none, or -errno; with *why.
+  // path: an absolute path, or "" for the places where IBM's packages put the library. Lunar's own
+  // library (which exports lunar_cblk_marker) is refused. Never unloaded. 0, -ENODEV: there is
+  // none, or -errno; with *why.
   [[nodiscard]] int load(const char* uri, const char* path, ErrorText* why);
 };
 

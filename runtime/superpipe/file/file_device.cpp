@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files and block devices as LUNs: see file_device.h.
 //
-// Idea: everything that could go wrong later is asked at open, and refused with one line: memory file systems, no
-// O_DIRECT, no room, no fallocate, a place that holds data or is in use.
-// Threading: open and close on one thread; the rest from any. May not be used on the fault path (its contexts may).
+// Idea: everything that could go wrong later is asked at open, and refused with one line: memory
+// file systems, no O_DIRECT, no room, no fallocate, a place that holds data or is in use.
+// Threading: open and close on one thread; the rest from any. May not be used on the fault path
+// (its contexts may).
 #include "superpipe/file/file_device.h"
 
 #include <errno.h>
@@ -27,7 +28,8 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kProbeBytes = kMiB;  // reserved at open to see whether the file system can reserve at all
+// reserved at open to see whether the file system can reserve at all
+constexpr uint64_t kProbeBytes = kMiB;
 
 const char* memory_file_system(uint64_t magic) {
   switch (magic) {
@@ -63,10 +65,12 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
                       path);
     case ENOSPC:
     case EDQUOT:
-      return why->set(err, "LUN %s: no space left on the file system; free some or give another LUN", path);
+      return why->set(
+          err, "LUN %s: no space left on the file system; free some or give another LUN", path);
     case EFBIG:
       return why->set(err,
-                      "LUN %s: it would pass this process' limit on file sizes; raise it (ulimit -f, LimitFSIZE=), or "
+                      "LUN %s: it would pass this process' limit on file sizes; raise it (ulimit "
+                      "-f, LimitFSIZE=), or "
                       "give a block device",
                       path);
     case EMFILE:
@@ -82,11 +86,13 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
 
 int refuse_read_only(const char* path, ErrorText* why) {
   return why->set(-EROFS,
-                  "LUN %s: the block device is read-only; make it writable (blockdev --setrw %s) or give another one",
+                  "LUN %s: the block device is read-only; make it writable (blockdev --setrw %s) "
+                  "or give another one",
                   path, path);
 }
 
-// Memory file systems may not know O_DIRECT (tmpfs before 6.6): an open with it would not tell the reason.
+// Memory file systems may not know O_DIRECT (tmpfs before 6.6): an open with it would not tell the
+// reason.
 int refuse_memory(const char* path, int flags, ErrorText* why) {
   const int fd = sys::open_file(path, O_RDONLY | flags);
   if (fd < 0) return 0;  // the opener will say why
@@ -94,14 +100,16 @@ int refuse_memory(const char* path, int flags, ErrorText* why) {
   const int asked = sys::file_system_type(fd, &magic, nullptr);
   sys::close_file(fd);
   const char* memory = asked == 0 ? memory_file_system(magic) : nullptr;
-  return memory ? why->set(-ENOTSUP, "LUN %s: lies on %s, which is memory itself; give a directory on a disk", path,
-                           memory)
+  return memory ? why->set(-ENOTSUP,
+                           "LUN %s: lies on %s, which is memory itself; give a directory on a disk",
+                           path, memory)
                 : 0;
 }
 
 }  // namespace
 
-int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
+int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device** out,
+                         ErrorText* why) {
   Choice sqpoll = Choice::kUnset;
   const SettingSpec specs[] = {{"sqpoll", &sqpoll, nullptr, 0}};
   char path[4096];
@@ -117,15 +125,17 @@ int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device**
   return err;
 }
 
-int FileDevice::open(const char* uri, const char* path, const DeviceOptions& options, Device** out, ErrorText* why) {
+int FileDevice::open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
+                     ErrorText* why) {
   struct stat status;
   const int err = sys::path_status(path, &status);
   if (err == -ENOENT || err == -ENOTDIR)
-    return why->set(err,
-                    options.scratch
-                        ? "LUN %s: there is no such file or directory; give a directory on a disk, or make it"
-                        : "LUN %s: there is no such file or device",
-                    path);
+    return why->set(
+        err,
+        options.scratch
+            ? "LUN %s: there is no such file or directory; give a directory on a disk, or make it"
+            : "LUN %s: there is no such file or device",
+        path);
   if (err < 0) return explain_open(err, path, "look at it", why);
 
   const char* name = nullptr;
@@ -182,30 +192,39 @@ int FileDevice::learn_alignment(const char* path, ErrorText* why) {
   const int err = sys::direct_io_align(fd(), &align);
   if (err < 0) return explain_open(err, path, "use direct I/O", why);
   if (align > 4096)
-    return why->set(-ENOTSUP, "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; give another LUN",
-                    path, align);
+    return why->set(
+        -ENOTSUP,
+        "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; give another LUN",
+        path, align);
   io_align_ = align <= 512 ? 512 : 4096;
   return 0;
 }
 
 int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
   if (want_bytes <= size_bytes_) return 0;
-  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; free some space, ask for less, or give another LUN", name_,
-                  format_size(size_bytes_).text, growable_ ? "free" : "large", format_size(want_bytes).text);
+  return why->set(-ENOSPC,
+                  "LUN %s: %s %s, %s wanted; free some space, ask for less, or give another LUN",
+                  name_, format_size(size_bytes_).text, growable_ ? "free" : "large",
+                  format_size(want_bytes).text);
 }
 
 // The device as it is, also a file of a memory file system: a raw open is explicit.
-int FileDevice::open_raw(const char* path, const struct stat& seen, const DeviceOptions& options, ErrorText* why) {
+int FileDevice::open_raw(const char* path, const struct stat& seen, const DeviceOptions& options,
+                         ErrorText* why) {
   block_ = S_ISBLK(seen.st_mode);
   raw_ = true;
   if (!block_ && !S_ISREG(seen.st_mode))
-    return why->set(-EINVAL, "LUN %s: neither a regular file nor a block device; give one of these", path);
-  if (block_ && !options.read_only && block_read_only(seen.st_rdev)) return refuse_read_only(path, why);
+    return why->set(-EINVAL, "LUN %s: neither a regular file nor a block device; give one of these",
+                    path);
+  if (block_ && !options.read_only && block_read_only(seen.st_rdev))
+    return refuse_read_only(path, why);
   const int opened = sys::open_file(path, (options.read_only ? O_RDONLY : O_RDWR) | O_DIRECT);
-  if (opened < 0) return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
+  if (opened < 0)
+    return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
   reopen(0, opened);
   struct stat status;
-  int err = sys::file_status(opened, &status);  // of what was opened: the path may be another's by now
+  // of what was opened: the path may be another's by now
+  int err = sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "look at it", why);
   if (S_ISBLK(status.st_mode) != block_ || S_ISREG(status.st_mode) == block_)
     return why->set(-EBUSY, "LUN %s: replaced in this moment; try again", path);
@@ -213,7 +232,8 @@ int FileDevice::open_raw(const char* path, const struct stat& seen, const Device
   if (err < 0) return err;
   err = learn_alignment(path, why);
   if (err < 0) return err;
-  // Only now: while this waited for its claim, the owner before may have given the file another size.
+  // Only now: while this waited for its claim, the owner before may have given the file another
+  // size.
   err = block_ ? sys::block_device_size(fd(), &size_bytes_) : sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "ask its size", why);
   if (!block_) size_bytes_ = round_down(static_cast<uint64_t>(status.st_size), io_align_);
@@ -227,51 +247,65 @@ int FileDevice::choose_polling(Choice sqpoll, ErrorText* why) {
   const int err = sys::uring_probe_sqpoll();
   if (err < 0 && sqpoll == Choice::kOn)
     return why->set(err,
-                    "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
+                    "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, "
+                    "boot Linux 5.11 or "
                     "later, or write sqpoll=auto",
                     name_, errno_name(err), errno_text(err));
   sqpoll_ = err == 0;
   return 0;
 }
 
-// Of a file: whether its file system zeros a range and keeps its space. Not probed: ext4 does not take back what a
-// probe allocates beyond a file's end. Elsewhere callers that want zeros write them.
+// Of a file: whether its file system zeros a range and keeps its space. Not probed: ext4 does not
+// take back what a probe allocates beyond a file's end. Elsewhere callers that want zeros write
+// them.
 bool FileDevice::can_discard() const {
   struct stat status;
   if (read_only_ || sys::file_status(fd(), &status) < 0) return false;
   if (block_) return block_queue_value(status.st_rdev, "write_zeroes_max_bytes") > 0;
   uint64_t magic = 0;
-  return sys::file_system_type(fd(), &magic, nullptr) == 0 && (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC ||
-                                                               magic == BTRFS_SUPER_MAGIC || magic == F2FS_SUPER_MAGIC);
+  return sys::file_system_type(fd(), &magic, nullptr) == 0 &&
+         (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC || magic == BTRFS_SUPER_MAGIC ||
+          magic == F2FS_SUPER_MAGIC);
 }
 
-// Of a file, RWF_DSYNC also makes durable where its blocks lie: without a journal's help only on file systems that pass
-// it on to the disk.
+// Of a file, RWF_DSYNC also makes durable where its blocks lie: without a journal's help only on
+// file systems that pass it on to the disk.
 Fua FileDevice::fua() const {
   struct stat status;
   if (sys::file_status(fd(), &status) < 0) return Fua::kFlush;
   if (block_) return block_fua(status.st_rdev);
   uint64_t magic = 0;
-  const bool passes =
-      sys::file_system_type(fd(), &magic, nullptr) == 0 && (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC);
+  const bool passes = sys::file_system_type(fd(), &magic, nullptr) == 0 &&
+                      (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC);
   return passes && block_fua(status.st_dev) != Fua::kFlush ? Fua::kWriteThrough : Fua::kFlush;
 }
 
-// Its disk's logical block. Not known (a file system over several devices): 512 is whole on all of them.
+// Its disk's logical block. Not known (a file system over several devices): 512 is whole on all of
+// them.
 void FileDevice::ask_sector() {
   struct stat status;
   if (io_align_ <= 512) return;  // nor can it be more then
   if (sys::file_status(fd(), &status) < 0) return;
-  const int64_t bytes = block_queue_value(block_ ? status.st_rdev : status.st_dev, "logical_block_size");
+  const int64_t bytes =
+      block_queue_value(block_ ? status.st_rdev : status.st_dev, "logical_block_size");
   if (bytes >= 512 && bytes <= 4096) sector_ = static_cast<uint32_t>(bytes);
 }
 
-// Probed at the first query: opening a LUN does not pay for it. What depends on limits (RLIMIT_MEMLOCK) is as of then.
+// Probed at the first query: opening a LUN does not pay for it. What depends on limits
+// (RLIMIT_MEMLOCK) is as of then.
 Capabilities FileDevice::capabilities() const {
-  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kFuaShift = 8, kAtomicShift = 16 };
+  enum : uint32_t {
+    kKnown = 1,
+    kDiscard = 2,
+    kWindow = 4,
+    kSqpoll = 8,
+    kFuaShift = 8,
+    kAtomicShift = 16
+  };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
-    bits = kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u);
+    bits =
+        kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u);
     if (window_can_be_registered()) bits |= kWindow;
     bits |= static_cast<uint32_t>(fua()) << kFuaShift;
     const uint32_t asked = sys::atomic_write_max(fd()), most = asked > sector_        ? asked
@@ -329,7 +363,9 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   err = signature_read(opened, &contents, &flags);
   if (err < 0) return explain_open(err, path, "read its header", why);
   if (contents == Contents::kForeign)
-    return why->set(-EEXIST, "LUN %s: holds data that is not Lunar's; is the name right? Give an empty file", path);
+    return why->set(-EEXIST,
+                    "LUN %s: holds data that is not Lunar's; is the name right? Give an empty file",
+                    path);
   struct stat status;
   err = sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "look at it", why);
@@ -338,17 +374,21 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
     char what[64];
     const int known = block_signature(path, contents == Contents::kOurs, what, sizeof what);
     if (known == 1)
-      return why->set(-EEXIST, "LUN %s: holds %s; give an empty file, or erase it (wipefs -a %s)", path, what, path);
-    if (known < 0 && known != -ENOSYS) return explain_open(known, path, "have libblkid look at it", why);
+      return why->set(-EEXIST, "LUN %s: holds %s; give an empty file, or erase it (wipefs -a %s)",
+                      path, what, path);
+    if (known < 0 && known != -ENOSYS)
+      return explain_open(known, path, "have libblkid look at it", why);
   }
 
   data_offset_ = kScratchDataOffset;
   const auto file_bytes = static_cast<uint64_t>(status.st_size);
-  growable_ = file_bytes <= kScratchDataOffset || (contents == Contents::kOurs && (flags & kScratchGrowable));
+  growable_ = file_bytes <= kScratchDataOffset ||
+              (contents == Contents::kOurs && (flags & kScratchGrowable));
   if (growable_) {
     // What a former owner left is cut: its space counts as free.
     const uint64_t held = static_cast<uint64_t>(status.st_blocks) * 512;
-    size_bytes_ = free_bytes + held > kScratchDataOffset ? free_bytes + held - kScratchDataOffset : 0;
+    size_bytes_ =
+        free_bytes + held > kScratchDataOffset ? free_bytes + held - kScratchDataOffset : 0;
   } else {
     size_bytes_ = round_down(file_bytes - kScratchDataOffset, 4096);
   }
@@ -366,7 +406,8 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   return err < 0 ? explain_open(err, path, "write its header", why) : 0;
 }
 
-int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why) {
+int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions& options,
+                           ErrorText* why) {
   if (block_read_only(rdev)) return refuse_read_only(path, why);
   int err = sys::open_file(path, O_RDWR | O_DIRECT);
   if (err < 0) return explain_open(err, path, "open it for writing", why);
@@ -391,7 +432,8 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
   char what[64];
   const int known = block_signature(path, contents == Contents::kOurs, what, sizeof what);
   if (known == 1)
-    return why->set(-EEXIST, "LUN %s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what, path);
+    return why->set(-EEXIST, "LUN %s: holds %s; give an empty device, or erase it (wipefs -a %s)",
+                    path, what, path);
   if (known == -ENOSYS)
     return why->set(known,
                     "LUN %s: libblkid.so.1 is missing, so its contents are not known; "
@@ -410,7 +452,8 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
 
 void FileDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
-  // Only the header stays, so that the next open finds a LUN of ours and the disk gets its space back.
+  // Only the header stays, so that the next open finds a LUN of ours and the disk gets its space
+  // back.
   if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
   calls_.destroy();
   files_.close();
@@ -428,12 +471,14 @@ int FileDevice::attach(const ContextOptions& options, Context** out) {
   return attach_joined(files, options, out);
 }
 
-int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& options, Context** out) {
+int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& options,
+                              Context** out) {
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
   OwnedContext* context = nullptr;
   int status = UringContext::create(files, wanted, &context);
-  if (status == -EINVAL || status == -EBADF) return status;  // EBADF: the program closes all descriptors just now
+  if (status == -EINVAL || status == -EBADF)
+    return status;  // EBADF: the program closes all descriptors just now
   if (status == 0)
     calls_.ring_made();
   else if (calls_.replaces_ring(status, name_, wanted,
@@ -461,16 +506,20 @@ int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
     if (offset.value > size_bytes_ || length > size_bytes_ - offset.value) return -ENOSPC;
     if (block_) return 0;
   }
-  // Beyond the limit a write is the end of the program (SIGXFSZ), also in a file that is that long already.
+  // Beyond the limit a write is the end of the program (SIGXFSZ), also in a file that is that long
+  // already.
   const uint64_t end = data_offset_ + offset.value + length;
-  return end > sys::file_bytes_most() ? -EFBIG : sys::allocate_space(fd(), data_offset_ + offset.value, length);
+  return end > sys::file_bytes_most()
+             ? -EFBIG
+             : sys::allocate_space(fd(), data_offset_ + offset.value, length);
 }
 
 void FileDevice::release(DeviceOffset offset, uint64_t length) {
   if (block_)
     (void)sys::block_discard(fd(), data_offset_ + offset.value, length);
   else if (raw_)
-    return;  // its owner gave that space: in a sparse file, what is reserved could be taken by others
+    return;  // its owner gave that space: in a sparse file, what is reserved could be taken by
+             // others
   else
     (void)sys::punch_hole(fd(), data_offset_ + offset.value, length);
 }

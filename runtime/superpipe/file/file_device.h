@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device on a file of the host: an unlinked file created in a directory, a regular file given by path, or a block
-// device. All are opened with O_DIRECT; contexts are io_uring rings, or those of call_context.h if the host refuses
-// io_uring.
+// A device on a file of the host: an unlinked file created in a directory, a regular file given by
+// path, or a block device. All are opened with O_DIRECT; contexts are io_uring rings, or those of
+// call_context.h if the host refuses io_uring.
 //
 // Setting (only with the scheme: file:PATH,key=value), off by default:
-//   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work. auto:
-//            if the host can; on: or the open fails; off (the default): never
-// fua is RWF_DSYNC, also for a vector. atomic is RWF_ATOMIC, if the kernel and the disk have it; otherwise it is
-// limited to a sector of the disk (its logical block), also for a file, whose blocks may be anywhere. A discarded range
-// becomes zeros in a file, which keeps its space (FALLOC_FL_ZERO_RANGE); a block device gets WRITE ZEROES.
-// The result of a command is the count that the kernel moved: a read across the end of the file is short and is not
-// continued.
+//   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while
+//            there is work. auto: if the host can; on: or the open fails; off (the default): never
+// fua is RWF_DSYNC, also for a vector. atomic is RWF_ATOMIC, if the kernel and the disk have it;
+// otherwise it is limited to a sector of the disk (its logical block), also for a file, whose
+// blocks may be anywhere. A discarded range becomes zeros in a file, which keeps its space
+// (FALLOC_FL_ZERO_RANGE); a block device gets WRITE ZEROES.
+// The result of a command is the count that the kernel moved: a read across the end of the file is
+// short and is not continued.
 // Threading: does not change after open, except the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>
@@ -28,14 +29,16 @@ namespace lunar {
 class FileDevice final : public Device {
  public:
   // `path` may carry the "file:" prefix in `uri`, which is only kept for messages.
-  [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
-                                ErrorText* why);
+  [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options,
+                                Device** out, ErrorText* why);
   // "file:PATH[,sqpoll=auto|on|off]"
-  [[nodiscard]] static int open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] static int open_uri(const char* uri, const DeviceOptions& options, Device** out,
+                                    ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   bool join(JoinedFiles* files) const override;
-  [[nodiscard]] int attach_joined(const JoinedFiles& files, const ContextOptions& options, Context** out) override;
+  [[nodiscard]] int attach_joined(const JoinedFiles& files, const ContextOptions& options,
+                                  Context** out) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
@@ -58,7 +61,8 @@ class FileDevice final : public Device {
 
  private:
   int fd() const { return files_.file(); }
-  int open_raw(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);
+  int open_raw(const char* path, const struct stat& status, const DeviceOptions& options,
+               ErrorText* why);
   int open_directory(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);

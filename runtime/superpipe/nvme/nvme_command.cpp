@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See nvme_command.h. Offsets and values are those of the NVMe Base and NVM Command Set specifications.
+// See nvme_command.h. Offsets and values are those of the NVMe Base and NVM Command Set
+// specifications.
 #include "superpipe/nvme/nvme_command.h"
 
 #include <errno.h>
@@ -16,8 +17,8 @@ enum : uint8_t { kFlush = 0x00, kWrite = 0x01, kRead = 0x02, kWriteZeroes = 0x08
 constexpr uint32_t kDeallocateBit = 1u << 25;  // DEAC, command dword 12 of WRITE ZEROES
 constexpr uint32_t kFuaBit = 1u << 30;         // FUA, command dword 12 of READ and WRITE
 constexpr uint64_t kBlocksMax = 65536;         // the count is 16 bits, from 0
-constexpr unsigned kMdtsUnitShift = 12;        // the smallest memory page; larger ones are not in use
-constexpr uint32_t kPieceMax = 1u << 20;       // where the controller names no limit
+constexpr unsigned kMdtsUnitShift = 12;   // the smallest memory page; larger ones are not in use
+constexpr uint32_t kPieceMax = 1u << 20;  // where the controller names no limit
 
 template <class T>
 T field(const uint8_t* data, size_t at) {
@@ -56,8 +57,8 @@ int errno_of(unsigned status) {
   return -EIO;
 }
 
-// AWUPF, or NAWUPF where the namespace has its own (NSABP), within its boundary NABSPF. With an offset of its
-// boundaries (NABO) multiples of the length are none of them: one block is left.
+// AWUPF, or NAWUPF where the namespace has its own (NSABP), within its boundary NABSPF. With an
+// offset of its boundaries (NABO) multiples of the length are none of them: one block is left.
 uint64_t atomic_blocks(const uint8_t* name_space, const uint8_t* controller) {
   const bool own = (name_space[24] & 2) != 0;
   const auto own_blocks = field<uint16_t>(name_space, 36), offset = field<uint16_t>(name_space, 42),
@@ -71,7 +72,8 @@ uint64_t atomic_blocks(const uint8_t* name_space, const uint8_t* controller) {
 
 }  // namespace
 
-int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeometry* out, const char** reason) {
+int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeometry* out,
+                  const char** reason) {
   const uint8_t flbas = name_space[26];
   const unsigned format = (flbas & 15u) | (flbas >> 1 & 0x30u);
   const uint8_t* lba_format = name_space + 128 + 4 * format;
@@ -84,8 +86,9 @@ int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeom
   out->block_shift = lba_format[2];
   out->blocks = field<uint64_t>(name_space, 0);
   const uint8_t transfer_shift = controller[77];
-  out->piece_bytes_max =
-      transfer_shift == 0 || transfer_shift > 8 ? kPieceMax : 1u << (kMdtsUnitShift + transfer_shift);
+  out->piece_bytes_max = transfer_shift == 0 || transfer_shift > 8
+                             ? kPieceMax
+                             : 1u << (kMdtsUnitShift + transfer_shift);
   const auto optional = field<uint16_t>(controller, 520);
   out->deallocate = (optional & 4) != 0;
   out->write_zeroes = (optional & 8) != 0;
@@ -109,7 +112,8 @@ int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command
                  size = (geometry.blocks << geometry.block_shift) - data_offset;
   const uint64_t bytes = command_bytes(command), at = command.offset.value;
   if ((at & mask) || bytes == 0) return -EINVAL;
-  if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, nvme_atomic_bytes(geometry, data_offset)))
+  if (command.op == Op::kWrite && command.atomic &&
+      !atomic_fits(command, nvme_atomic_bytes(geometry, data_offset)))
     return -EINVAL;
   if (command.op == Op::kDiscard) {
     if (command.length & mask) return -EINVAL;
@@ -123,8 +127,8 @@ int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command
   return command.op == Op::kWrite ? -ENOSPC : -EINVAL;
 }
 
-void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command, NvmeProgress* progress,
-                sys::NvmeCommand* out) {
+void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command,
+                NvmeProgress* progress, sys::NvmeCommand* out) {
   *out = {};
   out->nsid = geometry.nsid;
   progress->piece = 0;
@@ -133,9 +137,12 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
       out->opcode = kFlush;
       return;
     case Op::kDiscard: {
-      const uint64_t left = command.length - progress->done, limit = kBlocksMax << geometry.block_shift;
-      const uint64_t taken = geometry.zeroes_bytes_max ? geometry.zeroes_bytes_max : geometry.piece_bytes_max;
-      const uint64_t most = round_down(taken < limit ? taken : limit, uint64_t{1} << geometry.block_shift);
+      const uint64_t left = command.length - progress->done,
+                     limit = kBlocksMax << geometry.block_shift;
+      const uint64_t taken =
+          geometry.zeroes_bytes_max ? geometry.zeroes_bytes_max : geometry.piece_bytes_max;
+      const uint64_t most =
+          round_down(taken < limit ? taken : limit, uint64_t{1} << geometry.block_shift);
       out->opcode = kWriteZeroes;
       out->cdw12 = geometry.deallocate_zeroed ? kDeallocateBit : 0;
       progress->piece = left < most ? left : most;
@@ -169,7 +176,8 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
       break;
     }
   }
-  const uint64_t block = (data_offset + command.offset.value + progress->done) >> geometry.block_shift;
+  const uint64_t block =
+      (data_offset + command.offset.value + progress->done) >> geometry.block_shift;
   out->cdw10 = static_cast<uint32_t>(block);
   out->cdw11 = static_cast<uint32_t>(block >> 32);
   out->cdw12 |= static_cast<uint32_t>((progress->piece >> geometry.block_shift) - 1);
@@ -180,23 +188,29 @@ bool nvme_advance(const Command& command, NvmeProgress* progress) {
   if (command.op == Op::kFlush) return true;
   if (command.op == Op::kDiscard) return progress->done >= command.length;
   progress->skip += progress->piece;
-  while (progress->part < command.iov_count && progress->skip >= command.iov[progress->part].iov_len)
+  while (progress->part < command.iov_count &&
+         progress->skip >= command.iov[progress->part].iov_len)
     progress->skip -= command.iov[progress->part++].iov_len;
   return progress->part >= command.iov_count;
 }
 
-int nvme_failure(const char* name, const Command& command, const NvmeProgress& progress, int answer) {
+int nvme_failure(const char* name, const Command& command, const NvmeProgress& progress,
+                 int answer) {
   static constexpr const char* kNames[] = {"read", "write", "discard", "flush"};
   const char* what = kNames[static_cast<unsigned>(command.op)];
   const auto at = static_cast<unsigned long long>(command.offset.value + progress.done);
   // -EINTR: the controller was reset or is gone, and took the command with it.
-  const int err = answer > 0 ? errno_of(static_cast<unsigned>(answer)) : answer == -EINTR ? -EIO : answer;
+  const int err = answer > 0         ? errno_of(static_cast<unsigned>(answer))
+                  : answer == -EINTR ? -EIO
+                                     : answer;
   if (answer > 0)
-    LUNAR_LOG_LIMITED(log_warning, 20, "LUN %s: %s at byte %llu failed: NVMe status type %u, code 0x%x (%s)", name,
-                      what, at, static_cast<unsigned>(answer) >> 8 & 7, static_cast<unsigned>(answer) & 0xff,
-                      errno_name(err));
+    LUNAR_LOG_LIMITED(log_warning, 20,
+                      "LUN %s: %s at byte %llu failed: NVMe status type %u, code 0x%x (%s)", name,
+                      what, at, static_cast<unsigned>(answer) >> 8 & 7,
+                      static_cast<unsigned>(answer) & 0xff, errno_name(err));
   else
-    LUNAR_LOG_LIMITED(log_warning, 20, "LUN %s: %s at byte %llu failed: %s", name, what, at, errno_name(answer));
+    LUNAR_LOG_LIMITED(log_warning, 20, "LUN %s: %s at byte %llu failed: %s", name, what, at,
+                      errno_name(answer));
   return err;
 }
 

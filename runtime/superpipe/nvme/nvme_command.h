@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translates Commands to NVMe commands: the geometry of a namespace, splitting a Command into NVMe commands, the
-// meaning of statuses.
+// Translates Commands to NVMe commands: the geometry of a namespace, splitting a Command into NVMe
+// commands, the meaning of statuses.
 // Threading: no state. No allocation; for the data path.
 #pragma once
 #include "base/units.h"
@@ -15,22 +15,23 @@ struct NvmeGeometry {
   uint64_t blocks = 0;
   uint32_t piece_bytes_max = 128 * 1024;  // of one NVMe command; a multiple of 4096
   uint32_t piece_parts_max = 32;          // buffers of one command
-  uint64_t zeroes_bytes_max = 0;          // of one WRITE ZEROES; 0: not known, piece_bytes_max is safe
-  bool write_zeroes = false;              // kDiscard works
-  bool deallocate_zeroed = false;         // WRITE ZEROES may give the blocks back (DEAC)
-  bool deallocate = false;                // DATASET MANAGEMENT
-  bool volatile_cache = false;            // writes may stay in the cache; FUA bypasses it
+  uint64_t zeroes_bytes_max = 0;   // of one WRITE ZEROES; 0: not known, piece_bytes_max is safe
+  bool write_zeroes = false;       // kDiscard works
+  bool deallocate_zeroed = false;  // WRITE ZEROES may give the blocks back (DEAC)
+  bool deallocate = false;         // DATASET MANAGEMENT
+  bool volatile_cache = false;     // writes may stay in the cache; FUA bypasses it
   // not torn by a power failure, at multiples of the length: a power of two (nvme_atomic_bytes)
   uint64_t atomic_bytes = 0;
   bool read_only = false;  // opened read-only: the kernel would not stop root's commands
 };
 
-// From Identify Namespace and Identify Controller data (4096 bytes each), as the NVMe specification lays them out. 0,
-// or -ENOTSUP with a reason in `reason` (metadata, odd block size).
-[[nodiscard]] int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeometry* out,
-                                const char** reason);
+// From Identify Namespace and Identify Controller data (4096 bytes each), as the NVMe specification
+// lays them out. 0, or -ENOTSUP with a reason in `reason` (metadata, odd block size).
+[[nodiscard]] int nvme_geometry(const uint8_t* name_space, const uint8_t* controller,
+                                NvmeGeometry* out, const char** reason);
 
-// How much of geometry.atomic_bytes holds for a Command in one piece, data_offset bytes from the start.
+// How much of geometry.atomic_bytes holds for a Command in one piece, data_offset bytes from the
+// start.
 uint64_t nvme_atomic_bytes(const NvmeGeometry& geometry, uint64_t data_offset);
 
 // The progress of a Command. A piece is one NVMe command.
@@ -41,16 +42,21 @@ struct NvmeProgress {
   uint64_t piece = 0;  // bytes of the piece in progress
 };
 
-// 0: `command` may be sent. Otherwise a result without the device: -errno (-EINVAL: not aligned, or not atomic as
-// requested; -ENOSPC: a write beyond the end; -EBADF: opened read-only), or kNothingToRead.
+// 0: `command` may be sent. Otherwise a result without the device: -errno (-EINVAL: not aligned, or
+// not atomic as requested; -ENOSPC: a write beyond the end; -EBADF: opened read-only), or
+// kNothingToRead.
 constexpr int kNothingToRead = 1;
-[[nodiscard]] int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command);
-// Makes the piece at `progress`, and sets its `piece`. pre: nvme_check returned 0 and the command is not finished.
-void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command, NvmeProgress* progress,
-                sys::NvmeCommand* out);
+[[nodiscard]] int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset,
+                             const Command& command);
+// Makes the piece at `progress`, and sets its `piece`. pre: nvme_check returned 0 and the command
+// is not finished.
+void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command,
+                NvmeProgress* progress, sys::NvmeCommand* out);
 // Called when the piece in progress has succeeded. Returns true if the command is finished.
 bool nvme_advance(const Command& command, NvmeProgress* progress);
-// The -errno for the answer to a failed piece: a negative errno, or an NVMe status. Logs it in one line.
-int nvme_failure(const char* name, const Command& command, const NvmeProgress& progress, int answer);
+// The -errno for the answer to a failed piece: a negative errno, or an NVMe status. Logs it in one
+// line.
+int nvme_failure(const char* name, const Command& command, const NvmeProgress& progress,
+                 int answer);
 
 }  // namespace lunar

@@ -11,11 +11,13 @@
 
 namespace lunar {
 
-int NvmeContext::create(const DeviceFiles& files, const NvmeGeometry* geometry, uint64_t data_offset, const char* name,
-                        const ContextOptions& options, OwnedContext** out) {
+int NvmeContext::create(const DeviceFiles& files, const NvmeGeometry* geometry,
+                        uint64_t data_offset, const char* name, const ContextOptions& options,
+                        OwnedContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -ERANGE;
   const size_t object = round_up(sizeof(NvmeContext), 64);
-  const size_t head = round_up(object + options.depth * sizeof(Piece), 64), bytes = mapping_bytes(head, options.depth);
+  const size_t head = round_up(object + options.depth * sizeof(Piece), 64),
+               bytes = mapping_bytes(head, options.depth);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) NvmeContext;
@@ -38,7 +40,8 @@ bool NvmeContext::send(uint32_t index) {
   if (piece.check != 0) return ring_.queue_nop(index);
   sys::NvmeCommand command;
   nvme_piece(*geometry_, data_offset_, piece.command, &piece.progress, &command);
-  piece.fixed = command.data && !command.vector && in_window({const_cast<void*>(command.data), command.data_bytes});
+  piece.fixed = command.data && !command.vector &&
+                in_window({const_cast<void*>(command.data), command.data_bytes});
   return ring_.queue_nvme(0, true, command, piece.fixed ? 0 : -1, index);
 }
 
@@ -54,7 +57,8 @@ bool NvmeContext::finish(uint32_t index, int32_t completed, int64_t* result) {
     return true;
   }
   // A kernel that knows no registered buffers here: without them from now on.
-  const bool refused = piece.fixed && !fixed_works_ && (completed == -EINVAL || completed == -EOPNOTSUPP);
+  const bool refused =
+      piece.fixed && !fixed_works_ && (completed == -EINVAL || completed == -EOPNOTSUPP);
   if (refused) {
     drop_window();
   } else if (completed != 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context on an NVMe namespace: NVMe commands as entries of a ring (IORING_OP_URING_CMD), without the block layer. A
-// command that is larger than the controller accepts is sent in pieces, one after the other. See ring_context.h.
-// Threading: as RingContext.
+// A context on an NVMe namespace: NVMe commands as entries of a ring (IORING_OP_URING_CMD), without
+// the block layer. A command that is larger than the controller accepts is sent in pieces, one
+// after the other. See ring_context.h. Threading: as RingContext.
 #pragma once
 #include "superpipe/nvme/nvme_command.h"
 #include "superpipe/ring/ring_context.h"
@@ -10,10 +10,11 @@ namespace lunar {
 
 class NvmeContext final : public RingContext {
  public:
-  // geometry, name: belong to the device and outlive the context. 0 or -errno (-EINVAL, -ENOSYS: rings do not carry
-  // NVMe commands).
-  [[nodiscard]] static int create(const DeviceFiles& files, const NvmeGeometry* geometry, uint64_t data_offset,
-                                  const char* name, const ContextOptions& options, OwnedContext** out);
+  // geometry, name: belong to the device and outlive the context. 0 or -errno (-EINVAL, -ENOSYS:
+  // rings do not carry NVMe commands).
+  [[nodiscard]] static int create(const DeviceFiles& files, const NvmeGeometry* geometry,
+                                  uint64_t data_offset, const char* name,
+                                  const ContextOptions& options, OwnedContext** out);
 
  private:
   struct Piece {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVMe namespaces as LUNs: see nvme_device.h.
-// Threading: open and close on one thread; the rest from any. open may not be used on the fault path.
+// Threading: open and close on one thread; the rest from any. open may not be used on the fault
+// path.
 #include "superpipe/nvme/nvme_device.h"
 
 #include <errno.h>
@@ -31,7 +32,8 @@ constexpr uint8_t kOpcodeDatasetManagement = 0x09;
 constexpr uint32_t kDeallocate = 4;             // attribute bit, command dword 11
 constexpr uint64_t kDeallocateBytesMax = kGiB;  // of one range: within every controller's limits
 
-// "nvme0n1", also of a partition's name "nvme0n1p2": "0n1" with its end. Null when it is no such name.
+// "nvme0n1", also of a partition's name "nvme0n1p2": "0n1" with its end. Null when it is no such
+// name.
 const char* namespace_of_block(const char* path, size_t* length) {
   const char* base = strrchr(path, '/');
   base = base ? base + 1 : path;
@@ -49,18 +51,23 @@ int refuse_other(const char* path, const struct stat& status, ErrorText* why) {
   const char* numbers = S_ISBLK(status.st_mode) ? namespace_of_block(path, &length) : nullptr;
   if (numbers)
     return why->set(-EINVAL,
-                    "LUN %s: the block device; NVMe commands go to the whole namespace's character device: write "
+                    "LUN %s: the block device; NVMe commands go to the whole namespace's character "
+                    "device: write "
                     "nvme:/dev/ng%.*s (or file:%s for the block device)",
                     path, static_cast<int>(length), numbers, path);
   return why->set(-EINVAL,
-                  "LUN %s: not the character device of an NVMe namespace; write nvme:/dev/ngXnY (`ls /dev/ng*`)", path);
+                  "LUN %s: not the character device of an NVMe namespace; write nvme:/dev/ngXnY "
+                  "(`ls /dev/ng*`)",
+                  path);
 }
 
 int refuse_rights(const char* path, int err, ErrorText* why) {
-  return why->set(err,
-                  "LUN %s: no right to open it; run `sudo setfacl -m u:$(id -un):rw %s` (permanently: a udev rule, "
-                  "KERNEL==\"ng*\", GROUP=\"disk\", MODE=\"0660\", and be in group disk), or run as root",
-                  path, path);
+  return why->set(
+      err,
+      "LUN %s: no right to open it; run `sudo setfacl -m u:$(id -un):rw %s` (permanently: a udev "
+      "rule, "
+      "KERNEL==\"ng*\", GROUP=\"disk\", MODE=\"0660\", and be in group disk), or run as root",
+      path, path);
 }
 
 }  // namespace
@@ -71,10 +78,12 @@ int NvmeDevice::open(const char* uri, const DeviceOptions& options, Device** out
   char path[4096];
   int err = settings_parse(uri, uri + strlen("nvme:"), specs, 1, path, sizeof path, why);
   if (err < 0) return err;
-  if (path[0] == '\0') return why->set(-EINVAL, "LUN %s: no device; write nvme:/dev/ngXnY (`ls /dev/ng*`)", uri);
+  if (path[0] == '\0')
+    return why->set(-EINVAL, "LUN %s: no device; write nvme:/dev/ngXnY (`ls /dev/ng*`)", uri);
   if (sqpoll == Choice::kOn && (err = sys::uring_probe_sqpoll()) < 0)
     return why->set(err,
-                    "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
+                    "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, "
+                    "boot Linux 5.11 or "
                     "later, or write sqpoll=auto",
                     uri, errno_name(err), errno_text(err));
   const char* name = nullptr;
@@ -96,17 +105,21 @@ int NvmeDevice::open_path(const char* path, const DeviceOptions& options, ErrorT
   struct stat status;
   int err = sys::path_status(path, &status);
   if (err == -ENOENT || err == -ENOTDIR)
-    return why->set(
-        err, "LUN %s: there is no such device; NVMe namespaces are /dev/ngXnY (`ls /dev/ng*`, Linux 5.13 or later)",
-        path);
+    return why->set(err,
+                    "LUN %s: there is no such device; NVMe namespaces are /dev/ngXnY (`ls "
+                    "/dev/ng*`, Linux 5.13 or later)",
+                    path);
   if (err == -EACCES) return refuse_rights(path, err, why);
-  if (err < 0) return why->set(err, "LUN %s: cannot look at it: %s (%s)", path, errno_text(err), errno_name(err));
+  if (err < 0)
+    return why->set(err, "LUN %s: cannot look at it: %s (%s)", path, errno_text(err),
+                    errno_name(err));
   if (!S_ISCHR(status.st_mode)) return refuse_other(path, status, why);
   const bool writable = options.scratch || !options.read_only;
   const int opened = sys::open_file(path, writable ? O_RDWR : O_RDONLY);
   if (opened == -EACCES || opened == -EPERM) return refuse_rights(path, opened, why);
   if (opened < 0)
-    return why->set(opened, "LUN %s: cannot open it: %s (%s)", path, errno_text(opened), errno_name(opened));
+    return why->set(opened, "LUN %s: cannot open it: %s (%s)", path, errno_text(opened),
+                    errno_name(opened));
   reopen(0, opened);
   err = sys::nvme_namespace_id(opened);
   if (err <= 0) return refuse_other(path, status, why);
@@ -134,12 +147,14 @@ int NvmeDevice::identify(const char* path, ErrorText* why) {
   int err = answer == 0 ? nvme_geometry(pages, controller, &geometry_, &reason) : 0;
   unmap_private(pages, 2 * kIdentifyBytes);
   if (answer == -EACCES || answer == -EPERM)
-    return why->set(
-        answer, "LUN %s: this kernel lets only root send NVMe commands; run as root, or boot Linux 6.2 or later", path);
+    return why->set(answer,
+                    "LUN %s: this kernel lets only root send NVMe commands; run as root, or boot "
+                    "Linux 6.2 or later",
+                    path);
   if (answer != 0)
     return why->set(answer < 0 ? answer : -EIO,
-                    "LUN %s: the controller does not identify the namespace (%s); look at dmesg", path,
-                    answer < 0 ? errno_name(answer) : "NVMe error");
+                    "LUN %s: the controller does not identify the namespace (%s); look at dmesg",
+                    path, answer < 0 ? errno_name(answer) : "NVMe error");
   return err < 0 ? why->set(err, "LUN %s: %s", path, reason) : 0;
 }
 
@@ -148,10 +163,12 @@ void NvmeDevice::limit_as_block_device(uint64_t rdev) {
   char node[48], file[96], numbers[32], *rest = nullptr;
   if (!device_node_name(false, rdev, node, sizeof node) || strncmp(node, "ng", 2) != 0) return;
   format_to(file, sizeof file, "/sys/class/block/nvme%s/dev", node + 2);
-  if (sys::read_text(file, numbers, sizeof numbers) <= 0) return;  // none: an I/O command set without blocks for it
+  if (sys::read_text(file, numbers, sizeof numbers) <= 0)
+    return;  // none: an I/O command set without blocks for it
   const auto major_number = static_cast<unsigned>(strtoul(numbers, &rest, 10));
   if (*rest != ':') return;
-  const uint64_t block = makedev(major_number, static_cast<unsigned>(strtoul(rest + 1, nullptr, 10)));
+  const uint64_t block =
+      makedev(major_number, static_cast<unsigned>(strtoul(rest + 1, nullptr, 10)));
   format_to(block_path_, sizeof block_path_, "/dev/nvme%s", node + 2);
   const int64_t kib = block_queue_value(block, "max_hw_sectors_kb"),
                 segments = block_queue_value(block, "max_segments");
@@ -178,7 +195,8 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
   command.iov = &whole;
   command.iov_count = 1;
   int64_t moved = size_bytes_ > kScratchDataOffset ? transfer(command) : -ENOSPC;
-  const Contents contents = moved > 0 ? signature_of(head, static_cast<size_t>(moved), nullptr) : Contents::kForeign;
+  const Contents contents =
+      moved > 0 ? signature_of(head, static_cast<size_t>(moved), nullptr) : Contents::kForeign;
   char what[64];
   int known = 0;
   if (moved > 0 && contents != Contents::kForeign && *block_path_)
@@ -193,15 +211,16 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
   }
   unmap_private(head, kScratchProbeBytes);
   if (moved < 0)
-    return why->set(static_cast<int>(moved), "LUN %s: its head cannot be read and written: %s", path,
-                    errno_text(static_cast<int>(moved)));
+    return why->set(static_cast<int>(moved), "LUN %s: its head cannot be read and written: %s",
+                    path, errno_text(static_cast<int>(moved)));
   if (known == 1)
-    return why->set(-EEXIST, "LUN %s: holds %s; give an empty one, or erase it (wipefs -a %s)", path, what,
-                    block_path_);
+    return why->set(-EEXIST, "LUN %s: holds %s; give an empty one, or erase it (wipefs -a %s)",
+                    path, what, block_path_);
   if (contents == Contents::kForeign)
-    return why->set(
-        -EEXIST, "LUN %s: holds unknown data in its first 64 KiB; if it may go: dd if=/dev/zero of=%s bs=64k count=1",
-        path, *block_path_ ? block_path_ : "its block device");
+    return why->set(-EEXIST,
+                    "LUN %s: holds unknown data in its first 64 KiB; if it may go: dd if=/dev/zero "
+                    "of=%s bs=64k count=1",
+                    path, *block_path_ ? block_path_ : "its block device");
   data_offset_ = kScratchDataOffset;
   size_bytes_ = round_down(size_bytes_ - kScratchDataOffset, 4096);
   return 0;
@@ -222,9 +241,10 @@ int NvmeDevice::attach(const ContextOptions& options, Context** out) {
   if (status == -ERANGE) return -EINVAL;
   if (status == 0)
     calls_.ring_made();
-  else if (calls_.replaces_ring(status, name_, wanted,
-                                "NVMe commands by ioctl, slower; boot Linux 5.19 or later, or allow it (sysctl "
-                                "kernel.io_uring_disabled=0)"))
+  else if (calls_.replaces_ring(
+               status, name_, wanted,
+               "NVMe commands by ioctl, slower; boot Linux 5.19 or later, or allow it (sysctl "
+               "kernel.io_uring_disabled=0)"))
     status = calls_.attach(this, wanted, &context);
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);
@@ -247,7 +267,8 @@ int64_t NvmeDevice::transfer(const Command& command) {
     const int answer = sys::nvme_io(fd(0), piece);
     if (answer != 0) return nvme_failure(name_, command, progress, answer);
   } while (!nvme_advance(command, &progress));
-  return command.op == Op::kRead || command.op == Op::kWrite ? static_cast<int64_t>(progress.done) : 0;
+  return command.op == Op::kRead || command.op == Op::kWrite ? static_cast<int64_t>(progress.done)
+                                                             : 0;
 }
 
 int NvmeDevice::reserve(DeviceOffset offset, uint64_t length) {
@@ -264,7 +285,8 @@ void NvmeDevice::release(DeviceOffset offset, uint64_t length) {
     struct alignas(16) {
       uint32_t attributes, blocks;
       uint64_t first;
-    } const range = {0, static_cast<uint32_t>(bytes >> geometry_.block_shift), at >> geometry_.block_shift};
+    } const range = {0, static_cast<uint32_t>(bytes >> geometry_.block_shift),
+                     at >> geometry_.block_shift};
     static_assert(sizeof range == 16);
     sys::NvmeCommand command;
     command.opcode = kOpcodeDatasetManagement;
@@ -282,7 +304,8 @@ Capabilities NvmeDevice::capabilities() const {
   enum : uint32_t { kKnown = 1, kWindow = 2, kSqpoll = 4 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
-    bits = kKnown | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) | (window_can_be_registered() ? kWindow : 0u);
+    bits = kKnown | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) |
+           (window_can_be_registered() ? kWindow : 0u);
     probed_.store(bits, std::memory_order_relaxed);
   }
   Capabilities out;

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole NVMe namespace by its character device, nvme:/dev/ngXnY[,sqpoll=auto|on|off]: NVMe commands through io_uring,
-// without the block layer (no page cache, no partitions, no file systems; the layer above knows what it holds).
+// A whole NVMe namespace by its character device, nvme:/dev/ngXnY[,sqpoll=auto|on|off]: NVMe
+// commands through io_uring, without the block layer (no page cache, no partitions, no file
+// systems; the layer above knows what it holds).
 //
-//   kRead, kWrite   READ, WRITE, in pieces that the controller accepts, one after the other; fua is the FUA bit of
-//                   each. atomic within AWUPF (of the namespace: NAWUPF and its boundary), in one piece
+//   kRead, kWrite   READ, WRITE, in pieces that the controller accepts, one after the other; fua is
+//                   the FUA bit of each. atomic within AWUPF (of the namespace: NAWUPF and its
+//                   boundary), in one piece
 //   kFlush          FLUSH
-//   kDiscard        WRITE ZEROES, which also frees the blocks if deallocated ones read as zeros (DEAC). Not DATASET
-//                   MANAGEMENT: that is a hint, and a controller may keep the old data
+//   kDiscard        WRITE ZEROES, which also frees the blocks if deallocated ones read as zeros
+//                   (DEAC). Not DATASET MANAGEMENT: that is a hint, and a controller may keep the
+//                   old data
 //   release()       DATASET MANAGEMENT, deallocate
 //
-// A writable open first checks for users of the same namespace through the block layer (mounted, swap, a partition in
-// use), and claims its block devices (ownership.h).
+// A writable open first checks for users of the same namespace through the block layer (mounted,
+// swap, a partition in use), and claims its block devices (ownership.h).
 // Threading: does not change after open, except the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>
@@ -27,7 +30,8 @@ namespace lunar {
 
 class NvmeDevice final : public Device {
  public:
-  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out,
+                                ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;

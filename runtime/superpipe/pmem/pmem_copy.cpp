@@ -17,7 +17,8 @@
 namespace lunar::pmem {
 namespace {
 
-constexpr size_t kLine = 64;  // the smallest line of these CPUs: where lines are larger, some are flushed twice
+// the smallest line of these CPUs: where lines are larger, some are flushed twice
+constexpr size_t kLine = 64;
 
 Flush ask() {
 #if defined(__x86_64__)
@@ -83,7 +84,8 @@ const char* flush_name(Flush method) {
 
 void flush_lines(Flush method, const void* address, size_t bytes) {
   const char* end = static_cast<const char*>(address) + bytes;
-  const char* line = static_cast<const char*>(address) - reinterpret_cast<uintptr_t>(address) % kLine;
+  const char* line =
+      static_cast<const char*>(address) - reinterpret_cast<uintptr_t>(address) % kLine;
   for (; line < end; line += kLine) flush_line(method, line);
 }
 
@@ -100,7 +102,8 @@ void fence() {
 #if defined(__x86_64__)
 namespace {
 
-// Copies the whole lines of [to, to + bytes) by non-temporal stores and hands the ragged ends to `edge`.
+// Copies the whole lines of [to, to + bytes) by non-temporal stores and hands the ragged ends to
+// `edge`.
 template <class Edge>
 void stream_lines(char* to, const char* from, size_t bytes, Edge edge) {
   const size_t ahead = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
@@ -109,7 +112,8 @@ void stream_lines(char* to, const char* from, size_t bytes, Edge edge) {
   to += ahead, from += ahead, bytes -= ahead;
   for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) {
     __m128i part[4];
-    for (int i = 0; i < 4; ++i) part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+    for (int i = 0; i < 4; ++i)
+      part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
     for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, part[i]);
   }
   if (bytes) edge(to, from, bytes);

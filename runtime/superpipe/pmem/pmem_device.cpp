@@ -20,9 +20,9 @@
 namespace lunar {
 namespace {
 
-// From here on copies bypass the cache: into the memory, which is large and cold (8 MiB in 32 KiB pieces: 355 us, 590
-// by memcpy), and by a delegate into the caller's memory, whose lines lie in the caller's cache (two CPUs: 355 us,
-// 390-550 by memcpy).
+// From here on copies bypass the cache: into the memory, which is large and cold (8 MiB in 32 KiB
+// pieces: 355 us, 590 by memcpy), and by a delegate into the caller's memory, whose lines lie in
+// the caller's cache (two CPUs: 355 us, 390-550 by memcpy).
 constexpr unsigned kDelegatesMax = 4;
 constexpr uint64_t kStreamMin = 4096;
 
@@ -46,11 +46,14 @@ Capabilities PmemDevice::capabilities() const {
 }
 
 const char* PmemDevice::durability() const {
-  return sync_ == Sync::kNone ? "memory" : sync_ == Sync::kMsync ? "msync" : pmem::flush_name(flush_);
+  return sync_ == Sync::kNone    ? "memory"
+         : sync_ == Sync::kMsync ? "msync"
+                                 : pmem::flush_name(flush_);
 }
 
 bool PmemDevice::delegates(uint64_t bytes) {
-  if (delegate_ == Delegate::kOff || (delegate_ == Delegate::kAuto && bytes < kDelegateBytesMin)) return false;
+  if (delegate_ == Delegate::kOff || (delegate_ == Delegate::kAuto && bytes < kDelegateBytesMin))
+    return false;
   if (pool_.started()) return true;
   if (HostGuard::active() || sys::in_service_thread()) return false;
   const auto cpus = static_cast<unsigned>(sys::cpu_count());
@@ -77,7 +80,8 @@ void PmemDevice::close() {
   abandon();
 }
 
-// Makes sure that [at, at + bytes) of the mapping can be touched: 0, -ENOSPC (write) or -EIO (read).
+// Makes sure that [at, at + bytes) of the mapping can be touched: 0, -ENOSPC (write) or -EIO
+// (read).
 int PmemDevice::prepare(uint64_t at, uint64_t bytes, bool write) {
   const uint64_t last = (at + bytes - 1) / chunk_bytes_;
   for (uint64_t chunk = at / chunk_bytes_; chunk <= last; ++chunk) {
@@ -116,7 +120,8 @@ int64_t PmemDevice::read(const Command& command, bool foreign) {
   if (bytes == 0) return 0;
   if (const int err = prepare(data_offset_ + at, bytes, false); err < 0) return err;
   for (uint32_t i = 0; done < bytes; ++i) {
-    const uint64_t part = command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
+    const uint64_t part =
+        command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
     if (foreign && part >= kStreamMin)
       pmem::copy_past_cache(command.iov[i].iov_base, data_ + at + done, part);
     else
@@ -162,7 +167,8 @@ int PmemDevice::zero(uint64_t at, uint64_t length) {
 // Whole chunks of the mapping go back to the file system. A chunk is unknown before its pages go.
 bool PmemDevice::punch(uint64_t at, uint64_t bytes) {
   if (!regular_) return false;
-  for (uint64_t chunk = at / chunk_bytes_; chunk < (at + bytes) / chunk_bytes_; ++chunk) clear_backed(chunk);
+  for (uint64_t chunk = at / chunk_bytes_; chunk < (at + bytes) / chunk_bytes_; ++chunk)
+    clear_backed(chunk);
   if (advise_whole(map_ + at, bytes, MADV_REMOVE) < 0) return false;
   if (sync_ != Sync::kNone) punched_.store(true, std::memory_order_release);
   return true;
@@ -186,7 +192,8 @@ int64_t PmemDevice::carry_out(const Command& command, bool foreign) {
     case Op::kFlush:
       // Writes were made durable one by one; what remains is the file system's record of holes.
       if (sync_ == Sync::kLines) pmem::fence();
-      return punched_.exchange(false, std::memory_order_acq_rel) ? sys::sync_range(map_, map_bytes_) : 0;
+      return punched_.exchange(false, std::memory_order_acq_rel) ? sys::sync_range(map_, map_bytes_)
+                                                                 : 0;
   }
   return -EINVAL;
 }
@@ -202,13 +209,15 @@ int PmemDevice::reserve(DeviceOffset offset, uint64_t length) {
   const int err = sys::allocate_space(fd(), begin, length);
   if (err == -EOPNOTSUPP && !growable_) return prepare(begin, length, true);  // ramfs
   if (err < 0) return err;
-  for (uint64_t chunk = (begin + chunk_bytes_ - 1) / chunk_bytes_; chunk < end / chunk_bytes_; ++chunk)
+  for (uint64_t chunk = (begin + chunk_bytes_ - 1) / chunk_bytes_; chunk < end / chunk_bytes_;
+       ++chunk)
     set_backed(chunk);
   return 0;
 }
 
 void PmemDevice::release(DeviceOffset offset, uint64_t length) {
-  if (raw_ || offset.value > size_bytes_ || length > size_bytes_ - offset.value) return;  // its owner gave that space
+  if (raw_ || offset.value > size_bytes_ || length > size_bytes_ - offset.value)
+    return;  // its owner gave that space
   const uint64_t begin = round_up(data_offset_ + offset.value, chunk_bytes_);
   const uint64_t end = round_down(data_offset_ + offset.value + length, chunk_bytes_);
   if (begin < end) (void)punch(begin, end - begin);

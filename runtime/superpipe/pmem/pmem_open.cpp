@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening mapped memory: which device it is, how its writes become durable, and whether it may be taken. See
-// pmem_device.h.
+// Opening mapped memory: which device it is, how its writes become durable, and whether it may be
+// taken. See pmem_device.h.
 //
-// Idea: everything that could go wrong later is asked here and refused with one line. The device is looked at and
-// marked through the mapping, which all of them have in common (hugetlbfs and device DAX know no write). Threading: one
-// thread a device. Blocking; not for the fault path.
+// Idea: everything that could go wrong later is asked here and refused with one line. The device is
+// looked at and marked through the mapping, which all of them have in common (hugetlbfs and device
+// DAX know no write). Threading: one thread a device. Blocking; not for the fault path.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -35,35 +35,44 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kExtentsMax = 65536;  // looked at for holes at open; what lies behind them is unknown
+// looked at for holes at open; what lies behind them is unknown
+constexpr unsigned kExtentsMax = 65536;
 constexpr uint64_t kGrowMin = 2 * kMiB;  // that a blank file must be able to become
 
-bool is_memory(uint64_t magic) { return magic == TMPFS_MAGIC || magic == RAMFS_MAGIC || magic == HUGETLBFS_MAGIC; }
+bool is_memory(uint64_t magic) {
+  return magic == TMPFS_MAGIC || magic == RAMFS_MAGIC || magic == HUGETLBFS_MAGIC;
+}
 
 int explain(int err, const char* path, const char* what, ErrorText* why) {
   switch (-err) {
     case EACCES:
     case EPERM:
-      return why->set(err, "LUN pmem:%s: no permission to %s; run as a user who may, or give another file", path, what);
+      return why->set(
+          err, "LUN pmem:%s: no permission to %s; run as a user who may, or give another file",
+          path, what);
     case EROFS:
-      return why->set(err, "LUN pmem:%s: read-only; remount it read-write, or give another file", path);
+      return why->set(err, "LUN pmem:%s: read-only; remount it read-write, or give another file",
+                      path);
     case ENOSPC:
     case EDQUOT:
       return why->set(err, "LUN pmem:%s: no space left; free some, or give another file", path);
     case ENOMEM:
       return why->set(err,
-                      "LUN pmem:%s: cannot be mapped: out of memory, address space or huge pages; make it smaller, or "
+                      "LUN pmem:%s: cannot be mapped: out of memory, address space or huge pages; "
+                      "make it smaller, or "
                       "raise the limit (ulimit -v, vm.nr_hugepages)",
                       path);
     default:
-      return why->set(err, "LUN pmem:%s: cannot %s: %s (%s); give another file", path, what, errno_text(err),
-                      errno_name(err));
+      return why->set(err, "LUN pmem:%s: cannot %s: %s (%s); give another file", path, what,
+                      errno_text(err), errno_name(err));
   }
 }
 
 int refuse_foreign(const char* path, ErrorText* why) {
   return why->set(-EEXIST,
-                  "LUN pmem:%s: holds unknown data in its first 64 KiB; if it may go, overwrite them with zeros", path);
+                  "LUN pmem:%s: holds unknown data in its first 64 KiB; if it may go, overwrite "
+                  "them with zeros",
+                  path);
 }
 
 // A number from a file of /sys; 0 when there is none.
@@ -75,7 +84,8 @@ uint64_t sysfs_number(const char* kind, uint64_t rdev, const char* leaf) {
 
 }  // namespace
 
-int PmemDevice::open(const char* uri, const char* path, const DeviceOptions& options, Device** out, ErrorText* why) {
+int PmemDevice::open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
+                     ErrorText* why) {
   const char* name = nullptr;
   auto* device = device_new<PmemDevice>(uri, &name);
   if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
@@ -88,7 +98,8 @@ int PmemDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   return err;
 }
 
-int PmemDevice::open_uri(const char* uri, const char* path, const DeviceOptions& options, ErrorText* why) {
+int PmemDevice::open_uri(const char* uri, const char* path, const DeviceOptions& options,
+                         ErrorText* why) {
   char clean[4096];
   int err = parse_settings(uri, path, clean, sizeof clean, why);
   if (err < 0) return err;
@@ -98,7 +109,8 @@ int PmemDevice::open_uri(const char* uri, const char* path, const DeviceOptions&
   struct stat status;
   err = sys::path_status(clean, &status);
   if (err == -ENOENT || err == -ENOTDIR)
-    return why->set(err, "LUN %s: there is no such file; make one (truncate -s 1g /dev/shm/NAME)", uri);
+    return why->set(err, "LUN %s: there is no such file; make one (truncate -s 1g /dev/shm/NAME)",
+                    uri);
   if (err < 0) return explain(err, clean, "look at it", why);
   if (S_ISREG(status.st_mode))
     err = open_regular(clean, options, why);
@@ -107,15 +119,19 @@ int PmemDevice::open_uri(const char* uri, const char* path, const DeviceOptions&
   else if (S_ISCHR(status.st_mode))
     err = open_character(clean, status, options, why);
   else
-    err = why->set(-EINVAL, "LUN %s: neither a file, a DAX device nor a pmem block device; give one of these", uri);
+    err = why->set(
+        -EINVAL, "LUN %s: neither a file, a DAX device nor a pmem block device; give one of these",
+        uri);
   if (err == 0 && options.want_bytes > size_bytes_)
-    err = why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; give a larger one", uri, format_size(size_bytes_).text,
-                   growable_ ? "free" : "large", format_size(options.want_bytes).text);
+    err = why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; give a larger one", uri,
+                   format_size(size_bytes_).text, growable_ ? "free" : "large",
+                   format_size(options.want_bytes).text);
   if (err == 0 && pool_.create() < 0) err = why->set(-ENOMEM, "LUN %s: out of memory", uri);
   return err;
 }
 
-int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, size_t size, ErrorText* why) {
+int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, size_t size,
+                               ErrorText* why) {
   size_t length = strcspn(path, ",");
   if (length == 0 || length >= size)
     return why->set(-EINVAL, "LUN %s: no path; write pmem:PATH[,delegate=auto|on|off]", uri);
@@ -133,8 +149,8 @@ int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, s
     else if (is("delegate=off"))
       delegate_ = Delegate::kOff;
     else if (length >= 9 && strncmp(text, "delegate=", 9) == 0)
-      return why->set(-EINVAL, "LUN %s: delegate is auto, on or off, not '%.*s'", uri, static_cast<int>(length - 9),
-                      text + 9);
+      return why->set(-EINVAL, "LUN %s: delegate is auto, on or off, not '%.*s'", uri,
+                      static_cast<int>(length - 9), text + 9);
     else
       return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: delegate=auto|on|off", uri,
                       static_cast<int>(length), text);
@@ -151,7 +167,8 @@ int PmemDevice::open_backing(const char* path, const DeviceOptions& options, Err
 }
 
 // Maps the device and finds out how its writes become durable.
-int PmemDevice::map(const char* path, uint64_t bytes, bool memory, const DeviceOptions& options, ErrorText* why) {
+int PmemDevice::map(const char* path, uint64_t bytes, bool memory, const DeviceOptions& options,
+                    ErrorText* why) {
   const int access = read_only_ ? PROT_READ : PROT_READ | PROT_WRITE;
   void* mapped = nullptr;
   int err = -EOPNOTSUPP;
@@ -165,8 +182,9 @@ int PmemDevice::map(const char* path, uint64_t bytes, bool memory, const DeviceO
   }
   if (err < 0) {
     if (!memory && regular_ && options.scratch)
-      return why->set(-ENOTSUP, "LUN pmem:%s: lies on a disk, not on memory or a DAX file system; give file:%s", path,
-                      path);
+      return why->set(
+          -ENOTSUP, "LUN pmem:%s: lies on a disk, not on memory or a DAX file system; give file:%s",
+          path, path);
     err = sys::map(nullptr, bytes, access, MAP_SHARED, fd(), 0, &mapped);
     if (err < 0) return explain(err, path, "map it", why);
     if (!memory) sync_ = Sync::kMsync;
@@ -196,36 +214,41 @@ void PmemDevice::find_backed(uint64_t file_bytes) {
     const int64_t hole = sys::next_hole(fd(), static_cast<uint64_t>(data));
     if (hole < 0) return;
     at = static_cast<uint64_t>(hole);
-    for (uint64_t chunk = (static_cast<uint64_t>(data) + chunk_bytes_ - 1) / chunk_bytes_; chunk < at / chunk_bytes_;
-         ++chunk)
+    for (uint64_t chunk = (static_cast<uint64_t>(data) + chunk_bytes_ - 1) / chunk_bytes_;
+         chunk < at / chunk_bytes_; ++chunk)
       if ((chunk + 1) * chunk_bytes_ <= map_bytes_) set_backed(chunk);
   }
 }
 
-// How much of a regular file, or of the file system under it, the mapping covers: size_bytes_, map_bytes_, growable_.
+// How much of a regular file, or of the file system under it, the mapping covers: size_bytes_,
+// map_bytes_, growable_.
 int PmemDevice::size_raw(const char* path, const struct stat& status, ErrorText* why) {
   const auto file_bytes = static_cast<uint64_t>(status.st_size);
   size_bytes_ = round_down(file_bytes, page_bytes_ > sys::page_bytes() ? page_bytes_ : 512);
-  if (size_bytes_ == 0) return why->set(-ENOSPC, "LUN pmem:%s: empty; give it a size (truncate -s 1g %s)", path, path);
+  if (size_bytes_ == 0)
+    return why->set(-ENOSPC, "LUN pmem:%s: empty; give it a size (truncate -s 1g %s)", path, path);
   map_bytes_ = round_up(size_bytes_, page_bytes_);
   return 0;
 }
 
-int PmemDevice::size_scratch(const char* path, const struct stat& status, bool grown, uint64_t free_bytes,
-                             ErrorText* why) {
+int PmemDevice::size_scratch(const char* path, const struct stat& status, bool grown,
+                             uint64_t free_bytes, ErrorText* why) {
   const auto file_bytes = static_cast<uint64_t>(status.st_size);
   growable_ = grown || (file_bytes <= kScratchDataOffset && page_bytes_ == sys::page_bytes());
   map_bytes_ = round_down(file_bytes, page_bytes_);
   if (growable_) {  // what it holds is cut: it counts as free
-    map_bytes_ = round_down(free_bytes + static_cast<uint64_t>(status.st_blocks) * 512, page_bytes_);
+    map_bytes_ =
+        round_down(free_bytes + static_cast<uint64_t>(status.st_blocks) * 512, page_bytes_);
     if (map_bytes_ < kGrowMin + kScratchDataOffset)
       return why->set(-ENOSPC,
-                      "LUN pmem:%s: empty, and its file system tells no free space; free some, or give the file a "
+                      "LUN pmem:%s: empty, and its file system tells no free space; free some, or "
+                      "give the file a "
                       "size (truncate -s 1g %s)",
                       path, path);
   }
   if (map_bytes_ <= kScratchDataOffset)
-    return why->set(-ENOSPC, "LUN pmem:%s: too small; give it a size (truncate -s 1g %s)", path, path);
+    return why->set(-ENOSPC, "LUN pmem:%s: too small; give it a size (truncate -s 1g %s)", path,
+                    path);
   size_bytes_ = round_down(map_bytes_ - kScratchDataOffset, 4096);
   return 0;
 }
@@ -242,12 +265,15 @@ int PmemDevice::open_regular(const char* path, const DeviceOptions& options, Err
   if (err == 0 && options.scratch) err = signature_read(fd(), &contents, &flags);
   if (err < 0) return explain(err, path, "look at it", why);
   if (contents == Contents::kForeign)
-    return why->set(-EEXIST, "LUN pmem:%s: holds data that is not Lunar's; is the name right? Give an empty file",
-                    path);
-  page_bytes_ = magic == HUGETLBFS_MAGIC ? static_cast<uint64_t>(status.st_blksize) : sys::page_bytes();
+    return why->set(
+        -EEXIST,
+        "LUN pmem:%s: holds data that is not Lunar's; is the name right? Give an empty file", path);
+  page_bytes_ =
+      magic == HUGETLBFS_MAGIC ? static_cast<uint64_t>(status.st_blksize) : sys::page_bytes();
   if (chunk_bytes_ < page_bytes_) chunk_bytes_ = page_bytes_;
   if (options.scratch)
-    err = size_scratch(path, status, contents == Contents::kOurs && (flags & kScratchGrowable), free_bytes, why);
+    err = size_scratch(path, status, contents == Contents::kOurs && (flags & kScratchGrowable),
+                       free_bytes, why);
   else
     err = size_raw(path, status, why);
   if (err == 0) err = map(path, map_bytes_, is_memory(magic), options, why);
@@ -266,11 +292,11 @@ int PmemDevice::take_scratch(const char* path, ErrorText* why) {
   int err = growable_ ? sys::set_file_size(fd(), 0) : 0;  // what a former owner left
   if (err == 0 && growable_) err = sys::allocate_space(fd(), 0, sizeof(ScratchHeader));
   if (err == -EOPNOTSUPP)
-    return why->set(
-        err,
-        "LUN pmem:%s: its file system cannot reserve space (fallocate); give the file a size (truncate -s 1g "
-        "%s)",
-        path, path);
+    return why->set(err,
+                    "LUN pmem:%s: its file system cannot reserve space (fallocate); give the file "
+                    "a size (truncate -s 1g "
+                    "%s)",
+                    path, path);
   if (err < 0) return explain(err, path, "reserve space", why);
   ScratchHeader header;
   signature_make(&header, growable_ ? uint64_t{kScratchGrowable} : 0);
@@ -281,10 +307,12 @@ int PmemDevice::take_scratch(const char* path, ErrorText* why) {
   return err < 0 ? explain(err, path, "write its header", why) : 0;
 }
 
-int PmemDevice::open_block(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why) {
+int PmemDevice::open_block(const char* path, const struct stat& status,
+                           const DeviceOptions& options, ErrorText* why) {
   if (sysfs_number("block", status.st_rdev, "queue/dax") == 0 &&
       sysfs_number("block", status.st_rdev, "../queue/dax") == 0)
-    return why->set(-ENOTSUP, "LUN pmem:%s: a block device that is not memory; give file:%s", path, path);
+    return why->set(-ENOTSUP, "LUN pmem:%s: a block device that is not memory; give file:%s", path,
+                    path);
   int err = open_backing(path, options, why);
   if (err < 0) return err;
   uint64_t bytes = 0;
@@ -304,17 +332,20 @@ int PmemDevice::open_block(const char* path, const struct stat& status, const De
   char what[64];
   const int known = block_signature(path, contents == Contents::kOurs, what, sizeof what);
   if (known == 1)
-    return why->set(-EEXIST, "LUN pmem:%s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what,
-                    path);
+    return why->set(-EEXIST,
+                    "LUN pmem:%s: holds %s; give an empty device, or erase it (wipefs -a %s)", path,
+                    what, path);
   if (known == -ENOSYS)
-    return why->set(known, "LUN pmem:%s: libblkid.so.1 is missing, so its contents are not known; install libblkid1",
-                    path);
+    return why->set(
+        known,
+        "LUN pmem:%s: libblkid.so.1 is missing, so its contents are not known; install libblkid1",
+        path);
   if (known < 0) return explain(known, path, "have libblkid look at it", why);
   return contents == Contents::kForeign ? refuse_foreign(path, why) : take_scratch(path, why);
 }
 
-int PmemDevice::open_character(const char* path, const struct stat& status, const DeviceOptions& options,
-                               ErrorText* why) {
+int PmemDevice::open_character(const char* path, const struct stat& status,
+                               const DeviceOptions& options, ErrorText* why) {
   uint64_t bytes = sysfs_number("char", status.st_rdev, "size");
   const uint64_t align = sysfs_number("char", status.st_rdev, "align");
   if (bytes == 0) return why->set(-EINVAL, "LUN pmem:%s: not a DAX device; give /dev/daxX.Y", path);
@@ -328,7 +359,8 @@ int PmemDevice::open_character(const char* path, const struct stat& status, cons
   if (err < 0) return err;
   if (!pmem::can_flush() && !read_only_)
     return why->set(-ENOTSUP,
-                    "LUN pmem:%s: this CPU has no instruction by which a program makes writes durable; use a file on a "
+                    "LUN pmem:%s: this CPU has no instruction by which a program makes writes "
+                    "durable; use a file on a "
                     "DAX file system",
                     path);
   sync_ = Sync::kLines;  // stores go to the device, whether or not the kernel knows MAP_SYNC there
@@ -336,7 +368,8 @@ int PmemDevice::open_character(const char* path, const struct stat& status, cons
   size_bytes_ = bytes;
   if (!options.scratch) return 0;
   size_bytes_ = round_down(bytes - kScratchDataOffset, 4096);
-  if (signature_of(map_, kScratchProbeBytes, nullptr) == Contents::kForeign) return refuse_foreign(path, why);
+  if (signature_of(map_, kScratchProbeBytes, nullptr) == Contents::kForeign)
+    return refuse_foreign(path, why);
   return take_scratch(path, why);
 }
 

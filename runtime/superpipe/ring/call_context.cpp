@@ -19,11 +19,12 @@ constexpr unsigned kThreads = 8;  // calls in flight at one time, of a device
 
 class CallContext final : public DelegateContext {
  public:
-  static int create(const JoinedFiles& files, Device* device, DelegatePool* pool, const ContextOptions& options,
-                    OwnedContext** out) {
+  static int create(const JoinedFiles& files, Device* device, DelegatePool* pool,
+                    const ContextOptions& options, OwnedContext** out) {
     if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
     const size_t head = round_up(sizeof(CallContext), 64);
-    auto* memory = static_cast<char*>(map_private(mapping_bytes(head, options.depth), ForkPolicy::kInherit));
+    auto* memory =
+        static_cast<char*>(map_private(mapping_bytes(head, options.depth), ForkPolicy::kInherit));
     if (!memory) return -ENOMEM;
     auto* context = new (memory) CallContext(files, device);
     context->start(memory, head, pool, options);
@@ -60,16 +61,21 @@ const char* remedy_of(int lack) {
 }  // namespace
 
 // -EINVAL: the kernel has no rings of this form.
-bool CallPool::replaces_ring(int status, const char* name, const ContextOptions& options, const char* refusal) {
-  if (status == -ENOSYS || status == -EPERM || status == -EACCES || status == -EINVAL || status == -EOPNOTSUPP) {
+bool CallPool::replaces_ring(int status, const char* name, const ContextOptions& options,
+                             const char* refusal) {
+  if (status == -ENOSYS || status == -EPERM || status == -EACCES || status == -EINVAL ||
+      status == -EOPNOTSUPP) {
     if (!refusal_told_.exchange(true, std::memory_order_relaxed))
-      log_warning("LUN %s: io_uring is not available here (%s): %s", name, errno_name(status), refusal);
+      log_warning("LUN %s: io_uring is not available here (%s): %s", name, errno_name(status),
+                  refusal);
     return true;
   }
   const bool fails = options.delegate && status != -ENOMEM;
   if (!lack_told_.exchange(true, std::memory_order_relaxed))
-    log_warning("LUN %s: no ring for its commands: %s (%s): %s; %s", name, errno_text(status), errno_name(status),
-                fails ? "those that need one fail" : "they go by system calls, slower", remedy_of(status));
+    log_warning("LUN %s: no ring for its commands: %s (%s): %s; %s", name, errno_text(status),
+                errno_name(status),
+                fails ? "those that need one fail" : "they go by system calls, slower",
+                remedy_of(status));
   return !fails;
 }
 

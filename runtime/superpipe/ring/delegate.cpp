@@ -14,7 +14,8 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kTurns = 16;  // pieces that a delegate takes of one client before it looks at the others
+// pieces that a delegate takes of one client before it looks at the others
+constexpr unsigned kTurns = 16;
 
 }  // namespace
 
@@ -24,7 +25,8 @@ int DelegatePool::create() {
   if (!memory) return -ENOMEM;
   State* none = nullptr;
   // another thread was quicker
-  if (!state_.compare_exchange_strong(none, new (memory) State)) unmap_private(memory, sizeof(State));
+  if (!state_.compare_exchange_strong(none, new (memory) State))
+    unmap_private(memory, sizeof(State));
   return 0;
 }
 
@@ -105,8 +107,8 @@ void DelegatePool::leave(DelegateClient* client) {
   while (client->visitors_.load(std::memory_order_acquire)) sys::yield_cpu();
 }
 
-// The next client that has work, with the caller as its visitor; it goes to the end of the ring. Clients without leave
-// it.
+// The next client that has work, with the caller as its visitor; it goes to the end of the ring.
+// Clients without leave it.
 DelegateClient* DelegatePool::take(State* state) {
   DelegateClient* client;
   bool more;
@@ -126,7 +128,8 @@ DelegateClient* DelegatePool::take(State* state) {
 void DelegatePool::thread_main(void* argument) {
   auto* state = static_cast<State*>(argument);
   (void)sys::set_batch_policy();  // does not preempt submitting threads
-  sys::allow_fault_signals();     // a copy that faults is the program's to see, as if it had copied itself
+  sys::allow_fault_signals();     // a copy that faults is the program's to see, as if it had copied
+                                  // itself
   while (!state->stopping.load()) {
     if (DelegateClient* client = take(state)) {
       for (unsigned i = 0; i < kTurns && client->run_some(true); ++i) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delegate threads carry out work that a caller hands over, so that its call can return at once (AIX's
-// aio_delegateiotodriverkth). There is one pool per device: for copies (pmem_device.h), or for blocking calls
-// (call_context.h).
+// Delegate threads carry out work that a caller hands over, so that its call can return at once
+// (AIX's aio_delegateiotodriverkth). There is one pool per device: for copies (pmem_device.h), or
+// for blocking calls (call_context.h).
 //
 //      submit                   pool                          delegate threads (a few)
 //   ┌──────────┐  offer()   ┌──────────────────────┐  take   ┌───────────────────────────┐
@@ -9,18 +9,20 @@
 //   └────▲─────┘            └──────────────────────┘         └───────────────────────────┘
 //        │ run_some(): a thread that waits for its own client helps
 //
-// A client is a queue from which any thread takes pieces. The pool only knows which clients have work, and serves them
-// in turn. Threads start when they are first needed, sleep on a futex when idle, and end with the pool.
+// A client is a queue from which any thread takes pieces. The pool only knows which clients have
+// work, and serves them in turn. Threads start when they are first needed, sleep on a futex when
+// idle, and end with the pool.
 //
-// No wake-up is lost: an offering thread publishes its work, increments `event`, then looks for sleepers; a thread that
-// is about to sleep registers, reads `event`, then looks for work. All of these are sequentially consistent.
+// No wake-up is lost: an offering thread publishes its work, increments `event`, then looks for
+// sleepers; a thread that is about to sleep registers, reads `event`, then looks for work. All of
+// these are sequentially consistent.
 //
-// Fork: the shared state of the threads is in memory that the kernel wipes in a child, which therefore finds a pool
-// that was never started. The epoch distinguishes a client of the parent's (whose pieces in progress at the fork are
-// lost) from one of the child's.
+// Fork: the shared state of the threads is in memory that the kernel wipes in a child, which
+// therefore finds a pool that was never started. The epoch distinguishes a client of the parent's
+// (whose pieces in progress at the fork are lost) from one of the child's.
 //
-// Threading: any thread. offer() allocates nothing and holds the pool's own spin lock for a few instructions; start()
-// creates threads.
+// Threading: any thread. offer() allocates nothing and holds the pool's own spin lock for a few
+// instructions; start() creates threads.
 #pragma once
 #include <pthread.h>
 
@@ -35,8 +37,8 @@ class DelegatePool;
 
 class DelegateClient {
  public:
-  // Carries out some pieces; false: there were none. Any thread; `foreign`: called by a delegate, not by a waiting
-  // thread.
+  // Carries out some pieces; false: there were none. Any thread; `foreign`: called by a delegate,
+  // not by a waiting thread.
   virtual bool run_some(bool foreign) = 0;
   // Whether there is a piece that no thread has taken.
   virtual bool has_work() const = 0;
@@ -55,14 +57,17 @@ class DelegatePool {
  public:
   static constexpr unsigned kThreadsMax = 8;
 
-  [[nodiscard]] int create();  // starts no threads yet; does nothing if the pool exists. 0 or -ENOMEM
-  void destroy();              // pre: no client is left. Ends the threads
-  // Ensures that threads run, `wanted` or fewer: 0, or -errno if none could be created. Blocking, allocates: not for
-  // the fault path. The threads use the descriptor table of the calling thread.
+  [[nodiscard]] int
+  create();        // starts no threads yet; does nothing if the pool exists. 0 or -ENOMEM
+  void destroy();  // pre: no client is left. Ends the threads
+  // Ensures that threads run, `wanted` or fewer: 0, or -errno if none could be created. Blocking,
+  // allocates: not for the fault path. The threads use the descriptor table of the calling thread.
   [[nodiscard]] int start(unsigned wanted, const char* name);
   bool started() const { return epoch() != 0; }
   // 0: not started in this process
-  uint32_t epoch() const { return state_.load(std::memory_order_acquire)->epoch.load(std::memory_order_acquire); }
+  uint32_t epoch() const {
+    return state_.load(std::memory_order_acquire)->epoch.load(std::memory_order_acquire);
+  }
   // `client` has work. pre: started().
   void offer(DelegateClient* client);
   // After this call no delegate touches `client`. pre: it has no work.

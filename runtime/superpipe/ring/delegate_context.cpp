@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The context whose commands are calls: see delegate_context.h.
 //
-// Wake-ups are never lost: a thread that adds to the stack looks for sleepers afterwards; a thread about to sleep
-// registers, reads event_, then looks at the stack. All of these are sequentially consistent.
-// May not: allocate after create, take a lock (but the pool's, for instructions), use a descriptor (but those watched).
+// Wake-ups are never lost: a thread that adds to the stack looks for sleepers afterwards; a thread
+// about to sleep registers, reads event_, then looks at the stack. All of these are sequentially
+// consistent.
+// May not: allocate after create, take a lock (but the pool's, for instructions), use a descriptor
+// (but those watched).
 #include "superpipe/ring/delegate_context.h"
 
 #include <errno.h>
@@ -18,19 +20,22 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kSpinNs = 20'000;          // a copy that others have begun is usually done within it
+constexpr uint64_t kSpinNs = 20'000;  // a copy that others have begun is usually done within it
 constexpr uint64_t kClaimBytes = 256 * kKiB;  // that one thread takes at once, if the list is long
 constexpr uint32_t kClaimMax = 8;             // room on the stack
-constexpr int64_t kWatchPollNs = 100'000;     // between looks at the stack, when descriptors are watched too
-constexpr unsigned kSampleVectorMax = 16;     // longer reads say little about a page's latency
+// between looks at the stack, when descriptors are watched too
+constexpr int64_t kWatchPollNs = 100'000;
+constexpr unsigned kSampleVectorMax = 16;  // longer reads say little about a page's latency
 
 }  // namespace
 
 size_t DelegateContext::mapping_bytes(size_t head, unsigned depth) {
-  return head + depth * (sizeof(Slot) + sizeof(uint16_t)) + std::bit_ceil(depth) * sizeof(std::atomic<uint16_t>);
+  return head + depth * (sizeof(Slot) + sizeof(uint16_t)) +
+         std::bit_ceil(depth) * sizeof(std::atomic<uint16_t>);
 }
 
-void DelegateContext::start(char* memory, size_t head, DelegatePool* pool, const ContextOptions& options) {
+void DelegateContext::start(char* memory, size_t head, DelegatePool* pool,
+                            const ContextOptions& options) {
   LUNAR_CHECK(habits_.claim_max <= kClaimMax, "delegates: claim");
   pool_ = pool;
   depth_ = options.depth;
@@ -41,11 +46,13 @@ void DelegateContext::start(char* memory, size_t head, DelegatePool* pool, const
   slots_ = reinterpret_cast<Slot*>(memory + head);
   free_ = reinterpret_cast<uint16_t*>(slots_ + options.depth);
   cells_ = reinterpret_cast<std::atomic<uint16_t>*>(free_ + options.depth);
-  for (unsigned i = 0; i < options.depth; ++i) free_[i] = static_cast<uint16_t>(options.depth - 1 - i);
+  for (unsigned i = 0; i < options.depth; ++i)
+    free_[i] = static_cast<uint16_t>(options.depth - 1 - i);
 }
 
 void DelegateContext::release() {
-  // In a forked child, work that the parent's delegates had begun is lost: there is nothing to wait for.
+  // In a forked child, work that the parent's delegates had begun is lost: there is nothing to wait
+  // for.
   if (epoch_ == 0 || epoch_ == pool_->epoch()) {
     drain();
     if (epoch_) pool_->leave(this);
@@ -77,7 +84,8 @@ int DelegateContext::submit(const Command* commands, unsigned n) {
   if (delegates(bytes)) {
     uint64_t tail = tail_.load(std::memory_order_relaxed);
     for (unsigned i = 0; i < n; ++i, ++tail)
-      cells_[tail & mask_].store(static_cast<uint16_t>(take_slot(commands[i])), std::memory_order_relaxed);
+      cells_[tail & mask_].store(static_cast<uint16_t>(take_slot(commands[i])),
+                                 std::memory_order_relaxed);
     const uint64_t each = bytes / n, most = habits_.claim_max;
     claim_max_.store(each * most <= kClaimBytes ? static_cast<uint32_t>(most)
                      : each >= kClaimBytes      ? 1
@@ -101,9 +109,9 @@ int DelegateContext::submit(const Command* commands, unsigned n) {
   return static_cast<int>(n);
 }
 
-// Neighbours are taken together: their buffers usually are neighbours too, and two CPUs that copy into neighbouring
-// ones by turns hinder each other (427 us against 327 for 256 x 32 KiB). Towards the end of the list the shares get
-// small.
+// Neighbours are taken together: their buffers usually are neighbours too, and two CPUs that copy
+// into neighbouring ones by turns hinder each other (427 us against 327 for 256 x 32 KiB). Towards
+// the end of the list the shares get small.
 bool DelegateContext::run_some(bool foreign) {
   uint64_t head = head_.load(std::memory_order_acquire), take;
   uint16_t mine[kClaimMax];
@@ -112,8 +120,10 @@ bool DelegateContext::run_some(bool foreign) {
     if (head >= tail) return false;
     const uint64_t share = (tail - head) / 8, most = claim_max_.load(std::memory_order_relaxed);
     take = share < 1 ? 1 : share < most ? share : most;
-    for (uint64_t i = 0; i < take; ++i) mine[i] = cells_[(head + i) & mask_].load(std::memory_order_relaxed);
-  } while (!head_.compare_exchange_weak(head, head + take, std::memory_order_acq_rel, std::memory_order_acquire));
+    for (uint64_t i = 0; i < take; ++i)
+      mine[i] = cells_[(head + i) & mask_].load(std::memory_order_relaxed);
+  } while (!head_.compare_exchange_weak(head, head + take, std::memory_order_acq_rel,
+                                        std::memory_order_acquire));
   for (uint64_t i = 0; i < take; ++i) {
     perform(&slots_[mine[i]], foreign);
     finish(mine[i]);
@@ -124,7 +134,8 @@ bool DelegateContext::run_some(bool foreign) {
 void DelegateContext::finish(uint32_t index) {
   uint32_t top = done_top_.load(std::memory_order_relaxed);
   do slots_[index].next = top;
-  while (!done_top_.compare_exchange_weak(top, index + 1, std::memory_order_seq_cst, std::memory_order_relaxed));
+  while (!done_top_.compare_exchange_weak(top, index + 1, std::memory_order_seq_cst,
+                                          std::memory_order_relaxed));
   wake_sleepers();
 }
 
@@ -176,7 +187,8 @@ unsigned DelegateContext::deliver(Response* out, unsigned max) {
   }
   if (taken == 0) return 0;
   if (ready_first_ == kNone) ready_last_ = kNone;
-  ready_count_.store(ready_count_.load(std::memory_order_relaxed) - taken, std::memory_order_relaxed);
+  ready_count_.store(ready_count_.load(std::memory_order_relaxed) - taken,
+                     std::memory_order_relaxed);
   if (shared_) {
     in_flight_.store(used);
     if (used == 0) wake_sleepers();  // nothing is left that would wake them
@@ -243,7 +255,8 @@ int DelegateContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
       if (spin()) continue;
     }
     if (watches_.used) {
-      const int n = serve_watches(&watches_, out, max, left >= 0 && left < kWatchPollNs ? left : kWatchPollNs);
+      const int n = serve_watches(&watches_, out, max,
+                                  left >= 0 && left < kWatchPollNs ? left : kWatchPollNs);
       if (n != 0) return n;
     } else if (sleep(left) == -EINTR) {
       return -EINTR;

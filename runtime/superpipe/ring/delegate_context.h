@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context whose commands are calls (copies or blocking I/O) made by the caller or by delegates. Commands that the
-// caller carries out are done when submit returns; delegated ones go through three lock-free rings:
+// A context whose commands are calls (copies or blocking I/O) made by the caller or by delegates.
+// Commands that the caller carries out are done when submit returns; delegated ones go through
+// three lock-free rings:
 //
 //   free_      indices of free slots; used by the owner only
-//   cells_     indices of slots to be carried out: the owner adds at tail_, any thread takes at head_ by
-//              compare-and-swap
-//   done_top_  slots that are done: a stack to which any thread adds and from which the owner takes all at once
+//   cells_     indices of slots to be carried out: the owner adds at tail_, any thread takes at
+//              head_ by compare-and-swap
+//   done_top_  slots that are done: a stack to which any thread adds and from which the owner takes
+//              all at once
 //
-// If calls are short (copies), wait() and await() help: they take untaken slots, and sleep only for slots that other
-// threads have begun.
-// Threading: as for every context; run_some, has_work and await from any thread. May not: allocate after create.
+// If calls are short (copies), wait() and await() help: they take untaken slots, and sleep only for
+// slots that other threads have begun.
+// Threading: as for every context; run_some, has_work and await from any thread. May not: allocate
+// after create.
 #pragma once
 #include <atomic>
 
@@ -46,8 +49,8 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   explicit DelegateContext(Habits habits) : habits_(habits) {}
   // The size of the mapping for a derived context of `head` bytes.
   static size_t mapping_bytes(size_t head, unsigned depth);
-  // Sets up all that belongs to this class, in `memory` (zeros), where the derived object is. The pool belongs to the
-  // device.
+  // Sets up all that belongs to this class, in `memory` (zeros), where the derived object is. The
+  // pool belongs to the device.
   void start(char* memory, size_t head, DelegatePool* pool, const ContextOptions& options);
   // Any thread. foreign: by a delegate.
   virtual int64_t carry_out(const Command& command, bool foreign) = 0;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The io_uring contexts' common part: see ring_context.h.
 //
-// Waiting: a thread that spins takes its completion 20 us earlier than one that must be woken, so a wait may spin for
-// 1.5x the usual read latency (200 us at most). It does not when that cannot pay:
-//   many in flight     the device is the limit; sleeping lets completions gather, and costs half the CPU
+// Waiting: a thread that spins takes its completion 20 us earlier than one that must be woken, so a
+// wait may spin for 1.5x the usual read latency (200 us at most). It does not when that cannot pay:
+//   many in flight     the device is the limit; sleeping lets completions gather, and costs half
+//                      the CPU
 //   a slow device      the next completion is not near
-//   a CPU others want  the spinner is preempted when its completion comes (a gap in its clock shows it): sleep a while
+//   a CPU others want  the spinner is preempted when its completion comes (a gap in its clock shows
+//                      it): sleep a while
 //   as many spinners as CPUs
-// Callers that value CPU above the latency of one completion call exchange: one system call then brings many.
-// May not: allocate after start, take a lock.
+// Callers that value CPU above the latency of one completion call exchange: one system call then
+// brings many. May not: allocate after start, take a lock.
 #include "superpipe/ring/ring_context.h"
 
 #include <errno.h>
@@ -28,7 +30,8 @@ constexpr uint64_t kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
 constexpr uint64_t kPreemptedNs = 300'000;  // a gap no interrupt makes
 constexpr unsigned kSpinSkipMin = 8, kSpinSkipMax = 512;
-constexpr int64_t kUnsentNs = 100'000;     // how long await sleeps while the kernel would not take something
+// how long await sleeps while the kernel would not take something
+constexpr int64_t kUnsentNs = 100'000;
 constexpr size_t kWindowMaxBytes = kGiB;   // io_uring's limit for one registered buffer
 constexpr unsigned kSampleVectorMax = 16;  // longer reads say little about a page's latency
 constexpr unsigned kRegisteredMax = 64;
@@ -37,12 +40,13 @@ std::atomic<int> spinners{0};
 
 // Those of a parent do not spin in its child.
 void count_spinners_anew_in_children() {
-  static const int status = pthread_atfork(nullptr, nullptr, [] { spinners.store(0, std::memory_order_relaxed); });
+  static const int status =
+      pthread_atfork(nullptr, nullptr, [] { spinners.store(0, std::memory_order_relaxed); });
   (void)status;  // without it a child's threads may sleep where they could spin
 }
 
-// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks and the
-// kernel's claims lie on are not released before.
+// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those
+// that locks and the kernel's claims lie on are not released before.
 int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count, int keep_fd,
               const sys::UringSetup& setup) {
   int status = ring->init(setup);
@@ -88,7 +92,8 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
   cpus_ = sys::cpu_count();
   entries_ = reinterpret_cast<InFlight*>(memory + head);
   free_ = reinterpret_cast<uint16_t*>(memory + head + options.depth * sizeof(InFlight));
-  for (unsigned i = 0; i < options.depth; ++i) free_[i] = static_cast<uint16_t>(options.depth - 1 - i);
+  for (unsigned i = 0; i < options.depth; ++i)
+    free_[i] = static_cast<uint16_t>(options.depth - 1 - i);
 
   // The completion ring is twice as large: commands and watches together never overflow it.
   sys::UringSetup setup;
@@ -100,8 +105,9 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
   const int status = open_ring(&ring_, files, count, options.keep_fd, setup);
   if (status < 0) return status;
   if (options.buffer && options.buffer_bytes) {
-    const iovec window = {options.buffer,
-                          options.buffer_bytes < kWindowMaxBytes ? options.buffer_bytes : kWindowMaxBytes};
+    const iovec window = {options.buffer, options.buffer_bytes < kWindowMaxBytes
+                                              ? options.buffer_bytes
+                                              : kWindowMaxBytes};
     // Where RLIMIT_MEMLOCK says no, pages are pinned per I/O.
     if (ring_.register_buffers(&window, 1) == 0) {
       window_ = static_cast<const char*>(window.iov_base);
@@ -126,7 +132,8 @@ unsigned RingContext::queue_all(const Command* commands, unsigned n) {
     const Command& command = commands[taken];
     const uint32_t index = free_[depth_ - in_flight_ - 1];
     if (!queue(command, index) && (!flush() || !queue(command, index))) break;
-    const bool sample = samples_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;
+    const bool sample =
+        samples_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;
     if (sample && now == 0) now = sys::now_ns();
     entries_[index] = {command.tag, sample ? now : 0};
     ++in_flight_;
@@ -136,7 +143,8 @@ unsigned RingContext::queue_all(const Command* commands, unsigned n) {
 
 int RingContext::submit(const Command* commands, unsigned n) {
   const unsigned taken = queue_all(commands, n);
-  // What the kernel does not take now (-EAGAIN, -EBUSY) stays queued; reap and wait hand it over again.
+  // What the kernel does not take now (-EAGAIN, -EBUSY) stays queued; reap and wait hand it over
+  // again.
   (void)flush();
   note_unsent();
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
@@ -205,7 +213,8 @@ int RingContext::reap(Response* out, unsigned max) {
   return static_cast<int>(take(out, max, true));
 }
 
-// What the kernel did not take has no completion to wake an await: its caller must come and hand it over again.
+// What the kernel did not take has no completion to wake an await: its caller must come and hand it
+// over again.
 int RingContext::await(int64_t timeout_ns) {
   if (!unsent_.load(std::memory_order_relaxed)) return ring_.await(timeout_ns);
   const int status = ring_.await(timeout_ns < 0 || timeout_ns > kUnsentNs ? kUnsentNs : timeout_ns);
@@ -227,7 +236,8 @@ unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
   if (usual / in_flight_ > kSpinMaxNs) return 0;
   uint64_t limit = usual ? usual + usual / 2 : kSpinFirstNs;
   if (limit > kSpinMaxNs) limit = kSpinMaxNs;
-  if (timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < limit) limit = static_cast<uint64_t>(timeout_ns);
+  if (timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < limit)
+    limit = static_cast<uint64_t>(timeout_ns);
 
   unsigned taken = 0;
   if (spinners.fetch_add(1, std::memory_order_relaxed) < cpus_) {
@@ -244,7 +254,8 @@ unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
       preempted |= now - before > kPreemptedNs;
     } while (!taken && now < end);
     if (preempted)
-      spin_skip_ = spin_penalty_ = spin_penalty_ * 2 < kSpinSkipMax ? spin_penalty_ * 2 : kSpinSkipMax;
+      spin_skip_ = spin_penalty_ =
+          spin_penalty_ * 2 < kSpinSkipMax ? spin_penalty_ * 2 : kSpinSkipMax;
     else
       spin_penalty_ = kSpinSkipMin;
   }
@@ -279,14 +290,15 @@ int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     if (taken) return static_cast<int>(taken);
     if (in_flight_ == 0 && watches_.used == 0) return 0;
     if (status == -ETIME || left == 0) return 0;
-    // -EAGAIN, -EBUSY: the kernel is short of something for a moment. Anything else would come back for ever.
+    // -EAGAIN, -EBUSY: the kernel is short of something for a moment. Anything else would come back
+    // for ever.
     if (status < 0 && status != -EAGAIN && status != -EBUSY) return status;
     if (status < 0) sys::yield_cpu();
   }
 }
 
-int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
-                          unsigned least, int64_t timeout_ns) {
+int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out,
+                          unsigned max, unsigned least, int64_t timeout_ns) {
   *taken = queue_all(commands, n);
   if (least > max) least = max;
   if (least <= 1 || timeout_ns == 0) {  // the first one counts: wait() knows when to spin for it
@@ -307,7 +319,8 @@ int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, 
     const int status = ring_.submit_and_wait(left, least - got < coming ? least - got : coming);
     got += take(out + got, max - got, true);
     if (status == -ETIME || left == 0) break;
-    if (status < 0 && status != -EAGAIN && status != -EBUSY) return got ? static_cast<int>(got) : status;
+    if (status < 0 && status != -EAGAIN && status != -EBUSY)
+      return got ? static_cast<int>(got) : status;
     if (status < 0) sys::yield_cpu();
   }
   if (ring_.queued()) (void)flush();

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of contexts on io_uring: one ring per thread, the registered files of one or several devices, and
-// waiting.
+// The common part of contexts on io_uring: one ring per thread, the registered files of one or
+// several devices, and waiting.
 //
 //   submit ──► SQ ring ──► io_uring_enter (one per call) ──► device
 //                                                            │ completion, as deferred task work
 //   reap / wait ◄── CQ ring ◄── io_uring_enter only when the shared flag says that work waits
 //
-// A derived context defines how a command becomes an entry of the ring (queue) and what a completion means (finish).
+// A derived context defines how a command becomes an entry of the ring (queue) and what a
+// completion means (finish).
 //
-// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. submit, reap, wait,
-// watch do not allocate.
+// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time.
+// submit, reap, wait, watch do not allocate.
 #pragma once
 #include <atomic>
 
@@ -19,7 +20,8 @@
 
 namespace lunar {
 
-// Whether the host lets a window be registered with a ring (RLIMIT_MEMLOCK), as of now. Blocking; for probes at open.
+// Whether the host lets a window be registered with a ring (RLIMIT_MEMLOCK), as of now. Blocking;
+// for probes at open.
 [[nodiscard]] bool window_can_be_registered();
 
 class RingContext : public OwnedContext {
@@ -27,8 +29,8 @@ class RingContext : public OwnedContext {
   [[nodiscard]] int submit(const Command* commands, unsigned n) final;
   [[nodiscard]] int reap(Response* out, unsigned max) final;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) final;
-  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
-                             unsigned least, int64_t timeout_ns) final;
+  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out,
+                             unsigned max, unsigned least, int64_t timeout_ns) final;
   [[nodiscard]] int watch(int fd, uint64_t tag) final { return watches_.add(fd, tag); }
   unsigned in_flight() const final { return in_flight_; }
   uint64_t usual_latency_ns() const final { return latency_.ns(); }
@@ -46,23 +48,24 @@ class RingContext : public OwnedContext {
   static size_t mapping_bytes(size_t head, unsigned depth) {
     return head + depth * (sizeof(InFlight) + sizeof(uint16_t));
   }
-  // Sets up all that belongs to this class, in `memory` (zeros), which starts with the derived object and has
-  // mapping_bytes(head, depth) bytes. The file of files[i] is registered as number i. large: a ring for NVMe commands.
-  // 0 or -errno (only the memory remains then).
+  // Sets up all that belongs to this class, in `memory` (zeros), which starts with the derived
+  // object and has mapping_bytes(head, depth) bytes. The file of files[i] is registered as number
+  // i. large: a ring for NVMe commands. 0 or -errno (only the memory remains then).
   static constexpr unsigned kFilesMax = 8;
-  [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count,
-                          const ContextOptions& options, bool large);
+  [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles* const* files,
+                          unsigned count, const ContextOptions& options, bool large);
 
   // Puts the command with in-flight entry `index` into the ring. False: the ring is full.
   virtual bool queue(const Command& command, uint32_t index) = 0;
-  // Handles a completion of in-flight entry `index`. True: *result is the result of its response. False: the command
-  // continues (it was put into the ring again).
+  // Handles a completion of in-flight entry `index`. True: *result is the result of its response.
+  // False: the command continues (it was put into the ring again).
   virtual bool finish(uint32_t /*index*/, int32_t completed, int64_t* result) {
     *result = completed;
     return true;
   }
   bool in_window(const iovec& part) const {
-    const auto offset = reinterpret_cast<uintptr_t>(part.iov_base) - reinterpret_cast<uintptr_t>(window_);
+    const auto offset =
+        reinterpret_cast<uintptr_t>(part.iov_base) - reinterpret_cast<uintptr_t>(window_);
     return offset < window_bytes_ && part.iov_len <= window_bytes_ - offset;
   }
   void drop_window() { window_bytes_ = 0; }

@@ -39,7 +39,8 @@ int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeou
   return static_cast<int>(taken);
 }
 
-int SyncContext::create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out) {
+int SyncContext::create(const JoinedFiles& files, const ContextOptions& options,
+                        OwnedContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(SyncContext), 64);
   const size_t bytes = head + options.depth * sizeof(Response);
@@ -62,7 +63,8 @@ int SyncContext::create(Device* device, const ContextOptions& options, OwnedCont
 
 void SyncContext::release() { unmap_private(this, mapping_bytes_); }
 
-int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command, uint32_t sector) {
+int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command,
+                    uint32_t sector) {
   const uint64_t at = data_offset + command.offset.value;
   const auto parts = static_cast<int>(command.iov_count);
   int64_t result = -EINVAL;
@@ -75,7 +77,8 @@ int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& comm
         result = sys::writev_at(fd, command.iov, parts, at, write_flags(command, sector));
         break;
       case Op::kDiscard:  // zeros are promised, so a block device is punched too
-        result = keep ? sys::zero_range(fd, at, command.length) : sys::punch_hole(fd, at, command.length);
+        result = keep ? sys::zero_range(fd, at, command.length)
+                      : sys::punch_hole(fd, at, command.length);
         break;
       case Op::kFlush:
         result = sys::sync_data(fd);
@@ -89,7 +92,8 @@ int SyncContext::submit(const Command* commands, unsigned n) {
   unsigned taken = 0;
   for (; taken < n && count_ < depth_; ++taken) {
     const uint64_t start = commands[taken].op == Op::kRead ? sys::now_ns() : 0;
-    const int64_t result = device_ ? device_->transfer(commands[taken]) : transfer_on(files_, commands[taken]);
+    const int64_t result =
+        device_ ? device_->transfer(commands[taken]) : transfer_on(files_, commands[taken]);
     if (start) latency_.add(sys::now_ns() - start);
     done_[(first_ + count_) % depth_] = {commands[taken].tag, result};
     ++count_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context for hosts that refuse io_uring (call_context.h), for callers that must not use helper threads (the fault
-// path): submit carries out each command by preadv / pwritev; the response waits in a ring until it is reaped. wait()
-// never waits for I/O; it polls the watched descriptors.
+// A context for hosts that refuse io_uring (call_context.h), for callers that must not use helper
+// threads (the fault path): submit carries out each command by preadv / pwritev; the response waits
+// in a ring until it is reaped. wait() never waits for I/O; it polls the watched descriptors.
 // Threading: the thread that attached. May not: allocate after create.
 #pragma once
 #include <atomic>
@@ -13,9 +13,11 @@ namespace lunar {
 
 class SyncContext final : public OwnedContext {
  public:
-  [[nodiscard]] static int create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out);
+  [[nodiscard]] static int create(const JoinedFiles& files, const ContextOptions& options,
+                                  OwnedContext** out);
   // The same over any device, by its transfer(). 0 or -errno.
-  [[nodiscard]] static int create(Device* device, const ContextOptions& options, OwnedContext** out);
+  [[nodiscard]] static int create(Device* device, const ContextOptions& options,
+                                  OwnedContext** out);
 
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;
@@ -47,24 +49,28 @@ class SyncContext final : public OwnedContext {
 #ifndef RWF_ATOMIC
 #define RWF_ATOMIC 0x40  // Linux 6.11: newer than the headers of the oldest system we build on
 #endif
-// The flags of a write (RWF_*). sector: the size that the disk never tears anyway. For larger atomic writes the kernel
-// guarantees it, or refuses (-EINVAL; -EOPNOTSUPP if it does not know the flag, or the disk cannot do it).
+// The flags of a write (RWF_*). sector: the size that the disk never tears anyway. For larger
+// atomic writes the kernel guarantees it, or refuses (-EINVAL; -EOPNOTSUPP if it does not know the
+// flag, or the disk cannot do it).
 inline int write_flags(const Command& command, uint32_t sector) {
   const bool ask = command.atomic && (command.iov_count != 1 || command.iov->iov_len > sector);
   return (command.fua ? RWF_DSYNC : 0) | (ask ? RWF_ATOMIC : 0);
 }
 
-// Carries out `command` on `fd` by blocking system calls; data_offset is added to its offset. Returns bytes moved (0
-// for kDiscard and kFlush) or -errno. Any thread.
-[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command, uint32_t sector);
+// Carries out `command` on `fd` by blocking system calls; data_offset is added to its offset.
+// Returns bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
+[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command,
+                                  uint32_t sector);
 
 // The same on the file that the command names.
 [[nodiscard]] inline int64_t transfer_on(const JoinedFiles& files, const Command& command) {
   const JoinedFiles::Place& place = files.place[command.file];
-  return transfer_on(files.files[command.file]->file(), place.data_offset, place.keep, command, place.sector);
+  return transfer_on(files.files[command.file]->file(), place.data_offset, place.keep, command,
+                     place.sector);
 }
 
-// Polls the watched descriptors (waiting up to timeout_ns) and makes responses of the ready ones: 0..max, or -errno.
+// Polls the watched descriptors (waiting up to timeout_ns) and makes responses of the ready ones:
+// 0..max, or -errno.
 [[nodiscard]] int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeout_ns);
 
 }  // namespace lunar

@@ -11,10 +11,12 @@
 #include "sys/arena.h"
 
 namespace lunar {
-int UringContext::create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out) {
+int UringContext::create(const JoinedFiles& files, const ContextOptions& options,
+                         OwnedContext** out) {
   static_assert(JoinedFiles::kMax <= kFilesMax);
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
-  const size_t head = round_up(sizeof(UringContext), 64), bytes = mapping_bytes(head, options.depth);
+  const size_t head = round_up(sizeof(UringContext), 64),
+               bytes = mapping_bytes(head, options.depth);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) UringContext;
@@ -36,7 +38,8 @@ bool UringContext::queue(const Command& command, uint32_t index) {
     case Op::kWrite: {
       const bool read = command.op == Op::kRead;
       const int flags = read ? 0 : write_flags(command, place_[file].sector);
-      bool fixed = window_registered() && !(flags & RWF_ATOMIC);  // which the kernel takes from plain memory only
+      // which the kernel takes from plain memory only
+      bool fixed = window_registered() && !(flags & RWF_ATOMIC);
       if (command.iov_count == 1) {
         void* buffer = command.iov->iov_base;
         const auto bytes = static_cast<unsigned>(command.iov->iov_len);
@@ -48,7 +51,8 @@ bool UringContext::queue(const Command& command, uint32_t index) {
       for (uint32_t i = 0; fixed && i < command.iov_count; ++i) fixed = in_window(command.iov[i]);
       const int window = fixed ? 0 : -1;
       return read ? ring_.queue_readv(file, true, command.iov, command.iov_count, at, window, index)
-                  : ring_.queue_writev(file, true, command.iov, command.iov_count, at, window, index, flags);
+                  : ring_.queue_writev(file, true, command.iov, command.iov_count, at, window,
+                                       index, flags);
     }
     case Op::kDiscard:
       return ring_.queue_discard(file, true, at, command.length, place_[file].keep, index);

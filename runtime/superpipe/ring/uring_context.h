@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context on one file or block device, or on several, by io_uring: see ring_context.h. Reads and writes whose memory
-// is in the owner's registered window pin no pages (vectors too, from Linux 6.15 on).
+// A context on one file or block device, or on several, by io_uring: see ring_context.h. Reads and
+// writes whose memory is in the owner's registered window pin no pages (vectors too, from Linux
+// 6.15 on).
 // Threading: as RingContext.
 #pragma once
 #include "superpipe/ring/ring_context.h"
@@ -10,7 +11,8 @@ namespace lunar {
 class UringContext final : public RingContext {
  public:
   // 0 or -errno.
-  [[nodiscard]] static int create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out);
+  [[nodiscard]] static int create(const JoinedFiles& files, const ContextOptions& options,
+                                  OwnedContext** out);
 
  private:
   UringContext() = default;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies between the memory of a command and that of a device which is memory itself.
 //
-// A read and a write of one place of a device at the same time are no data race: of a real one the kernel copies, and
-// what the read gives is for checksums to tell. So ThreadSanitizer sees the command's side of a copy, which nothing
-// else may change meanwhile, and not the device's.
+// A read and a write of one place of a device at the same time are no data race: of a real one the
+// kernel copies, and what the read gives is for checksums to tell. So ThreadSanitizer sees the
+// command's side of a copy, which nothing else may change meanwhile, and not the device's.
 // Threading: any.
 #pragma once
 #include <cstring>
@@ -33,8 +33,12 @@ inline void copy_from_device(void* to, const void* device, size_t bytes) {
 
 #else
 
-inline void copy_to_device(void* device, const void* from, size_t bytes) { memcpy(device, from, bytes); }
-inline void copy_from_device(void* to, const void* device, size_t bytes) { memcpy(to, device, bytes); }
+inline void copy_to_device(void* device, const void* from, size_t bytes) {
+  memcpy(device, from, bytes);
+}
+inline void copy_from_device(void* to, const void* device, size_t bytes) {
+  memcpy(to, device, bytes);
+}
 
 #endif
 

@@ -28,7 +28,8 @@ int parse_part(const char* text, size_t length, uint64_t* out) {
 }  // namespace
 
 int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
-  if (options.scratch) return why->set(-ENOTSUP, "LUN %s: is memory itself; give a directory on a disk", uri);
+  if (options.scratch)
+    return why->set(-ENOTSUP, "LUN %s: is memory itself; give a directory on a disk", uri);
   const char* text = uri + strlen("mem:");
   size_t length = strcspn(text, ",");
   uint64_t bytes = 0, limit = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sys::page_bytes();
@@ -38,24 +39,27 @@ int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   for (text += length; *text == ','; text += length) {
     length = strcspn(++text, ",");
     if (strncmp(text, "limit=", 6) != 0)
-      return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: limit", uri, static_cast<int>(length), text);
+      return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: limit", uri,
+                      static_cast<int>(length), text);
     if (parse_part(text + 6, length - 6, &limit) < 0)
       return why->set(-EINVAL, "LUN %s: limit needs a size, such as limit=4g", uri);
   }
   limit = round_down(limit, sys::page_bytes());
   if (options.want_bytes > bytes) bytes = options.want_bytes;
   if (limit == 0 || bytes > limit)
-    return why->set(-ENOSPC, "LUN %s: may become %s large, %s wanted; give a larger limit=SIZE", uri,
-                    format_size(limit).text, format_size(bytes).text);
+    return why->set(-ENOSPC, "LUN %s: may become %s large, %s wanted; give a larger limit=SIZE",
+                    uri, format_size(limit).text, format_size(bytes).text);
   const char* name = nullptr;
   auto* device = device_new<MemDevice>(uri, &name);
   if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   void* base = nullptr;
-  int err = sys::map(nullptr, limit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &base);
+  int err = sys::map(nullptr, limit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0,
+                     &base);
   if (err < 0) {
     device_free(device);
     return why->set(err,
-                    "LUN %s: no address space of %s (%s); give a smaller limit=SIZE, or raise the limit (ulimit -v)",
+                    "LUN %s: no address space of %s (%s); give a smaller limit=SIZE, or raise the "
+                    "limit (ulimit -v)",
                     uri, format_size(limit).text, errno_name(err));
   }
   device->name_ = name;
@@ -128,7 +132,8 @@ int64_t MemDevice::transfer(const Command& command) {
   const uint64_t left = at < size ? size - at : 0;
   if (bytes > left) bytes = left;
   for (uint32_t i = 0; done < bytes; ++i) {
-    const uint64_t part = command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
+    const uint64_t part =
+        command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
     if (read)
       copy_from_device(command.iov[i].iov_base, base_ + at + done, part);
     else

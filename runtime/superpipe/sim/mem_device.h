@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For content that ends with the process. (For memory that
-// outlives it, use pmem: on a file of tmpfs or hugetlbfs; for memory with faults, sim:.)
+// Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For content that ends with the
+// process. (For memory that outlives it, use pmem: on a file of tmpfs or hugetlbfs; for memory with
+// faults, sim:.)
 //
 //   base_ │ zeros at first, read and written      │ address space only                         │
 //         0                              size_bytes() ── grow() ──►                         limit
 //
-// It grows at its end and never moves, so an address from map() is valid until close(). SIZE: the size at open, default
-// 0. limit: the maximum size, default the RAM of the host; it costs only address space. A page costs DRAM from its
+// It grows at its end and never moves, so an address from map() is valid until close(). SIZE: the
+// size at open, default
+// 0. limit: the maximum size, default the RAM of the host; it costs only address space. A page
+//    costs DRAM from its
 // first store on, or from reserve(). A forked child has its own copy, as of any memory.
-// There is no file and no lock: no other process can see it. Not for scratch LUNs (-ENOTSUP), because pages would go
-// from DRAM to DRAM.
-// Threading: any thread; grow() is allowed during I/O. I/O and in-place stores are unordered: the caller separates
-// them. Contexts carry out a command at submit, on the caller's thread. Allocates nothing after open.
+// There is no file and no lock: no other process can see it. Not for scratch LUNs (-ENOTSUP),
+// because pages would go from DRAM to DRAM.
+// Threading: any thread; grow() is allowed during I/O. I/O and in-place stores are unordered: the
+// caller separates them. Contexts carry out a command at submit, on the caller's thread. Allocates
+// nothing after open.
 #pragma once
 #include <atomic>
 
@@ -22,7 +26,8 @@ namespace lunar {
 
 class MemDevice final : public Device {
  public:
-  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out,
+                                ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;

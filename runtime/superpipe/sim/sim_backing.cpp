@@ -29,17 +29,20 @@ uint64_t mixed(uint64_t seed, uint64_t a, uint64_t b) {
   return x;
 }
 
-bool lands(uint64_t seed, uint64_t record, uint64_t sector) { return mixed(seed, record, 1 + sector) % 2 != 0; }
+bool lands(uint64_t seed, uint64_t record, uint64_t sector) {
+  return mixed(seed, record, 1 + sector) % 2 != 0;
+}
 
 }  // namespace
 
-int SimBacking::find_or_make(const char* uri, const char* name, uint64_t bytes, uint64_t cache_bytes, SimBacking** out,
-                             ErrorText* why) {
+int SimBacking::find_or_make(const char* uri, const char* name, uint64_t bytes,
+                             uint64_t cache_bytes, SimBacking** out, ErrorText* why) {
   const sys::Locked<sys::Mutex> locked(names_lock);
   for (SimBacking* one = *name ? named : nullptr; one; one = one->next_named_) {
     if (strcmp(one->name_, name) != 0) continue;
     if (one->bytes_ != bytes)
-      return why->set(-EINVAL, "LUN %s: that name is of a memory of %s", uri, format_size(one->bytes_).text);
+      return why->set(-EINVAL, "LUN %s: that name is of a memory of %s", uri,
+                      format_size(one->bytes_).text);
     if (cache_bytes && one->log_size_ != cache_bytes)
       return why->set(-EINVAL, "LUN %s: that name is of a memory with a cache of %s", uri,
                       format_size(one->log_size_).text);
@@ -53,8 +56,10 @@ int SimBacking::find_or_make(const char* uri, const char* name, uint64_t bytes, 
     backing->log_size_ = cache_bytes;
     format_to(backing->name_, sizeof backing->name_, "%s", name);
     backing->memory_ = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
-    if (cache_bytes) backing->durable_ = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
-    if (cache_bytes) backing->log_ = static_cast<char*>(map_private(cache_bytes, ForkPolicy::kInherit));
+    if (cache_bytes)
+      backing->durable_ = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+    if (cache_bytes)
+      backing->log_ = static_cast<char*>(map_private(cache_bytes, ForkPolicy::kInherit));
   }
   if (!backing || !backing->memory_ || (cache_bytes && !(backing->durable_ && backing->log_))) {
     if (backing) {
@@ -126,7 +131,8 @@ void SimBacking::ring_read(uint64_t place, void* to, uint64_t bytes) const {
   memcpy(static_cast<char*>(to) + first, log_, bytes - first);
 }
 
-// Into the cache; what is too large for it goes on to stable storage behind everything else. Pre: lock_ held.
+// Into the cache; what is too large for it goes on to stable storage behind everything else. Pre:
+// lock_ held.
 void SimBacking::put(const Record& record, const iovec* iov) {
   const uint64_t need = log_bytes(record);
   while (tail_ != head_ && need > log_size_ - (tail_ - head_)) destage();
@@ -148,12 +154,14 @@ void SimBacking::put(const Record& record, const iovec* iov) {
   tail_ += need;
 }
 
-// The sectors of a record that a power loss leaves, on stable storage. seed 0: all of them. Pre: lock_ held.
+// The sectors of a record that a power loss leaves, on stable storage. seed 0: all of them. Pre:
+// lock_ held.
 void SimBacking::apply(const Record& record, uint64_t place, uint64_t seed) {
   enum : uint64_t { kLost, kWhole, kPart, kFates };
   const bool sure = seed == 0 || record.fua;
   const uint64_t fate =
-      sure ? uint64_t{kWhole} : mixed(seed, record.number, 0) % (record.whole ? uint64_t{kPart} : uint64_t{kFates});
+      sure ? uint64_t{kWhole}
+           : mixed(seed, record.number, 0) % (record.whole ? uint64_t{kPart} : uint64_t{kFates});
   if (fate == kLost) return;
   for (uint64_t done = 0; done < record.bytes; done += kSector) {
     const uint64_t part = record.bytes - done < kSector ? record.bytes - done : kSector;
@@ -180,7 +188,8 @@ void SimBacking::lose_power(uint64_t seed) {
     ring_read(at, &record, sizeof record);
     if (seed != 0 || record.fua) apply(record, at + sizeof record, seed);
   }
-  for (; cached() && head_ != tail_; head_ += log_bytes(record)) {  // nowhere else do the two differ
+  for (; cached() && head_ != tail_;
+       head_ += log_bytes(record)) {  // nowhere else do the two differ
     ring_read(head_, &record, sizeof record);
     memcpy(memory_ + record.at, durable_ + record.at, record.bytes);
   }
@@ -200,8 +209,9 @@ bool SimBacking::write(uint64_t at, const iovec* iov, uint64_t bytes, bool whole
   if (!cut)
     copy_in(memory_ + at, iov, bytes);
   else if (!cached())
-    copy_some(memory_ + at, iov, bytes,
-              [&](uint64_t sector) { return cut_seed_ != 0 && lands(cut_seed_, number, whole ? 0 : sector); });
+    copy_some(memory_ + at, iov, bytes, [&](uint64_t sector) {
+      return cut_seed_ != 0 && lands(cut_seed_, number, whole ? 0 : sector);
+    });
   next_.store(number + 1, std::memory_order_release);
   if (cut) lose_power(cut_seed_);
   return !cut;
@@ -217,7 +227,8 @@ bool SimBacking::zero(uint64_t at, uint64_t bytes) {
   const uint64_t number = next_.load(std::memory_order_relaxed);
   if (cached()) put({number, at, bytes, false, false, false}, nullptr);
   for (uint64_t done = 0; done < bytes; done += kSector) {
-    const bool there = !cut || (!cached() && cut_seed_ != 0 && lands(cut_seed_, number, done / kSector));
+    const bool there =
+        !cut || (!cached() && cut_seed_ != 0 && lands(cut_seed_, number, done / kSector));
     if (there) memset(memory_ + at + done, 0, bytes - done < kSector ? bytes - done : kSector);
   }
   next_.store(number + 1, std::memory_order_release);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated device: see sim_device.h.
-// Threading: a context is its owner's; the device's memory is shared and unordered, as a disk's sectors are.
-// May not: allocate after attach.
+// Threading: a context is its owner's; the device's memory is shared and unordered, as a disk's
+// sectors are. May not: allocate after attach.
 #include "superpipe/sim/sim_device.h"
 
 #include <errno.h>
@@ -40,8 +40,8 @@ enum class Fault : uint64_t {
 
 // splitmix64 over (seed, I/O number, what for): the same number gives the same fate in every run.
 uint64_t chance(uint64_t seed, uint64_t io, Fault fault) {
-  uint64_t x =
-      seed * 0x9e3779b97f4a7c15 + io * 8 + static_cast<uint64_t>(fault) % 8 + (static_cast<uint64_t>(fault) / 8 << 60);
+  uint64_t x = seed * 0x9e3779b97f4a7c15 + io * 8 + static_cast<uint64_t>(fault) % 8 +
+               (static_cast<uint64_t>(fault) / 8 << 60);
   for (int round = 0; round < 2; ++round) {
     x += 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -83,7 +83,8 @@ class SimContext final : public OwnedContext {
   SimDevice* device_ = nullptr;
   Pending* pending_ = nullptr;  // ring of depth_; delivered in the order of submission
   unsigned depth_ = 0, first_ = 0, count_ = 0;
-  std::atomic<uint64_t> next_due_ns_{0};  // of the oldest that is pending; 0: none. For await, which runs concurrently
+  std::atomic<uint64_t> next_due_ns_{
+      0};  // of the oldest that is pending; 0: none. For await, which runs concurrently
   WatchSet watches_;
   LatencyAverage latency_;
   size_t mapping_bytes_ = 0;
@@ -91,7 +92,8 @@ class SimContext final : public OwnedContext {
 
 int SimContext::create(SimDevice* device, const ContextOptions& options, Context** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
-  const size_t head = round_up(sizeof(SimContext), 64), bytes = head + options.depth * sizeof(Pending);
+  const size_t head = round_up(sizeof(SimContext), 64),
+               bytes = head + options.depth * sizeof(Pending);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) SimContext;
@@ -143,7 +145,8 @@ int64_t sim_read(SimDevice* device, const Command& command, uint64_t io) {
     uint64_t bit = chance(device->faults().seed, io, Fault::kPlace) % (done * 8);
     uint32_t part = 0;
     while (bit >= command.iov[part].iov_len * 8) bit -= command.iov[part++].iov_len * 8;
-    static_cast<uint8_t*>(command.iov[part].iov_base)[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+    static_cast<uint8_t*>(command.iov[part].iov_base)[bit / 8] ^=
+        static_cast<uint8_t>(1u << bit % 8);
   }
   return static_cast<int64_t>(done);
 }
@@ -158,7 +161,8 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
   if (command.atomic && !atomic_fits(command, faults.atomic)) return -EINVAL;
   const uint64_t place = chance(faults.seed, io, Fault::kPlace);
   bool fails = strikes(faults, faults.write_error, io, Fault::kWriteError);
-  for (uint64_t page = at / kPageBytes; !fails && faults.bad != 0 && page * kPageBytes < at + bytes; ++page)
+  for (uint64_t page = at / kPageBytes; !fails && faults.bad != 0 && page * kPageBytes < at + bytes;
+       ++page)
     fails = device->bad_place(page);
   if (fails) {
     counters.write_errors.fetch_add(1, std::memory_order_relaxed);
@@ -177,7 +181,9 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
       at = other * kPageBytes;
     }
   }
-  return device->backing().write(at, command.iov, lands, whole, command.fua) ? static_cast<int64_t>(bytes) : -EIO;
+  return device->backing().write(at, command.iov, lands, whole, command.fua)
+             ? static_cast<int64_t>(bytes)
+             : -EIO;
 }
 
 int64_t sim_flush(SimDevice* device, uint64_t io, uint64_t until) {
@@ -196,10 +202,12 @@ int64_t sim_flush(SimDevice* device, uint64_t io, uint64_t until) {
 }
 
 // until: what a flush covers. epoch: of the backing device's power when the command was submitted.
-int64_t carry_out(SimDevice* device, const Command& command, uint64_t io, uint64_t until, uint32_t epoch) {
+int64_t carry_out(SimDevice* device, const Command& command, uint64_t io, uint64_t until,
+                  uint32_t epoch) {
   const bool read = command.op == Op::kRead;
   if (device->failing(read) || !device->backing().powered() || device->backing().epoch() != epoch) {
-    (read ? device->counters().read_errors : device->counters().write_errors).fetch_add(1, std::memory_order_relaxed);
+    (read ? device->counters().read_errors : device->counters().write_errors)
+        .fetch_add(1, std::memory_order_relaxed);
     return -EIO;
   }
   const uint64_t at = command.offset.value, size = device->size_bytes();
@@ -223,7 +231,8 @@ unsigned SimContext::deliver(Response* out, unsigned max) {
   unsigned taken = 0;
   for (; taken < max && count_ && pending_[first_].due_ns <= now; ++taken, --count_) {
     const Pending& pending = pending_[first_];
-    out[taken] = {pending.command.tag, carry_out(device_, pending.command, pending.io, pending.until, pending.epoch)};
+    out[taken] = {pending.command.tag,
+                  carry_out(device_, pending.command, pending.io, pending.until, pending.epoch)};
     if (pending.command.op == Op::kRead) latency_.add(now - pending.start_ns);
     first_ = (first_ + 1) % depth_;
   }
@@ -274,7 +283,8 @@ int SimContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
       continue;
     }
     // Waking takes its time too: sleep a little less, spin the rest.
-    const int n = serve_watches(&watches_, out, max, count_ ? left - static_cast<int64_t>(kSpinNs) / 2 : left);
+    const int n = serve_watches(&watches_, out, max,
+                                count_ ? left - static_cast<int64_t>(kSpinNs) / 2 : left);
     if (n != 0) return n;
   }
 }
@@ -287,7 +297,8 @@ int size_setting(const char* text, size_t length, uint64_t* out) {
 }
 
 // "key=value" settings after the size.
-int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t length, ErrorText* why) {
+int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t length,
+                  ErrorText* why) {
   struct Setting {
     const char* name;
     uint64_t* value;
@@ -317,23 +328,28 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     if (whole) return 0;
     return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
   }
-  return why->set(-EINVAL,
-                  "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, bad, flush_error, "
-                  "torn, misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name",
-                  uri, static_cast<int>(length), text);
+  return why->set(
+      -EINVAL,
+      "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, bad, "
+      "flush_error, "
+      "torn, misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name",
+      uri, static_cast<int>(length), text);
 }
 
 }  // namespace
 
-bool SimDevice::bad_place(uint64_t page) const { return strikes(faults_, faults_.bad, page, Fault::kBadPlace); }
+bool SimDevice::bad_place(uint64_t page) const {
+  return strikes(faults_, faults_.bad, page, Fault::kBadPlace);
+}
 
 int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   const char* text = uri + 4;  // after "sim:"
   size_t length = strcspn(text, ",");
   uint64_t size = 0, cache = 0;
   if (size_setting(text, length, &size) < 0 || size < kPageBytes)
-    return why->set(-EINVAL, "LUN %s: '%.*s' is not a size of 4k or more; write sim:SIZE[,key=value]...", uri,
-                    static_cast<int>(length), text);
+    return why->set(-EINVAL,
+                    "LUN %s: '%.*s' is not a size of 4k or more; write sim:SIZE[,key=value]...",
+                    uri, static_cast<int>(length), text);
   SimFaults faults;
   char shared[SimBacking::kNameBytes] = {};
   for (text += length; *text == ','; text += length) {
@@ -351,7 +367,8 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
       continue;
     }
     if (strncmp(text, "atomic=", 7) == 0) {
-      if (size_setting(text + 7, length - 7, &faults.atomic) < 0 || (faults.atomic & (faults.atomic - 1)))
+      if (size_setting(text + 7, length - 7, &faults.atomic) < 0 ||
+          (faults.atomic & (faults.atomic - 1)))
         return why->set(-EINVAL, "LUN %s: atomic needs a size that is a power of two, or 0", uri);
       continue;
     }
@@ -360,12 +377,13 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   }
   size = round_down(size, kPageBytes);
   if (options.want_bytes > size)
-    return why->set(-ENOSPC, "LUN %s: %s large, %s wanted; give a larger one", uri, format_size(size).text,
-                    format_size(options.want_bytes).text);
+    return why->set(-ENOSPC, "LUN %s: %s large, %s wanted; give a larger one", uri,
+                    format_size(size).text, format_size(options.want_bytes).text);
   const char* name = nullptr;
   auto* device = device_new<SimDevice>(uri, &name);
   if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
-  const int err = SimBacking::find_or_make(uri, shared, size, round_up(cache, kPageBytes), &device->backing_, why);
+  const int err = SimBacking::find_or_make(uri, shared, size, round_up(cache, kPageBytes),
+                                           &device->backing_, why);
   if (err < 0) {
     device_free(device);
     return err;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A large dict: N entries, string keys, string and tuple values; read, changed, partly deleted. Prints checksums.
-Neighbours are touched together: what is asked for walks through the entries in windows, shuffled inside each."""
+"""A large dict: N entries, string keys, string and tuple values; read, changed, partly deleted.
+Prints checksums. Neighbours are touched together: what is asked for walks through the entries in
+windows, shuffled inside each."""
 import sys
 import zlib
 

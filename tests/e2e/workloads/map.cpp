@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// std::map with N entries: inserted in windows (ascending, shuffled inside each), looked up, partly erased, walked.
-// Prints checksums. Threading: one thread.
+// std::map with N entries: inserted in windows (ascending, shuffled inside each), looked up, partly
+// erased, walked. Prints checksums. Threading: one thread.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -37,7 +37,8 @@ int main(int argc, char** argv) {
   for (const auto& [key, content] : map) {
     sum = sum * 31 + key + content;
     if (position++ % 10000 == 0)
-      printf("%llu %llx\n", static_cast<unsigned long long>(key), static_cast<unsigned long long>(sum));
+      printf("%llu %llx\n", static_cast<unsigned long long>(key),
+             static_cast<unsigned long long>(sum));
   }
   printf("%zu %llx\n", map.size(), static_cast<unsigned long long>(sum));
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matrix of N x N floats as lists of lists: row sums, a product with a vector, every other band of blocks transposed
-in place. Prints exact values."""
+"""A matrix of N x N floats as lists of lists: row sums, a product with a vector, every other band
+of blocks transposed in place. Prints exact values."""
 import sys
 
 n = int(sys.argv[1])

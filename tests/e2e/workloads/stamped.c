@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory whose every page says whose it is: SEED MIB PASSES [REPORT [close-first]]. Each pass checks all pages and
- * writes every third anew. Prints (or writes to REPORT) "sound" or what is wrong. With REPORT the work is done by a
- * daemon: forked twice, all its descriptors closed, its ancestors gone; it writes what it inherited anew, so that it
- * has a LUN of its own, and only then allocates three quarters of the memory, piece by piece: its LUN grows, without a
- * descriptor. close-first: the descriptors are closed before the forks. Threading: one thread. */
+ * Memory whose every page says whose it is: SEED MIB PASSES [REPORT [close-first]]. Each pass
+ * checks all pages and writes every third anew. Prints (or writes to REPORT) "sound" or what is
+ * wrong. With REPORT the work is done by a daemon: forked twice, all its descriptors closed, its
+ * ancestors gone; it writes what it inherited anew, so that it has a LUN of its own, and only then
+ * allocates three quarters of the memory, piece by piece: its LUN grows, without a descriptor.
+ * close-first: the descriptors are closed before the forks. Threading: one thread. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,7 +16,8 @@
 enum { kPage = 4096, kWords = kPage / 8, kPieces = 8 };
 
 static uint64_t stamp(uint64_t seed, uint64_t page, uint64_t version, unsigned word) {
-  uint64_t x = seed * 0x9E3779B97F4A7C15u + page * 0xBF58476D1CE4E5B9u + version * 0x94D049BB133111EBu + word;
+  uint64_t x = seed * 0x9E3779B97F4A7C15u + page * 0xBF58476D1CE4E5B9u +
+               version * 0x94D049BB133111EBu + word;
   x ^= x >> 31;
   return x * 0xD6E8FEB86659FD93u;
 }
@@ -39,7 +41,9 @@ static void say(const char* report, const char* line) {
   char name[4096]; /* whole or not there */
   snprintf(name, sizeof name, "%s.part", report);
   FILE* file = fopen(name, "w");
-  if (file == NULL || fprintf(file, "%s\n", line) < 0 || fclose(file) != 0 || rename(name, report) != 0) _exit(3);
+  if (file == NULL || fprintf(file, "%s\n", line) < 0 || fclose(file) != 0 ||
+      rename(name, report) != 0)
+    _exit(3);
 }
 
 static int become_daemon(int close_first) {
@@ -56,7 +60,8 @@ int main(int argc, char** argv) {
   const uint64_t seed = strtoull(argv[1], NULL, 10), pages = strtoull(argv[2], NULL, 10) * 256,
                  passes = strtoull(argv[3], NULL, 10);
   const char* report = argc > 4 ? argv[4] : NULL;
-  const uint64_t first = report != NULL ? pages / 4 : pages, piece = (pages - first + kPieces - 1) / kPieces;
+  const uint64_t first = report != NULL ? pages / 4 : pages,
+                 piece = (pages - first + kPieces - 1) / kPieces;
   char* memory = malloc(first * kPage);
   unsigned char* versions = calloc(pages, 1);
   if (memory == NULL || versions == NULL) return say(report, "no memory"), 1;
@@ -65,7 +70,8 @@ int main(int argc, char** argv) {
   if (report != NULL) {
     if (become_daemon(argc > 5) != 0) return 3;
     for (uint64_t p = 0; p < first; ++p) {
-      if (!page_holds((uint64_t*)(memory + p * kPage), seed, p, 0)) return say(report, "an inherited page is wrong"), 1;
+      if (!page_holds((uint64_t*)(memory + p * kPage), seed, p, 0))
+        return say(report, "an inherited page is wrong"), 1;
       write_page((uint64_t*)(memory + p * kPage), seed, p, ++versions[p]);
     }
     for (uint64_t p = first; p < pages; ++p) {
@@ -80,11 +86,12 @@ int main(int argc, char** argv) {
     for (uint64_t i = 0; i < pages; ++i) {
       const uint64_t p = (i * 7919 + pass) % pages;
       uint64_t* at =
-          (uint64_t*)(p < first ? memory + p * kPage : further[(p - first) / piece] + (p - first) % piece * kPage);
+          (uint64_t*)(p < first ? memory + p * kPage
+                                : further[(p - first) / piece] + (p - first) % piece * kPage);
       if (!page_holds(at, seed, p, versions[p])) {
         char line[128];
-        snprintf(line, sizeof line, "page %llu of seed %llu is wrong in pass %llu", (unsigned long long)p,
-                 (unsigned long long)seed, (unsigned long long)pass);
+        snprintf(line, sizeof line, "page %llu of seed %llu is wrong in pass %llu",
+                 (unsigned long long)p, (unsigned long long)seed, (unsigned long long)pass);
         return say(report, line), 1;
       }
       if (p % 3 == pass % 3) write_page(at, seed, p, ++versions[p]);

@@ -28,10 +28,12 @@ int main(void) {
   int64_t res = 0, klen = 0, keys = 0, count = 0;
   uint64_t size = 0, ops = 0, ios = 0, length = 0;
   WANT(sizeof(keye_t) == 8);
-  WANT(ark_create_verbose("mem:16m", &ark, 1048576, 4096, 1000, 2, 400, 64, ARK_KV_VIRTUAL_LUN | ARK_KV_HTC) == 0);
+  WANT(ark_create_verbose("mem:16m", &ark, 1048576, 4096, 1000, 2, 400, 64,
+                          ARK_KV_VIRTUAL_LUN | ARK_KV_HTC) == 0);
   WANT(ark_connect_verbose(&arc, ark, 16) == 0);
   WANT(ark_set(arc, 3, key, 5, value, &res) == 0 && res == 5);
-  WANT(ark_get(arc, 3, key, sizeof buffer, buffer, 0, &res) == 0 && res == 5 && memcmp(buffer, "value", 5) == 0);
+  WANT(ark_get(arc, 3, key, sizeof buffer, buffer, 0, &res) == 0 && res == 5 &&
+       memcmp(buffer, "value", 5) == 0);
   WANT(ark_exists(ark, 3, key, &res) == 0 && res == 5);
   WANT(ark_set(ark, 0, NULL, 0, NULL, &res) == 0);
   WANT(ark_set_async_cb(arc, 3, key, 5, value, callback, 7) == 0);
@@ -51,10 +53,12 @@ int main(void) {
   }
   WANT(ark_random(ark, sizeof buffer, &length, buffer) == 0 && (length == 0 || length == 3));
   ops = length;
-  WANT(ark_random(ark, sizeof buffer, &length, buffer) == 0 && length == 3 - ops); /* the other one */
+  WANT(ark_random(ark, sizeof buffer, &length, buffer) == 0 &&
+       length == 3 - ops); /* the other one */
   length = 7;
   WANT(ark_random(ark, 0, &length, buffer) == EINVAL && length == 7);
-  WANT(ark_allocated(ark, &size) == 0 && ark_inuse(ark, &size) == 0 && ark_actual(ark, &size) == 0 && size == 8);
+  WANT(ark_allocated(ark, &size) == 0 && ark_inuse(ark, &size) == 0 &&
+       ark_actual(ark, &size) == 0 && size == 8);
   WANT(ark_count(ark, &count) == 0 && count == 2);
   WANT(ark_stats(ark, &ops, &ios) == 0 && ops > 5 && ios == 0);
   WANT(ark_del(ark, 3, key, &res) == 0 && res == 5);

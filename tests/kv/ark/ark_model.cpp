@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// libarkdb against a std::map, by asynchronous chains that re-enter, with blocking threads and an iterator meanwhile.
+// libarkdb against a std::map, by asynchronous chains that re-enter, with blocking threads and an
+// iterator meanwhile.
 //
 //   ark_model [--path PATH] [--operations N]      LUNAR_SEED=.. replays
 //
-// Each of 64 chains owns 40 keys and knows what they must hold; its next operation is issued by the callback of the one
-// before. Two threads do the same with blocking calls on keys of their own. A third iterates: every key that nothing
-// ever deletes must come exactly once each time. At the end all values are compared and counted.
+// Each of 64 chains owns 40 keys and knows what they must hold; its next operation is issued by the
+// callback of the one before. Two threads do the same with blocking calls on keys of their own. A
+// third iterates: every key that nothing ever deletes must come exactly once each time. At the end
+// all values are compared and counted.
 #include <arkdb.h>
 #include <errno.h>
 #include <stdio.h>
@@ -73,11 +75,15 @@ struct Actor {
       model[key] = value;
       return;
     }
-    if (errcode != (there ? 0 : ENOENT) || res != (there ? static_cast<int64_t>(place->second.size()) : -1))
-      FAIL(key + ", kind " + std::to_string(kind) + ": " + std::to_string(errcode) + ", " + std::to_string(res));
+    if (errcode != (there ? 0 : ENOENT) ||
+        res != (there ? static_cast<int64_t>(place->second.size()) : -1))
+      FAIL(key + ", kind " + std::to_string(kind) + ": " + std::to_string(errcode) + ", " +
+           std::to_string(res));
     if (kind == 1 && there) {
-      const std::string wanted = offset < place->second.size() ? place->second.substr(offset, buffer.size()) : "";
-      if (buffer != wanted + std::string(buffer.size() - wanted.size(), '#')) FAIL("get " + key + ": other bytes");
+      const std::string wanted =
+          offset < place->second.size() ? place->second.substr(offset, buffer.size()) : "";
+      if (buffer != wanted + std::string(buffer.size() - wanted.size(), '#'))
+        FAIL("get " + key + ": other bytes");
     }
     if (kind == 2 && there) model.erase(place);
   }
@@ -85,9 +91,11 @@ struct Actor {
     const auto tag = reinterpret_cast<uint64_t>(this);
     switch (kind) {
       case 0:
-        return ark_set_async_cb(ark, key.size(), key.data(), value.size(), value.data(), callback, tag);
+        return ark_set_async_cb(ark, key.size(), key.data(), value.size(), value.data(), callback,
+                                tag);
       case 1:
-        return ark_get_async_cb(ark, key.size(), key.data(), buffer.size(), buffer.data(), offset, callback, tag);
+        return ark_get_async_cb(ark, key.size(), key.data(), buffer.size(), buffer.data(), offset,
+                                callback, tag);
       case 2:
         return ark_del_async_cb(ark, key.size(), key.data(), callback, tag);
       default:
@@ -133,7 +141,8 @@ void iterate() {
   std::vector<int> seen(kStaying);
   const auto note = [&](const char* key, uint64_t length) {
     int number;
-    if (sscanf(std::string(key, length).c_str(), "staying %d", &number) == 1) ++seen[static_cast<size_t>(number)];
+    if (sscanf(std::string(key, length).c_str(), "staying %d", &number) == 1)
+      ++seen[static_cast<size_t>(number)];
   };
   char buffer[1000];
   int64_t length = 0, keys = 0;
@@ -143,7 +152,8 @@ void iterate() {
   int rc;
   while ((rc = ark_nextN(iterator, sizeof buffer, buffer, &keys)) == 0) {
     auto* one = reinterpret_cast<keye_t*>(buffer);
-    for (int64_t i = 0; i < keys; ++i, one = BMP_KEYE(one)) note(reinterpret_cast<const char*>(one->p), one->len);
+    for (int64_t i = 0; i < keys; ++i, one = BMP_KEYE(one))
+      note(reinterpret_cast<const char*>(one->p), one->len);
   }
   if (rc != ENOENT) FAIL("ark_nextN: " + std::to_string(rc));
   for (const int times : seen) {
@@ -159,7 +169,9 @@ TEST_CASE("ark-model") {
   const uint64_t seed = tier::run_seed();
   setenv("LUNAR_KV_DRAM", "160m", 1);
   setenv("LUNAR_KV_SIZE", "512m", 1);
-  if (const int rc = ark_create_verbose(const_cast<char*>(path), &ark, 0, 4096, 1000, 4, 48, kChains, 0); rc != 0)
+  if (const int rc =
+          ark_create_verbose(const_cast<char*>(path), &ark, 0, 4096, 1000, 4, 48, kChains, 0);
+      rc != 0)
     FAIL("ark_create: " + std::to_string(rc));
   char value[] = "v";
   int64_t res = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of libarkdb share: a store that ends with its scope, keys and values as strings, asynchronous calls
-// that are counted. The library is seen through its public header only.
+// What the tests of libarkdb share: a store that ends with its scope, keys and values as strings,
+// asynchronous calls that are counted. The library is seen through its public header only.
 // Threading: Finished by any thread, the rest by one.
 #pragma once
 #include <arkdb.h>
@@ -20,8 +20,10 @@ inline void* data_of(const std::string& text) { return const_cast<char*>(text.da
 
 struct Store {
   ARK* ark = nullptr;
-  explicit Store(const char* path = "mem:64m", int threads = 4, int queue = 0, int asyncs = 0, uint64_t flags = 0) {
-    status = ark_create_verbose(const_cast<char*>(path), &ark, 0, 4096, 1000, threads, queue, asyncs, flags);
+  explicit Store(const char* path = "mem:64m", int threads = 4, int queue = 0, int asyncs = 0,
+                 uint64_t flags = 0) {
+    status = ark_create_verbose(const_cast<char*>(path), &ark, 0, 4096, 1000, threads, queue,
+                                asyncs, flags);
   }
   ~Store() {
     if (ark) (void)ark_delete(ark);
@@ -31,7 +33,8 @@ struct Store {
 
   int set(const std::string& key, const std::string& value, int64_t* res = nullptr) const {
     int64_t ignored;
-    return ark_set(ark, key.size(), data_of(key), value.size(), data_of(value), res ? res : &ignored);
+    return ark_set(ark, key.size(), data_of(key), value.size(), data_of(value),
+                   res ? res : &ignored);
   }
   // "(none)" where there is none; "(error)".
   std::string get(const std::string& key) const {
@@ -81,7 +84,9 @@ class Finished {
     std::lock_guard<std::mutex> guard(lock_);
     return count_;
   }
-  static void callback(int errcode, uint64_t dt, int64_t res) { reinterpret_cast<Finished*>(dt)->note(errcode, res); }
+  static void callback(int errcode, uint64_t dt, int64_t res) {
+    reinterpret_cast<Finished*>(dt)->note(errcode, res);
+  }
   uint64_t tag() { return reinterpret_cast<uint64_t>(this); }
   int errcode = -1;
   int64_t res = -2;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs for IBM's library, and its own tests, expect beyond results: keys by chance without repeats, a flush
-// that empties, sizes that fall, several stores on one LUN. The library is seen through its public header only.
-// Threading: one thread, but for the cases that say so.
+// What programs for IBM's library, and its own tests, expect beyond results: keys by chance without
+// repeats, a flush that empties, sizes that fall, several stores on one LUN. The library is seen
+// through its public header only. Threading: one thread, but for the cases that say so.
 #include <lunar/kv.h>
 #include <stdlib.h>
 
@@ -79,7 +79,8 @@ TEST_CASE("ark-as-ibm: random gives each key once before it gives one again") {
   unsetenv("LUNAR_KV_DRAM");
 }
 
-TEST_CASE("ark-as-ibm: random gives no key that is gone, and one that alone is left again and again") {
+TEST_CASE(
+    "ark-as-ibm: random gives no key that is gone, and one that alone is left again and again") {
   const Store store;
   constexpr int kKeys = 500;
   fill(store, kKeys, 10);
@@ -161,10 +162,12 @@ TEST_CASE("ark-as-ibm: ark_flush may come at any time: threads go on, and a call
   for (size_t t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
       for (int i = 0; i < 20'000; ++i) {
-        const std::string key = std::to_string(t) + "/" + std::to_string(i % 300), value = std::to_string(i);
+        const std::string key = std::to_string(t) + "/" + std::to_string(i % 300),
+                          value = std::to_string(i);
         wrong[t] += store.set(key, value) != 0;
         const std::string found = store.get(key);
-        wrong[t] += found != value && found != "(none)" && found != "(error)";  // a flush may come between
+        wrong[t] +=
+            found != value && found != "(none)" && found != "(error)";  // a flush may come between
       }
     });
   int refused = 0;
@@ -210,7 +213,9 @@ TEST_CASE("ark-as-ibm: what ark_inuse says falls as pairs are deleted, to nothin
   unsetenv("LUNAR_KV_DRAM");
 }
 
-TEST_CASE("ark-as-ibm: a store in memory gives the memory of deleted pairs back, and what stays is whole") {
+TEST_CASE(
+    "ark-as-ibm: a store in memory gives the memory of deleted pairs back, and what stays is "
+    "whole") {
   const Store store("mem:256m");
   REQUIRE(store.status == 0);
   constexpr int kKeys = 50'000;
@@ -230,7 +235,9 @@ TEST_CASE("ark-as-ibm: a store in memory gives the memory of deleted pairs back,
   CHECK(store.get("49999") == std::string(4000, 'v'));
 }
 
-TEST_CASE("ark-as-ibm: what ark_inuse says is what lives, whichever pairs are deleted, also after an open") {
+TEST_CASE(
+    "ark-as-ibm: what ark_inuse says is what lives, whichever pairs are deleted, also after an "
+    "open") {
   setenv("LUNAR_KV_DRAM", "96m", 1);
   const File scratch(96 << 20), kept(96 << 20);
   struct Place {
@@ -242,7 +249,8 @@ TEST_CASE("ark-as-ibm: what ark_inuse says is what lives, whichever pairs are de
     INFO(in_use << " of " << actual);
     CHECK((in_use >= actual && in_use <= actual * 5 / 4));
   };
-  for (const Place& place : {Place{"mem:64m", 0}, {scratch.path, 0}, {kept.path, ARK_KV_PERSIST_STORE}}) {
+  for (const Place& place :
+       {Place{"mem:64m", 0}, {scratch.path, 0}, {kept.path, ARK_KV_PERSIST_STORE}}) {
     INFO(place.path);
     {
       const Store store(place.path, 4, 0, 0, place.flags);
@@ -262,7 +270,9 @@ TEST_CASE("ark-as-ibm: what ark_inuse says is what lives, whichever pairs are de
   unsetenv("LUNAR_KV_DRAM");
 }
 
-TEST_CASE("ark-as-ibm: a store in memory keeps at most about twice of what lives, whatever was deleted or replaced") {
+TEST_CASE(
+    "ark-as-ibm: a store in memory keeps at most about twice of what lives, whatever was deleted "
+    "or replaced") {
   const Store store("mem:256m");
   REQUIRE(store.status == 0);
   constexpr int kKeys = 50'000;
@@ -274,7 +284,8 @@ TEST_CASE("ark-as-ibm: a store in memory keeps at most about twice of what lives
     if (i % 10 != 7) REQUIRE(del(store, std::to_string(i)) == 0);
   CHECK(resident() < before + kMost);
   int wrong = 0;
-  for (int i = 7; i < kKeys; i += 10) wrong += store.get(std::to_string(i)) != std::string(4000, 'v');
+  for (int i = 7; i < kKeys; i += 10)
+    wrong += store.get(std::to_string(i)) != std::string(4000, 'v');
   CHECK(wrong == 0);
 
   fill(store, kKeys, 4000);
@@ -284,7 +295,9 @@ TEST_CASE("ark-as-ibm: a store in memory keeps at most about twice of what lives
   CHECK(resident() < before + kMost + kKeys * 64ull * 9 / 4);
 }
 
-TEST_CASE("ark-as-ibm: stores on one LUN share it: each has what it asked for, and grows into what is free") {
+TEST_CASE(
+    "ark-as-ibm: stores on one LUN share it: each has what it asked for, and grows into what is "
+    "free") {
   setenv("LUNAR_KV_DRAM", "16m", 1);
   const File lun(512 << 20);
   const std::string value(4000, 'v');
@@ -295,8 +308,8 @@ TEST_CASE("ark-as-ibm: stores on one LUN share it: each has what it asked for, a
   {
     std::vector<Small> stores(6);
     for (Small& one : stores) {
-      REQUIRE(ark_create_verbose(const_cast<char*>(lun.path), &one.ark, 40 << 20, 4096, 1000, 2, 0, 0,
-                                 ARK_KV_VIRTUAL_LUN) == 0);
+      REQUIRE(ark_create_verbose(const_cast<char*>(lun.path), &one.ark, 40 << 20, 4096, 1000, 2, 0,
+                                 0, ARK_KV_VIRTUAL_LUN) == 0);
       uint64_t bytes = 0;
       CHECK((ark_allocated(one.ark, &bytes) == 0 && bytes >= 40u << 20 && bytes < 80u << 20));
     }
@@ -309,7 +322,8 @@ TEST_CASE("ark-as-ibm: stores on one LUN share it: each has what it asked for, a
     int most = 8000;  // in the first, which takes all that is left
     while (set(stores[0].ark, std::to_string(most)) == 0) ++most;
     CHECK(most * uint64_t{4000} > 200u << 20);
-    for (int i = 0; i < 20'000; ++i) REQUIRE(set(stores[1].ark, std::to_string(i % 8000)) == 0);  // by cleaning
+    for (int i = 0; i < 20'000; ++i)
+      REQUIRE(set(stores[1].ark, std::to_string(i % 8000)) == 0);  // by cleaning
     REQUIRE(ark_delete(stores[2].ark) == 0);
     stores[2].ark = nullptr;
     usleep(1'100'000);  // a LUN that was full is not asked again at once
@@ -326,16 +340,20 @@ TEST_CASE("ark-as-ibm: stores on one LUN share it: each has what it asked for, a
     int wrong = 0;
     for (int i = 0; i < most; ++i) {
       const std::string key = std::to_string(i);
-      wrong += ark_get(stores[0].ark, key.size(), data_of(key), one.size(), one.data(), 0, &res) != 0 || one != value;
+      wrong +=
+          ark_get(stores[0].ark, key.size(), data_of(key), one.size(), one.data(), 0, &res) != 0 ||
+          one != value;
     }
     CHECK(wrong == 0);
   }
   std::vector<Small> many(20);  // of the size that the original begins with
-  for (Small& one : many) CHECK(ark_create(const_cast<char*>(lun.path), &one.ark, ARK_KV_VIRTUAL_LUN) == 0);
+  for (Small& one : many)
+    CHECK(ark_create(const_cast<char*>(lun.path), &one.ark, ARK_KV_VIRTUAL_LUN) == 0);
   unsetenv("LUNAR_KV_DRAM");
 }
 
-TEST_CASE("ark-as-ibm: a store in a directory grows beyond its size, unless LUNAR_KV_SIZE limits it") {
+TEST_CASE(
+    "ark-as-ibm: a store in a directory grows beyond its size, unless LUNAR_KV_SIZE limits it") {
   setenv("LUNAR_KV_DRAM", "16m", 1);
   {
     const Store store("/var/tmp");
@@ -352,7 +370,8 @@ TEST_CASE("ark-as-ibm: a store in a directory grows beyond its size, unless LUNA
   const Store store("/var/tmp");
   CHECK(told(store, ark_allocated) == 32u << 20);
   int rc = 0;
-  for (int i = 0; i < 20'000 && rc == 0; ++i) rc = store.set(std::to_string(i), std::string(4000, 'v'));
+  for (int i = 0; i < 20'000 && rc == 0; ++i)
+    rc = store.set(std::to_string(i), std::string(4000, 'v'));
   CHECK(rc == ENOSPC);
   unsetenv("LUNAR_KV_SIZE");
   unsetenv("LUNAR_KV_DRAM");

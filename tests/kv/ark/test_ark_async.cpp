@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libarkdb, asynchronous calls: results, limits, callbacks that issue, disconnect and outlive their connection.
+// libarkdb, asynchronous calls: results, limits, callbacks that issue, disconnect and outlive their
+// connection.
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>
@@ -88,7 +89,8 @@ TEST_CASE("ark-async: results are those of the blocking calls, on another thread
 TEST_CASE("ark-async: EAGAIN when a connection has no more, and again not when one is back") {
   Store store("mem:8m", 2, 0, 3);
   Gate gate;
-  for (int i = 0; i < 3; ++i) REQUIRE(ark_exists_async_cb(store.ark, 5, some, Gate::callback, gate.tag()) == 0);
+  for (int i = 0; i < 3; ++i)
+    REQUIRE(ark_exists_async_cb(store.ark, 5, some, Gate::callback, gate.tag()) == 0);
   CHECK(ark_exists_async_cb(store.ark, 5, some, Gate::callback, gate.tag()) == EAGAIN);
   ARC* arc = nullptr;  // has its own
   REQUIRE(ark_connect_verbose(&arc, store.ark, 1) == 0);
@@ -101,7 +103,8 @@ TEST_CASE("ark-async: EAGAIN when a connection has no more, and again not when o
   CHECK(gate.passed == 4);  // the same queue, in order
   Finished done;
   int rc;
-  while ((rc = ark_exists_async_cb(store.ark, 5, some, Finished::callback, done.tag())) == EAGAIN) usleep(100);
+  while ((rc = ark_exists_async_cb(store.ark, 5, some, Finished::callback, done.tag())) == EAGAIN)
+    usleep(100);
   REQUIRE(rc == 0);
   done.wait_for(1);
 }
@@ -128,9 +131,10 @@ TEST_CASE("ark-async: a key's operations are carried out in the order of issue")
   for (int i = 0; i < 500; ++i) values.push_back(std::to_string(i));
   std::vector<std::string> read(500, std::string(3, '.'));
   for (size_t i = 0; i < 500; ++i) {
-    REQUIRE(ark_set_async_cb(store.ark, 5, some, values[i].size(), data_of(values[i]), Finished::callback,
+    REQUIRE(ark_set_async_cb(store.ark, 5, some, values[i].size(), data_of(values[i]),
+                             Finished::callback, done.tag()) == 0);
+    REQUIRE(ark_get_async_cb(store.ark, 5, some, 3, read[i].data(), 0, Finished::callback,
                              done.tag()) == 0);
-    REQUIRE(ark_get_async_cb(store.ark, 5, some, 3, read[i].data(), 0, Finished::callback, done.tag()) == 0);
   }
   done.wait_for(1000);
   for (size_t i = 0; i < 500; ++i) CHECK(read[i].substr(0, values[i].size()) == values[i]);
@@ -159,13 +163,16 @@ struct Chain {
     }
   }
   int issue() {
-    return ark_set_async_cb(ark, key.size(), data_of(key), 5, some, callback, reinterpret_cast<uint64_t>(this));
+    return ark_set_async_cb(ark, key.size(), data_of(key), 5, some, callback,
+                            reinterpret_cast<uint64_t>(this));
   }
 };
 
 }  // namespace
 
-TEST_CASE("ark-async: callbacks that issue the next operation are never refused, however full everything is") {
+TEST_CASE(
+    "ark-async: callbacks that issue the next operation are never refused, however full everything "
+    "is") {
   for (const int threads : {1, 4}) {
     Store store("mem:16m", threads, 48, 100);
     Finished done;
@@ -221,7 +228,8 @@ TEST_CASE("ark-async: a callback may use the blocking calls, disconnect, and not
   CHECK(ark_set(seen.arc, 5, some, 5, some, &res) == EINVAL);
 }
 
-TEST_CASE("ark-async: after disconnect no callback comes; many at one time, while the store lives on") {
+TEST_CASE(
+    "ark-async: after disconnect no callback comes; many at one time, while the store lives on") {
   Store store("mem:16m", 4);
   std::vector<std::thread> threads;
   std::atomic<int> late{0}, failed{0};
@@ -262,7 +270,9 @@ TEST_CASE("ark-async: after disconnect no callback comes; many at one time, whil
   CHECK(store.count() == 5);
 }
 
-TEST_CASE("ark-async: many threads issue; the store ends under them and every accepted call has called back") {
+TEST_CASE(
+    "ark-async: many threads issue; the store ends under them and every accepted call has called "
+    "back") {
   for (int round = 0; round < 10; ++round) {
     ARK* ark = nullptr;
     REQUIRE(ark_create_verbose(const_cast<char*>("mem:8m"), &ark, 0, 0, 0, 3, 48, 500, 0) == 0);
@@ -273,8 +283,8 @@ TEST_CASE("ark-async: many threads issue; the store ends under them and every ac
     for (size_t t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
         for (size_t i = 0;; ++i) {
-          const int rc =
-              ark_set_async_cb(ark, 2, &some[(t + i) % 3], 5, some, [](int, uint64_t, int64_t) { ++called; }, 0);
+          const int rc = ark_set_async_cb(
+              ark, 2, &some[(t + i) % 3], 5, some, [](int, uint64_t, int64_t) { ++called; }, 0);
           if (rc == 0) ++accepted;
           if (rc == EINVAL) return;
           if (rc != 0 && rc != EAGAIN) ++other;
@@ -326,8 +336,8 @@ TEST_CASE("ark-async: a store that has nothing to do uses no CPU") {
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
   usleep(300'000);
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-  const double used =
-      static_cast<double>(after.tv_sec - before.tv_sec) + static_cast<double>(after.tv_nsec - before.tv_nsec) / 1e9;
+  const double used = static_cast<double>(after.tv_sec - before.tv_sec) +
+                      static_cast<double>(after.tv_nsec - before.tv_nsec) / 1e9;
   CHECK(used < 0.02);
 }
 
@@ -340,19 +350,22 @@ TEST_CASE("ark-async: a key's order holds between what is carried out at once an
       // Small values are set by this thread, large ones by the pool's.
       constexpr size_t kRounds = 60, kKeys = 4;
       std::vector<std::string> keys, values, read(kRounds, std::string(200'000, '.'));
-      for (size_t k = 0; k < kKeys; ++k) keys.push_back(std::to_string(t) + "/" + std::to_string(k));
-      for (size_t i = 0; i < kRounds; ++i) values.emplace_back(i % 3 == 1 ? 150'000 + i : 10 + i, char('A' + i % 50));
+      for (size_t k = 0; k < kKeys; ++k)
+        keys.push_back(std::to_string(t) + "/" + std::to_string(k));
+      for (size_t i = 0; i < kRounds; ++i)
+        values.emplace_back(i % 3 == 1 ? 150'000 + i : 10 + i, char('A' + i % 50));
       Finished done;
       for (size_t i = 0; i < kRounds; ++i) {
         std::string& key = keys[i / 3 % kKeys];
-        failed += ark_set_async_cb(store.ark, key.size(), data_of(key), values[i].size(), data_of(values[i]),
-                                   Finished::callback, done.tag()) != 0;
-        failed += ark_get_async_cb(store.ark, key.size(), data_of(key), read[i].size(), read[i].data(), 0,
-                                   Finished::callback, done.tag()) != 0;
+        failed += ark_set_async_cb(store.ark, key.size(), data_of(key), values[i].size(),
+                                   data_of(values[i]), Finished::callback, done.tag()) != 0;
+        failed += ark_get_async_cb(store.ark, key.size(), data_of(key), read[i].size(),
+                                   read[i].data(), 0, Finished::callback, done.tag()) != 0;
       }
       done.wait_for(2 * kRounds);
       for (size_t i = 0; i < kRounds; ++i)
-        wrong += read[i].compare(0, values[i].size(), values[i]) != 0 || read[i][values[i].size()] != '.';
+        wrong += read[i].compare(0, values[i].size(), values[i]) != 0 ||
+                 read[i][values[i].size()] != '.';
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -385,13 +398,16 @@ struct Endless {
     --chain->inside;
   }
   int issue() {
-    return ark_get_async_cb(ark, 5, some, sizeof buffer, buffer, 0, callback, reinterpret_cast<uint64_t>(this));
+    return ark_get_async_cb(ark, 5, some, sizeof buffer, buffer, 0, callback,
+                            reinterpret_cast<uint64_t>(this));
   }
 };
 
 }  // namespace
 
-TEST_CASE("ark-async: a million operations, each issued by the callback of the last one, take no more stack than one") {
+TEST_CASE(
+    "ark-async: a million operations, each issued by the callback of the last one, take no more "
+    "stack than one") {
   Store store("mem:8m", 2);
   REQUIRE(store.set("12345", "value") == 0);
   Endless chain;
@@ -415,9 +431,10 @@ TEST_CASE("ark-async: a chain that never ends on a thread leaves room for the ot
   std::string large(1 << 20, 'x'), other = "other";
   char buffer[8];
   for (uint64_t i = 1; i <= 50; ++i) {  // carried out by the thread, and by this one
-    REQUIRE(ark_set_async_cb(store.ark, 5, data_of(other), large.size(), data_of(large), Finished::callback,
-                             done.tag()) == 0);
-    REQUIRE(ark_get_async_cb(store.ark, 5, some, 8, buffer, 0, Finished::callback, done.tag()) == 0);
+    REQUIRE(ark_set_async_cb(store.ark, 5, data_of(other), large.size(), data_of(large),
+                             Finished::callback, done.tag()) == 0);
+    REQUIRE(ark_get_async_cb(store.ark, 5, some, 8, buffer, 0, Finished::callback, done.tag()) ==
+            0);
     done.wait_for(2 * i);
   }
   chain.left = 1;

@@ -20,7 +20,9 @@ namespace {
 
 char some[] = "12345";
 
-int create(const char* path, uint64_t flags, ARK** ark) { return ark_create(const_cast<char*>(path), ark, flags); }
+int create(const char* path, uint64_t flags, ARK** ark) {
+  return ark_create(const_cast<char*>(path), ark, flags);
+}
 
 }  // namespace
 
@@ -41,7 +43,8 @@ TEST_CASE("ark: a value comes back whole, cut, and from an offset; no byte beyon
     }
   }
   char buffer[16];
-  REQUIRE(ark_get(store.ark, 3, data_of("key"), ~0ull, buffer, 0, &res) == 0);  // it is as long as it need be
+  REQUIRE(ark_get(store.ark, 3, data_of("key"), ~0ull, buffer, 0, &res) ==
+          0);  // it is as long as it need be
   CHECK(std::string(buffer, 10) == "0123456789");
 }
 
@@ -70,9 +73,9 @@ TEST_CASE("ark: arguments that cannot be are EINVAL") {
   int64_t res = 0;
   uint64_t number = 0;
   CHECK(ark_create(nullptr, nullptr, 0) == EINVAL);
-  for (ARK* bad :
-       {static_cast<ARK*>(nullptr), reinterpret_cast<ARK*>(8), reinterpret_cast<ARK*>(~7ull),
-        reinterpret_cast<ARK*>(&number), reinterpret_cast<ARK*>(reinterpret_cast<uint64_t>(ark) + (1 << 19))}) {
+  for (ARK* bad : {static_cast<ARK*>(nullptr), reinterpret_cast<ARK*>(8),
+                   reinterpret_cast<ARK*>(~7ull), reinterpret_cast<ARK*>(&number),
+                   reinterpret_cast<ARK*>(reinterpret_cast<uint64_t>(ark) + (1 << 19))}) {
     CHECK(ark_set(bad, 5, some, 5, some, &res) == EINVAL);
     CHECK(ark_get(bad, 5, some, 5, some, 0, &res) == EINVAL);
     CHECK(ark_del(bad, 5, some, &res) == EINVAL);
@@ -146,7 +149,8 @@ TEST_CASE("ark: a closed handle is EINVAL, also after others were opened") {
   }
 }
 
-TEST_CASE("ark: nothing is stored in a value's place when there is no room, and deleting makes some") {
+TEST_CASE(
+    "ark: nothing is stored in a value's place when there is no room, and deleting makes some") {
   Store store("mem:2m", 1);
   const std::string value(1000, 'v');
   int rc = 0, stored = 0;
@@ -208,7 +212,8 @@ TEST_CASE("ark: counts and statistics tell what is there") {
   CHECK(ark_fork_done(store.ark) == 0);
 }
 
-TEST_CASE("ark: an iterator sees every key once, cuts those that are too long, and ends by itself") {
+TEST_CASE(
+    "ark: an iterator sees every key once, cuts those that are too long, and ends by itself") {
   Store store;
   char key[8];
   int64_t length = 0;
@@ -317,7 +322,8 @@ TEST_CASE("ark: random gives keys that are there") {
 
 TEST_CASE("ark: what cannot persist says so") {
   File file(64 << 20);
-  for (const uint64_t flags : {ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_PERSIST_LOAD | ARK_KV_PERSIST_STORE}) {
+  for (const uint64_t flags :
+       {ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_PERSIST_LOAD | ARK_KV_PERSIST_STORE}) {
     ARK* ark = nullptr;
     CHECK(create(nullptr, flags, &ark) == EINVAL);
     CHECK(create("", flags, &ark) == EINVAL);
@@ -435,13 +441,16 @@ TEST_CASE("ark: a store that persists takes an empty file, and no data of others
   unsetenv("LUNAR_KV_SIZE");
 }
 
-TEST_CASE("ark: stores lie in memory, on files, devices and stripes, one after the other on the same place") {
+TEST_CASE(
+    "ark: stores lie in memory, on files, devices and stripes, one after the other on the same "
+    "place") {
   File blank(64 << 20), empty(0), left(32 << 20), right(32 << 20), all_of(48 << 20);
   const std::string stripe = std::string(left.path) + "=" + right.path;
   setenv("LUNAR_KV_SIZE", "40m", 1);
   setenv("LUNAR_KV_DRAM", "24m", 1);
-  for (const char* path : {static_cast<const char*>(blank.path), static_cast<const char*>(empty.path), stripe.c_str(),
-                           "/var/tmp", "sim:32m", "mem:20m", "mem:", "", static_cast<const char*>(nullptr)}) {
+  for (const char* path :
+       {static_cast<const char*>(blank.path), static_cast<const char*>(empty.path), stripe.c_str(),
+        "/var/tmp", "sim:32m", "mem:20m", "mem:", "", static_cast<const char*>(nullptr)}) {
     for (int turn = 0; turn < 2; ++turn) {
       INFO((path ? path : "NULL") << ", turn " << turn);
       Store store(path, 2, 0, 0, ARK_KV_HTC);
@@ -452,9 +461,11 @@ TEST_CASE("ark: stores lie in memory, on files, devices and stripes, one after t
       CHECK(allocated >= 16u << 20);
       CHECK(allocated <= 64u << 20);
       const std::string large(200'000, 'L');
-      for (int i = 0; i < 3000; ++i) REQUIRE(store.set("key " + std::to_string(i), std::string(3000, 'v')) == 0);
+      for (int i = 0; i < 3000; ++i)
+        REQUIRE(store.set("key " + std::to_string(i), std::string(3000, 'v')) == 0);
       REQUIRE(store.set("large", large) == 0);
-      for (int i = 0; i < 3000; i += 7) REQUIRE(store.get("key " + std::to_string(i)) == std::string(3000, 'v'));
+      for (int i = 0; i < 3000; i += 7)
+        REQUIRE(store.get("key " + std::to_string(i)) == std::string(3000, 'v'));
       CHECK(store.get("large") == large);
     }
   }
@@ -472,14 +483,17 @@ TEST_CASE("ark: stores lie in memory, on files, devices and stripes, one after t
   unsetenv("LUNAR_KV_DRAM");
 }
 
-TEST_CASE("ark: a device that fails now and then gives errors and never other bytes; an iterator goes on") {
+TEST_CASE(
+    "ark: a device that fails now and then gives errors and never other bytes; an iterator goes "
+    "on") {
   setenv("LUNAR_KV_DRAM", "16m", 1);
   Store store("sim:64m,seed=7,read_error=40", 1);
   unsetenv("LUNAR_KV_DRAM");
   REQUIRE(store.status == 0);
   const auto value_of = [](int i) { return std::string(2000, static_cast<char>('a' + i % 26)); };
   int stored = 0, errors = 0, read = 0;
-  for (int i = 0; i < 15'000; ++i) stored += store.set("key " + std::to_string(i), value_of(i)) == 0;
+  for (int i = 0; i < 15'000; ++i)
+    stored += store.set("key " + std::to_string(i), value_of(i)) == 0;
   CHECK(stored > 14'000);
   for (int i = 0; i < 15'000; ++i) {
     const std::string value = store.get("key " + std::to_string(i));
@@ -540,7 +554,9 @@ TEST_CASE("ark: a size is a limit in memory from a GiB on, and the other numbers
   const auto allocated_for = [](uint64_t size, uint64_t flags) {
     ARK* ark = nullptr;
     uint64_t bytes = 0;
-    if (ark_create_verbose(nullptr, &ark, size, ~0ull, ~0ull, 10000, INT32_MAX, INT32_MAX, flags) != 0) return bytes;
+    if (ark_create_verbose(nullptr, &ark, size, ~0ull, ~0ull, 10000, INT32_MAX, INT32_MAX, flags) !=
+        0)
+      return bytes;
     CHECK(ark_allocated(ark, &bytes) == 0);
     CHECK(ark_delete(ark) == 0);
     return bytes;
@@ -561,7 +577,8 @@ TEST_CASE("ark: threads set, get, delete and iterate at one time") {
     threads.emplace_back([&, t] {
       int& bad = wrong[static_cast<size_t>(t)];
       for (int i = 0; i < 5000; ++i) {
-        const std::string key = std::to_string(t) + "/" + std::to_string(i % 100), value = std::to_string(i);
+        const std::string key = std::to_string(t) + "/" + std::to_string(i % 100),
+                          value = std::to_string(i);
         int64_t res;
         bad += store.set(key, value) != 0;
         bad += store.get(key) != value;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// libarkdb, asynchronous gets of records that lie on a device: many at one time, their order with sets, durable ones
-// too, reads that fail, callbacks that issue. The device is sim:, slow and wrong on request, or a file.
+// libarkdb, asynchronous gets of records that lie on a device: many at one time, their order with
+// sets, durable ones too, reads that fail, callbacks that issue. The device is sim:, slow and wrong
+// on request, or a file.
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -35,7 +36,8 @@ std::string value_of(size_t key, size_t version) {
 
 // 16 MB of records on a device, with 8 MiB of DRAM; with ARK_KV_PERSIST_LOAD those that are there.
 struct ColdStore : Store {
-  explicit ColdStore(const std::string& faults, int threads = 4) : ColdStore("sim:128m" + faults, threads, 0) {}
+  explicit ColdStore(const std::string& faults, int threads = 4)
+      : ColdStore("sim:128m" + faults, threads, 0) {}
   ColdStore(const std::string& path, int threads, uint64_t flags)
       : Store((setenv("LUNAR_KV_DRAM", "8m", 1), path.c_str()), threads, 10'000, 10'000, flags) {
     unsetenv("LUNAR_KV_DRAM");
@@ -60,18 +62,20 @@ struct Get {
     key = std::to_string(number);
     expected = value_of(number, version);
     buffer.assign(expected.size() + 1, '.');
-    return ark_get_async_cb(ark, key.size(), data_of(key), buffer.size(), buffer.data(), 0, callback,
-                            reinterpret_cast<uint64_t>(this));
+    return ark_get_async_cb(ark, key.size(), data_of(key), buffer.size(), buffer.data(), 0,
+                            callback, reinterpret_cast<uint64_t>(this));
   }
   static void callback(int errcode, uint64_t dt, int64_t res) {
     auto* get = reinterpret_cast<Get*>(dt);
     if (errcode == EIO || errcode == EBADMSG || errcode == EBADF)
       ++*get->failed;
-    else if (errcode != 0 || res != static_cast<int64_t>(get->expected.size()) || get->buffer != get->expected + ".")
+    else if (errcode != 0 || res != static_cast<int64_t>(get->expected.size()) ||
+             get->buffer != get->expected + ".")
       ++*get->wrong;
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    get->done_ns = static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+    get->done_ns =
+        static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
     get->done->note(0, 0);
   }
 };
@@ -100,15 +104,18 @@ TEST_CASE("ark-cold: many gets of few threads are under way at one time") {
   for (const Get& get : gets) ends.push_back(get.done_ns);
   std::sort(ends.begin(), ends.end());
   uint64_t together = 0;
-  for (size_t i = 1; i < ends.size(); ++i) together += ends[i] - ends[i - 1] < kLatencyMs * 1'000'000 ? 1 : 0;
-  CHECK(together > gets.size() - reads / 2);  // that many took no read of their own, or one beside another's
+  for (size_t i = 1; i < ends.size(); ++i)
+    together += ends[i] - ends[i - 1] < kLatencyMs * 1'000'000 ? 1 : 0;
+  // that many took no read of their own, or one beside another's
+  CHECK(together > gets.size() - reads / 2);
 }
 
 namespace {
 
 constexpr size_t kChanging = 5400;  // keys; every third of them is set
 
-// What did not come as it should: gets that gave something else, gets that failed, sets that failed.
+// What did not come as it should: gets that gave something else, gets that failed, sets that
+// failed.
 struct Outcome {
   std::atomic<int> wrong{0}, failed{0}, sets{0};
 };
@@ -132,7 +139,9 @@ void get_and_set(const ColdStore& store, Outcome* outcome) {
             std::string& key = gets[i * 3].key;
             if (ark_set_async_cb(
                     store.ark, key.size(), data_of(key), values[i].size(), data_of(values[i]),
-                    [](int errcode, uint64_t dt, int64_t) { *reinterpret_cast<std::atomic<int>*>(dt) += errcode != 0; },
+                    [](int errcode, uint64_t dt, int64_t) {
+                      *reinterpret_cast<std::atomic<int>*>(dt) += errcode != 0;
+                    },
                     reinterpret_cast<uint64_t>(&outcome->sets)) != 0)
               ++outcome->sets;
           }
@@ -147,7 +156,8 @@ void get_and_set(const ColdStore& store, Outcome* outcome) {
 
 }  // namespace
 
-TEST_CASE("ark-cold: gets and sets of a key keep their order, also when reads fail or deliver damage") {
+TEST_CASE(
+    "ark-cold: gets and sets of a key keep their order, also when reads fail or deliver damage") {
   for (const char* faults : {"", ",read_error=30,corrupt=30,seed=7"}) {
     ColdStore store(std::string(",latency_us=100") + faults);
     REQUIRE(store.status == 0);
@@ -160,8 +170,9 @@ TEST_CASE("ark-cold: gets and sets of a key keep their order, also when reads fa
   }
 }
 
-// Sets wait for commits on threads of the pool, gets for the ring of one. A process that ends without ark_delete has
-// saved nothing at its end: what comes back is what the commits made durable.
+// Sets wait for commits on threads of the pool, gets for the ring of one. A process that ends
+// without ark_delete has saved nothing at its end: what comes back is what the commits made
+// durable.
 TEST_CASE("ark-cold: gets and sets by group commit keep their order, and what was set comes back") {
   const File file(128 << 20);
   { const ColdStore store(file.path, 4, ARK_KV_PERSIST_STORE); }
@@ -186,7 +197,8 @@ TEST_CASE("ark-cold: gets and sets by group commit keep their order, and what wa
   REQUIRE(store.count() == kKeys);
   size_t wrong = 0;
   for (size_t i = 0; i < kKeys; ++i)
-    wrong += store.get(std::to_string(i)) != value_of(i, i < kChanging && i % 3 == 0 ? 1 : 0) ? 1 : 0;
+    wrong +=
+        store.get(std::to_string(i)) != value_of(i, i < kChanging && i % 3 == 0 ? 1 : 0) ? 1 : 0;
   CHECK(wrong == 0);
 }
 
@@ -221,13 +233,13 @@ TEST_CASE("ark-cold: sets go to other threads than gets, where there are more th
   for (size_t i = 0; i < buffers.size(); ++i) keys.push_back(std::to_string(i));
   Callers sets, gets;
   for (std::string& key : keys)
-    REQUIRE(ark_set_async_cb(store.ark, key.size(), data_of(key), 100, data_of(buffers[0]), Callers::callback,
-                             sets.tag()) == 0);
+    REQUIRE(ark_set_async_cb(store.ark, key.size(), data_of(key), 100, data_of(buffers[0]),
+                             Callers::callback, sets.tag()) == 0);
   sets.done.wait_for(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
     const std::string& key = keys[i] = std::to_string(keys.size() + i);
-    REQUIRE(ark_get_async_cb(store.ark, key.size(), data_of(keys[i]), buffers[i].size(), buffers[i].data(), 0,
-                             Callers::callback, gets.tag()) == 0);
+    REQUIRE(ark_get_async_cb(store.ark, key.size(), data_of(keys[i]), buffers[i].size(),
+                             buffers[i].data(), 0, Callers::callback, gets.tag()) == 0);
   }
   gets.done.wait_for(keys.size());
   CHECK(sets.failed + gets.failed == 0);
@@ -235,7 +247,9 @@ TEST_CASE("ark-cold: sets go to other threads than gets, where there are more th
   for (const pid_t thread : gets.threads) CHECK(sets.threads.count(thread) == 0);
 }
 
-TEST_CASE("ark-cold: callbacks issue the next get, beyond what a ring holds, and the store ends under them") {
+TEST_CASE(
+    "ark-cold: callbacks issue the next get, beyond what a ring holds, and the store ends under "
+    "them") {
   ColdStore store(",latency_us=50,read_error=200", 2);
   REQUIRE(store.status == 0);
   struct Chain : Get {
@@ -256,8 +270,8 @@ TEST_CASE("ark-cold: callbacks issue the next get, beyond what a ring holds, and
       key = std::to_string(at);
       expected = value_of(at, 0);
       buffer.assign(expected.size() + 1, '.');
-      const int rc = ark_get_async_cb(ark, key.size(), data_of(key), buffer.size(), buffer.data(), 0, next,
-                                      reinterpret_cast<uint64_t>(this));
+      const int rc = ark_get_async_cb(ark, key.size(), data_of(key), buffer.size(), buffer.data(),
+                                      0, next, reinterpret_cast<uint64_t>(this));
       if (rc != 0 && rc != EINVAL) ++*refused;
       return rc;
     }
@@ -293,7 +307,8 @@ std::set<int> descriptors() {
   return found;
 }
 
-// Gets of all kinds, issued by this thread. How many gave something else than the value or an error.
+// Gets of all kinds, issued by this thread. How many gave something else than the value or an
+// error.
 int read_all(const ColdStore& store, ARI* walk) {
   Finished done;
   std::atomic<int> wrong{0}, failed{0};
@@ -316,7 +331,9 @@ int read_all(const ColdStore& store, ARI* walk) {
 
 }  // namespace
 
-TEST_CASE("ark-cold: the descriptors of a store, its threads and walks have numbers that no program counts on") {
+TEST_CASE(
+    "ark-cold: the descriptors of a store, its threads and walks have numbers that no program "
+    "counts on") {
   rlimit limit{};
   REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
   const int least = limit.rlim_cur > 1300 ? 1000 : static_cast<int>(limit.rlim_cur / 4 * 3);
@@ -339,7 +356,9 @@ TEST_CASE("ark-cold: the descriptors of a store, its threads and walks have numb
   CHECK(own >= 2);  // the file, and at least one ring
 }
 
-TEST_CASE("ark-cold: reads of a store whose descriptors the program closed end, with the value or an error") {
+TEST_CASE(
+    "ark-cold: reads of a store whose descriptors the program closed end, with the value or an "
+    "error") {
   const File file(64 << 20), own(1 << 20);
   const pid_t pid = fork();
   if (pid == 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libarkdb, where programs go wrong: what refused calls leave behind, places and their rights, threads that cannot
-// start.
+// libarkdb, where programs go wrong: what refused calls leave behind, places and their rights,
+// threads that cannot start.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,8 +62,9 @@ TEST_CASE("ark-edges: a call with an argument that cannot be writes nothing") {
   ARK* made = ark;
   CHECK((ark_create_verbose(nullptr, &made, 0, 0, 0, 0, 0, 0, 0) == EINVAL && made == ark));
   CHECK((ark_connect(&made, nullptr) == EINVAL && made == ark));
-  CHECK(
-      (ark_create_verbose(const_cast<char*>("/nowhere/at all"), &made, 0, 0, 0, 1, 0, 0, 0) == ENOENT && made == ark));
+  CHECK((ark_create_verbose(const_cast<char*>("/nowhere/at all"), &made, 0, 0, 0, 1, 0, 0, 0) ==
+             ENOENT &&
+         made == ark));
   CHECK(ark_next(iterator, sizeof key, &found, key) == ENOENT);
 }
 
@@ -133,7 +134,8 @@ TEST_CASE("ark-edges: a thread that is to be cancelled still deletes a store who
   store.ark = nullptr;
 }
 
-TEST_CASE("ark-edges: a place beyond the limit of file sizes is refused, not the end of the program") {
+TEST_CASE(
+    "ark-edges: a place beyond the limit of file sizes is refused, not the end of the program") {
   char path[] = "/var/tmp/lunar-ark-limit-XXXXXX";
   const int fd = mkstemp(path);
   REQUIRE(fd >= 0);
@@ -146,7 +148,8 @@ TEST_CASE("ark-edges: a place beyond the limit of file sizes is refused, not the
   setenv("LUNAR_KV_DRAM", "32m", 1);
   {
     Store store(path);
-    for (int i = 0; store.status == 0 && i < 60'000; ++i) (void)store.set(std::to_string(i), std::string(4000, 'v'));
+    for (int i = 0; store.status == 0 && i < 60'000; ++i)
+      (void)store.set(std::to_string(i), std::string(4000, 'v'));
     CHECK(store.status == EFBIG);
   }
   unsetenv("LUNAR_KV_DRAM");
@@ -155,7 +158,9 @@ TEST_CASE("ark-edges: a place beyond the limit of file sizes is refused, not the
   unlink(path);
 }
 
-TEST_CASE("ark-edges: a connection takes memory for the calls that it has under way, not for those that it may") {
+TEST_CASE(
+    "ark-edges: a connection takes memory for the calls that it has under way, not for those that "
+    "it may") {
   const Store store;
   const auto resident = [] {
     unsigned long pages[2] = {0, 0};
@@ -172,7 +177,9 @@ TEST_CASE("ark-edges: a connection takes memory for the calls that it has under 
   CHECK(ark_disconnect(connection) == 0);
 }
 
-TEST_CASE("ark-edges: a store whose descriptors the program closed fails, and writes nothing to the program's files") {
+TEST_CASE(
+    "ark-edges: a store whose descriptors the program closed fails, and writes nothing to the "
+    "program's files") {
   setenv("LUNAR_KV_DRAM", "6m", 1);
   for (const uint64_t flags : {uint64_t{0}, uint64_t{ARK_KV_PERSIST_STORE}}) {
     const File file(16 << 20), own(0);
@@ -184,7 +191,8 @@ TEST_CASE("ark-edges: a store whose descriptors the program closed fails, and wr
       for (int i = 0; i < 20; ++i)
         if (open(own.path, O_RDWR) < 0) _exit(3);
       int refused = 0;
-      for (int i = 0; i < 6000; ++i) refused += store.set(std::to_string(i % 2000), std::string(2000, 'v')) != 0;
+      for (int i = 0; i < 6000; ++i)
+        refused += store.set(std::to_string(i % 2000), std::string(2000, 'v')) != 0;
       const bool flushed = ark_flush(store.ark) == 0;
       _exit(refused == 0 || (flags != 0 && flushed) ? 4 : 0);
     }
@@ -206,7 +214,8 @@ TEST_CASE("ark-edges: a size beyond what the place has is refused, and takes not
     const uint64_t flags = path == physical.path ? ARK_KV_VIRTUAL_LUN : 0;
     INFO(path);
     ARK* ark = nullptr;
-    CHECK(ark_create_verbose(const_cast<char*>(path), &ark, kTooMuch, 0, 0, 1, 0, 0, flags) == ENOSPC);
+    CHECK(ark_create_verbose(const_cast<char*>(path), &ark, kTooMuch, 0, 0, 1, 0, 0, flags) ==
+          ENOSPC);
     CHECK(ark == nullptr);
     setenv("LUNAR_KV_SIZE", "100t", 1);
     CHECK(ark_create_verbose(const_cast<char*>(path), &ark, 0, 0, 0, 1, 0, 0, flags) == ENOSPC);

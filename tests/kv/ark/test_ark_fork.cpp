@@ -32,7 +32,8 @@ bool has_open(const char* path) {
   struct stat wanted, own;
   if (stat(path, &wanted) != 0) return false;
   for (int fd = 3; fd < 2048; ++fd)
-    if (fstat(fd, &own) == 0 && own.st_ino == wanted.st_ino && own.st_dev == wanted.st_dev) return true;
+    if (fstat(fd, &own) == 0 && own.st_ino == wanted.st_ino && own.st_dev == wanted.st_dev)
+      return true;
   return false;
 }
 
@@ -43,7 +44,9 @@ int status_of(pid_t pid) {
 
 }  // namespace
 
-TEST_CASE("ark-fork: the child has the store as it was, all calls work there, and neither sees the other's changes") {
+TEST_CASE(
+    "ark-fork: the child has the store as it was, all calls work there, and neither sees the "
+    "other's changes") {
   Store store("mem:16m", 2);
   Store other("mem:4m", 1);
   for (int i = 0; i < 200; ++i) REQUIRE(store.set("key " + std::to_string(i), "before") == 0);
@@ -99,9 +102,11 @@ TEST_CASE("ark-fork: under load the child's store is whole and stands still") {
     threads.emplace_back([&, t] {
       for (int i = 0; !stop; ++i) {
         const std::string key = std::to_string((i * 3 + t) % 100);
-        wrong += store.set(key, std::string(static_cast<size_t>(50 + i % 100), static_cast<char>('a' + i % 26))) != 0;
+        wrong += store.set(key, std::string(static_cast<size_t>(50 + i % 100),
+                                            static_cast<char>('a' + i % 26))) != 0;
         static char shared[] = "shared";
-        const int rc = ark_set_async_cb(store.ark, 6, shared, 6, shared, [](int, uint64_t, int64_t) {}, 0);
+        const int rc =
+            ark_set_async_cb(store.ark, 6, shared, 6, shared, [](int, uint64_t, int64_t) {}, 0);
         wrong += rc != 0 && rc != EAGAIN;
       }
     });
@@ -110,13 +115,15 @@ TEST_CASE("ark-fork: under load the child's store is whole and stands still") {
     const pid_t pid = ark_fork(store.ark);
     REQUIRE(pid >= 0);
     if (pid == 0) {
-      // Without the heap: that of AddressSanitizer stays locked in a child by a thread that was in it.
+      // Without the heap: that of AddressSanitizer stays locked in a child by a thread that was in
+      // it.
       for (int turn = 0; turn < 2; ++turn) {
         for (int i = 0; i < 100; ++i) {
           char value[200];
           int64_t length = 0;
           const std::string key = std::to_string(i);
-          IN_CHILD(ark_get(store.ark, key.size(), data_of(key), sizeof value, value, 0, &length) == 0);
+          IN_CHILD(ark_get(store.ark, key.size(), data_of(key), sizeof value, value, 0, &length) ==
+                   0);
           IN_CHILD(length >= 50 && length <= 150);
           for (int64_t at = 0; at < length; ++at) IN_CHILD(value[at] == value[0]);
         }
@@ -143,16 +150,19 @@ TEST_CASE("ark-fork: a store on a device does not fork, and says so") {
   CHECK(store.get("a") == "b");
 }
 
-// Not with ThreadSanitizer: any program's forked child crashes in it where its last thread returns from its start
-// routine.
+// Not with ThreadSanitizer: any program's forked child crashes in it where its last thread returns
+// from its start routine.
 #ifndef __SANITIZE_THREAD__
-TEST_CASE("ark-fork: a callback that forks and returns in the child ends it there, and nothing runs twice") {
+TEST_CASE(
+    "ark-fork: a callback that forks and returns in the child ends it there, and nothing runs "
+    "twice") {
   Store store("mem:4m", 1);
   static std::atomic<pid_t> child;
   child = 0;
   Finished done;
   static char key[] = "k";
-  REQUIRE(ark_set_async_cb(store.ark, 1, key, 1, key, [](int, uint64_t, int64_t) { child = fork(); }, 0) == 0);
+  REQUIRE(ark_set_async_cb(
+              store.ark, 1, key, 1, key, [](int, uint64_t, int64_t) { child = fork(); }, 0) == 0);
   for (int i = 0; i < 20; ++i)
     REQUIRE(ark_set_async_cb(store.ark, 1, key, 1, key, Finished::callback, done.tag()) == 0);
   done.wait_for(20);
@@ -201,8 +211,8 @@ static void read_by_callbacks(const Store& store) {
   std::string keys[2000], buffers[2000];
   for (size_t i = 0; i < 2000; ++i) {
     keys[i] = "key " + std::to_string(i), buffers[i].resize(2000);
-    while (ark_get_async_cb(store.ark, keys[i].size(), data_of(keys[i]), 2000, buffers[i].data(), 0, Finished::callback,
-                            done.tag()) == EAGAIN)
+    while (ark_get_async_cb(store.ark, keys[i].size(), data_of(keys[i]), 2000, buffers[i].data(), 0,
+                            Finished::callback, done.tag()) == EAGAIN)
       sched_yield();
   }
   done.wait_for(2000);
@@ -232,12 +242,14 @@ TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
     uint64_t file_bytes, flags;
     bool stripe;
   };
-  for (const Place& place :
-       {Place{0, 0, false}, Place{32 << 20, 0, false}, Place{32 << 20, kKept, false}, Place{32 << 20, 0, true}}) {
-    char left[] = "/var/tmp/lunar-test-ark-fork-XXXXXX", right[] = "/var/tmp/lunar-test-ark-fork-XXXXXX";
+  for (const Place& place : {Place{0, 0, false}, Place{32 << 20, 0, false},
+                             Place{32 << 20, kKept, false}, Place{32 << 20, 0, true}}) {
+    char left[] = "/var/tmp/lunar-test-ark-fork-XXXXXX",
+         right[] = "/var/tmp/lunar-test-ark-fork-XXXXXX";
     for (char* name : {left, right}) {
       const int fd = mkstemp(name);
-      REQUIRE((fd >= 0 && ftruncate(fd, static_cast<off_t>(place.file_bytes)) == 0 && close(fd) == 0));
+      REQUIRE(
+          (fd >= 0 && ftruncate(fd, static_cast<off_t>(place.file_bytes)) == 0 && close(fd) == 0));
     }
     const std::string path = place.stripe ? std::string(left) + "=" + right : left;
     INFO(path << ", " << place.file_bytes << " bytes, flags " << place.flags);
@@ -247,13 +259,15 @@ TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
     {
       Store store(path.c_str(), 2, 0, 0, place.flags);
       REQUIRE((store.status == 0 && store.set("a", "b") == 0));
-      for (int i = 0; i < 6000; ++i) REQUIRE(store.set("key " + std::to_string(i % 2000), std::string(2000, 'v')) == 0);
+      for (int i = 0; i < 6000; ++i)
+        REQUIRE(store.set("key " + std::to_string(i % 2000), std::string(2000, 'v')) == 0);
       read_by_callbacks(store);
       uint64_t ops = 0, ios = 0;
       REQUIRE((ark_stats(store.ark, &ops, &ios) == 0 && ios > 500));
       char key[32];
       int64_t length = 0;
-      REQUIRE(ark_first(store.ark, sizeof key, &length, key) != nullptr);  // reads ahead by a ring, too
+      REQUIRE(ark_first(store.ark, sizeof key, &length, key) !=
+              nullptr);  // reads ahead by a ring, too
       pid = fork();
       REQUIRE(pid >= 0);
       if (pid == 0) {  // until the parent's end of the pipe is closed
@@ -280,7 +294,9 @@ TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
   unsetenv("LUNAR_KV_DRAM");
 }
 
-TEST_CASE("ark-fork: a child that is forked while another thread opens or closes a store keeps nothing of it") {
+TEST_CASE(
+    "ark-fork: a child that is forked while another thread opens or closes a store keeps nothing "
+    "of it") {
   setenv("LUNAR_KV_DRAM", "6m", 1);
   const File file(16 << 20);
   constexpr uint64_t kKept = ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// contained [--allow NAME[,NAME]...] COMMAND...: runs COMMAND under what container engines deny by default of the
-// system calls that a program like Lunar makes. The facts, of Docker's default profile (moby 25 and later; its own
-// documentation lists them):
-//   EPERM    userfaultfd, io_uring_* (since 25.0), keyctl and its kin, perf_event_open, bpf, move_pages;
+// contained [--allow NAME[,NAME]...] COMMAND...: runs COMMAND under what container engines deny by
+// default of the system calls that a program like Lunar makes. The facts, of Docker's default
+// profile (moby 25 and later; its own documentation lists them):
+//   EPERM    userfaultfd, io_uring_* (since 25.0), keyctl and its kin, perf_event_open, bpf,
+//            move_pages;
 //            with --cap-add SYS_PTRACE allowed: process_madvise, pidfd_getfd, kcmp;
 //            with --cap-add SYS_NICE: mbind, set_mempolicy, get_mempolicy, set_mempolicy_home_node;
-//            with --cap-add SYS_ADMIN: unshare, setns, mount, umount2, and clone with a namespace's flag
+//            with --cap-add SYS_ADMIN: unshare, setns, mount, umount2, and clone with a namespace's
+//            flag
 //   ENOSYS   clone3 (libc then takes clone), and calls that are newer than the engine
-// --allow takes such names away from the list; `--allow all` denies nothing. The filter is BPF written here: no
-// library, and the test depends on no engine. It lasts for COMMAND and all its children. Exit codes of its own: 125.
+// --allow takes such names away from the list; `--allow all` denies nothing. The filter is BPF
+// written here: no library, and the test depends on no engine. It lasts for COMMAND and all its
+// children. Exit codes of its own: 125.
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -62,8 +65,8 @@ static int allowed(const char* list, const char* name) {
 }
 
 static int install(const char* allow) {
-  const unsigned namespaces =
-      CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+  const unsigned namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC |
+                              CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
   struct sock_filter code[16 + 2 * kDeniedCount];
   unsigned n = 0;
 #define ADD(...) code[n++] = (struct sock_filter)__VA_ARGS__

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`container_test.py LUNAR CONTAINED WORKLOAD EXAMPLE STRESS FORK_TEST`: Lunar in a container. bubblewrap makes one as
-engines do (namespaces, a /dev of its own, Docker's default capabilities), CONTAINED (contained.c) puts their default
-system call filter on. Without a flag Lunar refuses in one line and `lunar doctor` names, for each lack, the flag of
-`docker run` that fixes it; with those flags it works."""
+"""`container_test.py LUNAR CONTAINED WORKLOAD EXAMPLE STRESS FORK_TEST`: Lunar in a container.
+bubblewrap makes one as engines do (namespaces, a /dev of its own, Docker's default capabilities),
+CONTAINED (contained.c) puts their default system call filter on. Without a flag Lunar refuses in
+one line and `lunar doctor` names, for each lack, the flag of `docker run` that fixes it; with those
+flags it works."""
 import json
 import os
 import resource
@@ -15,8 +16,8 @@ import tempfile
 LUNAR, CONTAINED, WORKLOAD, EXAMPLE, STRESS, FORK_TEST = map(os.path.abspath, sys.argv[1:7])
 SIZE = "400000"     # of WORKLOAD: about 60 MiB
 DEVICE = "/dev/userfaultfd"
-DEFAULT_CAPABILITIES = """CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE
-SYS_CHROOT KILL AUDIT_WRITE""".split()
+DEFAULT_CAPABILITIES = """CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP 
+SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL AUDIT_WRITE""".split()
 HOST_MEMLOCK = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
 DEFAULT_MEMLOCK = 8 << 20 if HOST_MEMLOCK == resource.RLIM_INFINITY else min(8 << 20, HOST_MEMLOCK)
 problems = []
@@ -38,8 +39,10 @@ class Container:
 
     def __init__(self, place, device=False, allow="", capabilities=(), memlock=DEFAULT_MEMLOCK):
         self.line = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
-                     "--ro-bind", "/proc/sys", "/proc/sys", "--tmpfs", "/dev/shm", "--tmpfs", "/run",
-                     "--dir", "/run/.containerenv", "--bind", place, place, "--unshare-pid", "--unshare-ipc",
+                     "--ro-bind", "/proc/sys", "/proc/sys", "--tmpfs", "/dev/shm", "--tmpfs",
+                     "/run",
+                     "--dir", "/run/.containerenv", "--bind", place, place, "--unshare-pid",
+                     "--unshare-ipc",
                      "--unshare-uts", "--die-with-parent", "--cap-drop", "ALL"]
         for name in [*DEFAULT_CAPABILITIES, *capabilities]:
             self.line += ["--cap-add", "CAP_" + name]
@@ -52,15 +55,18 @@ class Container:
     def run(self, *command):
         def limits():   # lower than the host's, or the same
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (self.memlock, self.memlock))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LUNAR_")}
+        environment = {name: value for name, value in os.environ.items()
+                       if not name.startswith("LUNAR_")}
         environment["LUNAR_LUN"] = self.place
-        return subprocess.run([*self.line, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        return subprocess.run([*self.line, *command], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True,
                               check=False, preexec_fn=limits, env=environment)
 
     def doctor(self):
         """Exit code, and the checks by name."""
         result = self.run(LUNAR, "doctor", "--json")
-        return result.returncode, {entry["name"]: entry for entry in json.loads(result.stdout)["checks"]}
+        return result.returncode, {entry["name"]: entry
+                                   for entry in json.loads(result.stdout)["checks"]}
 
     def tiered(self):
         flags = ["--dram", "16m", "--size", "96m", "--stats", "--lun", self.place]
@@ -77,9 +83,11 @@ def stats(text):
 
 
 def runs_tiered(container, what, expected, said):
-    """A program beyond its budget: the same output, by evictions, nothing lost; `said`: lines of Lunar's own."""
+    """A program beyond its budget: the same output, by evictions, nothing lost; `said`: lines of
+    Lunar's own."""
     result = container.tiered()
-    check(result.returncode == 0 and result.stdout == expected, f"{what}: {shows(result)}, or other output")
+    check(result.returncode == 0 and result.stdout == expected,
+          f"{what}: {shows(result)}, or other output")
     counted = stats(result.stderr)
     for name in ("evictions", "major_faults"):
         check(counted.get(name, 0) > 0, f"{what}: nothing was evicted: {result.stderr}")
@@ -100,8 +108,10 @@ def without_flags(place, outside):
     container = Container(place)
     for command in (["true"], [WORKLOAD, SIZE]):
         result = container.run(LUNAR, "run", "--", *command)
-        in_one_line = result.returncode == 125 and result.stdout == "" and result.stderr.count("\n") == 1
-        check(in_one_line and "userfaultfd" in result.stderr and f"--device {DEVICE}" in result.stderr,
+        in_one_line = (result.returncode == 125 and result.stdout == ""
+                       and result.stderr.count("\n") == 1)
+        check(in_one_line and "userfaultfd" in result.stderr
+              and f"--device {DEVICE}" in result.stderr,
               f"run without flags: {shows(result)}")
     result = container.run(EXAMPLE)   # by the API
     check(result.returncode != 0 and f"docker run --device {DEVICE}" in result.stderr,
@@ -113,9 +123,11 @@ def without_flags(place, outside):
     names_flag(checks, "memlock limit", "warning", "`--ulimit memlock=-1`")
     if outside["process_madvise"]["state"] == "ok":
         names_flag(checks, "process_madvise", "warning", "`--cap-add SYS_PTRACE`")
-    check(checks["container"]["value"] == "podman, a system call filter is on", f"doctor: {checks['container']}")
+    check(checks["container"]["value"] == "podman, a system call filter is on",
+          f"doctor: {checks['container']}")
     for name in ("io_uring", "userfaultfd"):
-        check("sysctl" not in checks[name]["remedy"], f"doctor: {name} is not the container's to fix: {checks[name]}")
+        check("sysctl" not in checks[name]["remedy"],
+              f"doctor: {name} is not the container's to fix: {checks[name]}")
 
 
 def with_device(place, expected):
@@ -136,13 +148,16 @@ def with_device(place, expected):
 def with_all(place, expected):
     """What doctor names, together: nothing is left to say."""
     # The flag --ulimit memlock=-1, where this host can give that; else the other that doctor names.
-    lifted = {"memlock": HOST_MEMLOCK} if HOST_MEMLOCK == resource.RLIM_INFINITY else {"capabilities": ("IPC_LOCK",)}
+    lifted = ({"memlock": HOST_MEMLOCK}
+              if HOST_MEMLOCK == resource.RLIM_INFINITY else {"capabilities": ("IPC_LOCK",)})
     capabilities = ("SYS_PTRACE", "IPC_LOCK")
-    profile = Container(place, device=True, allow="io_uring,process_madvise", capabilities=capabilities)
+    profile = Container(place, device=True, allow="io_uring,process_madvise",
+                        capabilities=capabilities)
     for what, container in (
             ("device, no filter, memlock", Container(place, device=True, allow="all", **lifted)),
             ("device, a profile with io_uring, SYS_PTRACE, IPC_LOCK", profile),
-            ("no device, no filter, SYS_PTRACE, IPC_LOCK", Container(place, allow="all", capabilities=capabilities))):
+            ("no device, no filter, SYS_PTRACE, IPC_LOCK",
+             Container(place, allow="all", capabilities=capabilities))):
         code, checks = container.doctor()
         left = [entry for name, entry in checks.items()
                 if "remedy" in entry and name not in ("memory", "LUN", "NVMe passthrough")]
@@ -165,15 +180,19 @@ def main():
         skip("root", "an engine's containers are made by root here")
     if not os.path.exists(DEVICE):
         skip("userfaultfd-device", f"there is no {DEVICE} (the kernel's CONFIG_USERFAULTFD)")
-    trial = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "true"]
+    trial = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid",
+             "true"]
     able = shutil.which("bwrap") is not None
     if able:
-        tried = subprocess.run(trial, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        tried = subprocess.run(trial, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               check=False)
         able = tried.returncode == 0
     if not able:
         skip("bubblewrap", "bwrap is not installed, or may not make namespaces here")
-    expected = subprocess.run([WORKLOAD, SIZE], stdout=subprocess.PIPE, text=True, check=True).stdout
-    outside = subprocess.run([LUNAR, "doctor", "--json"], stdout=subprocess.PIPE, check=False).stdout
+    expected = subprocess.run([WORKLOAD, SIZE], stdout=subprocess.PIPE, text=True,
+                              check=True).stdout
+    outside = subprocess.run([LUNAR, "doctor", "--json"], stdout=subprocess.PIPE,
+                             check=False).stdout
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="lunar-container-") as place:
         without_flags(place, {entry["name"]: entry for entry in json.loads(outside)["checks"]})
         with_device(place, expected)

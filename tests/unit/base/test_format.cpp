@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bounded formatter against snprintf, and where it is meant to differ. ErrorText and the errno tables ride on it.
+// The bounded formatter against snprintf, and where it is meant to differ. ErrorText and the errno
+// tables ride on it.
 #include <errno.h>
 #include <limits.h>
 
@@ -111,9 +112,10 @@ TEST_CASE("a line of the log takes no control characters from names") {
   CHECK(line_of("\xc2\x9b"
                 "31m") == "<\\xc2\\x9b31m>\n");  // a C1 control
   CHECK(line_of("\xe2\x80\xae"
-                "txt") == "<\\xe2\\x80\\xaetxt>\n");                            // right to left
-  CHECK(line_of("\xff\xc3") == "<\\xff\\xc3>\n");                               // no UTF-8, cut UTF-8
-  CHECK(line_of("\xc0\x8a \xed\xa0\x80") == "<\\xc0\\x8a \\xed\\xa0\\x80>\n");  // overlong, a surrogate
+                "txt") == "<\\xe2\\x80\\xaetxt>\n");  // right to left
+  CHECK(line_of("\xff\xc3") == "<\\xff\\xc3>\n");     // no UTF-8, cut UTF-8
+  CHECK(line_of("\xc0\x8a \xed\xa0\x80") ==
+        "<\\xc0\\x8a \\xed\\xa0\\x80>\n");  // overlong, a surrogate
   char tight[6];
   CHECK(format_line_to(tight, sizeof tight, "%s", "\n\n") == 5);
   CHECK(std::string(tight) == "\\x0a\\");

@@ -41,8 +41,8 @@ TEST_CASE("parse_size takes powers of 1024 in any case") {
 }
 
 TEST_CASE("parse_size refuses what is no size") {
-  for (const char* text : {"", " ", "k", "-1", "+1", " 1", "1 ", "1.m", ".5m", "1.5", "1.5b", "1x", "1kk", "1ki", "1ib",
-                           "1e3", "0x10", "1p"}) {
+  for (const char* text : {"", " ", "k", "-1", "+1", " 1", "1 ", "1.m", ".5m", "1.5", "1.5b", "1x",
+                           "1kk", "1ki", "1ib", "1e3", "0x10", "1p"}) {
     CHECK(refused(text) == -EINVAL);
   }
   CHECK(refused(nullptr) == -EINVAL);
@@ -56,11 +56,11 @@ TEST_CASE("parse_size tells too large from malformed") {
 
 TEST_CASE("parse_numbers takes so many numbers, and nothing else") {
   uint64_t out[3];
-  CHECK((lunar::parse_numbers("700:1:18446744073709551615", out, 3) && out[0] == 700 && out[1] == 1 &&
-         out[2] == UINT64_MAX));
+  CHECK((lunar::parse_numbers("700:1:18446744073709551615", out, 3) && out[0] == 700 &&
+         out[1] == 1 && out[2] == UINT64_MAX));
   CHECK((lunar::parse_numbers("0", out, 1) && out[0] == 0));
-  for (const char* text : {"", "700", "700:1", "700:1:", ":1:2", "700::2", "700:1:2:3", "700:1:2 ", "-7:1:2",
-                           "700:1:18446744073709551616"})
+  for (const char* text : {"", "700", "700:1", "700:1:", ":1:2", "700::2", "700:1:2:3", "700:1:2 ",
+                           "-7:1:2", "700:1:18446744073709551616"})
     CHECK_FALSE(lunar::parse_numbers(text, out, 3));
   CHECK_FALSE(lunar::parse_numbers(nullptr, out, 1));
 }
@@ -74,7 +74,8 @@ TEST_CASE("format_size rounds to a tenth and stays within 12 characters") {
   CHECK(text(kMiB - 1) == "1.0 MiB");
   CHECK(text(1023 * kMiB + 512 * kKiB) == "1023.5 MiB");
   CHECK(text(UINT64_MAX) == "16777215 TiB");
-  for (uint64_t bytes = 1; bytes < UINT64_MAX / 3; bytes = bytes * 3 + 1) CHECK(text(bytes).size() <= 12);
+  for (uint64_t bytes = 1; bytes < UINT64_MAX / 3; bytes = bytes * 3 + 1)
+    CHECK(text(bytes).size() <= 12);
 }
 
 TEST_CASE("format_size and parse_size agree on exact sizes") {

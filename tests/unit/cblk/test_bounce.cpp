@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounce buffers of more than 64 KiB lie in huge pages, each by itself, however many threads take them; and what they
-// use is bounded.
+// Bounce buffers of more than 64 KiB lie in huge pages, each by itself, however many threads take
+// them; and what they use is bounded.
 #include "tests/catch.h"
 
 #include <sys/resource.h>
@@ -64,7 +64,8 @@ TEST_CASE("a large buffer is one piece of memory for the device") {
     pool.give(&bounce);
     REQUIRE(bounce.memory == nullptr);
   }
-  for (const size_t bytes : {4 * kKiB, 8 * kKiB, 64 * kKiB}) {  // most chunks need no more than that
+  for (const size_t bytes :
+       {4 * kKiB, 8 * kKiB, 64 * kKiB}) {  // most chunks need no more than that
     Bounce few;
     REQUIRE(pool.take(bytes, &few) == 0);
     REQUIRE(!takes_huge_pages(few.memory));

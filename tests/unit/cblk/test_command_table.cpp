@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command table of a chunk against a model: random issues, completions, fetches, late ends and orphans.
+// The command table of a chunk against a model: random issues, completions, fetches, late ends and
+// orphans.
 #include "cblk/command_table.h"
 
 #include <time.h>
@@ -81,7 +82,8 @@ class History {
 
   // Sequences of a group come out of order now and then.
   void issue_one() {
-    const bool late = any(8) == 0 && next_ > 3 && !active_.count(next_ - 2) && !done_.count(next_ - 2);
+    const bool late =
+        any(8) == 0 && next_ > 3 && !active_.count(next_ - 2) && !done_.count(next_ - 2);
     const uint64_t sequence = late ? next_ - 2 : next_;
     ++next_;
     const uint32_t index = issue(table_, sequence);
@@ -195,7 +197,8 @@ TEST_CASE("of equal tags the oldest is found, also one that no call fetches") {
   }
   REQUIRE(t.table.find_tag(77, true, &found) == 0);
   CHECK(found == index[0]);
-  CHECK(t.table.find_tag(static_cast<int>(index[0]), false, &found) == -EINVAL);  // it has a tag of the caller's
+  CHECK(t.table.find_tag(static_cast<int>(index[0]), false, &found) ==
+        -EINVAL);  // it has a tag of the caller's
   CHECK(t.table.find_tag(78, true, &found) == -EINVAL);
   CHECK(t.table.find_tag(4, false, &found) == -EINVAL);
   CHECK(t.table.find_tag(-1, false, &found) == -EINVAL);
@@ -214,7 +217,8 @@ TEST_CASE("a waiter leaves the list of its kind and of its command together") {
   using lunar::cblk::WaitQueue;
   WaitQueue queue;
   Waiter* of_command = nullptr;
-  Waiter first(Waiter::kCommand, &of_command), second(Waiter::kCommand, &of_command), any(Waiter::kAny);
+  Waiter first(Waiter::kCommand, &of_command), second(Waiter::kCommand, &of_command),
+      any(Waiter::kAny);
   for (Waiter* waiter : {&first, &second, &any}) queue.enqueue(waiter);
   queue.dequeue(&first);
   queue.dequeue(&first);  // once more: nothing
@@ -263,11 +267,13 @@ double cost_of_looks(uint32_t count) {
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
     for (uint32_t i = 0; i < count; ++i) {
       uint32_t found = kNone;
-      if (reads.of.table.find_like(-1, Reads::read_of(i), &found) != 0 || reads.of.table[found].io.lba != i) return 1e9;
+      if (reads.of.table.find_like(-1, Reads::read_of(i), &found) != 0 ||
+          reads.of.table[found].io.lba != i)
+        return 1e9;
     }
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
-    const double ns =
-        static_cast<double>(to.tv_sec - from.tv_sec) * 1e9 + static_cast<double>(to.tv_nsec - from.tv_nsec);
+    const double ns = static_cast<double>(to.tv_sec - from.tv_sec) * 1e9 +
+                      static_cast<double>(to.tv_nsec - from.tv_nsec);
     least = std::min(least, ns / count);
   }
   return least;
@@ -275,7 +281,9 @@ double cost_of_looks(uint32_t count) {
 
 }  // namespace
 
-TEST_CASE("a look by contents finds each of its kind, whatever the order and whatever is over meanwhile") {
+TEST_CASE(
+    "a look by contents finds each of its kind, whatever the order and whatever is over "
+    "meanwhile") {
   constexpr uint32_t kCount = 64;
   Reads reads(kCount);
   CommandTable& table = reads.of.table;

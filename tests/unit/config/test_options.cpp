@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options table: defaults, precedence, every bad value's line, nearest names, config files, the log and fatal().
-// Child processes catch what goes to standard error.
+// The options table: defaults, precedence, every bad value's line, nearest names, config files, the
+// log and fatal(). Child processes catch what goes to standard error.
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -37,7 +37,9 @@ struct TempDir {
   }
 };
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -92,7 +94,8 @@ TEST_CASE("a bad value names its origin and what would do") {
   options_defaults(&options);
   ErrorText why;
   CHECK(options_set(&options, "dram", "lots", "--dram", &why) == -EINVAL);
-  CHECK(std::string(why.text) == "--dram: 'lots' is not a size; give a number with k, m, g or t, such as 256m");
+  CHECK(std::string(why.text) ==
+        "--dram: 'lots' is not a size; give a number with k, m, g or t, such as 256m");
   CHECK(options_set(&options, "dram", "", "--dram", &why) == -EINVAL);
   CHECK(options_set(&options, "size", "9999999t", "--size", &why) == -ERANGE);
   CHECK(options_set(&options, "handlers", "-1", "--handlers", &why) == -EINVAL);
@@ -135,7 +138,8 @@ TEST_CASE("the environment beats the config file beats the default") {
   dir.write(".config/lunar.conf", "# mine\n\n dram = 64m  # small\nstats=yes\nlun = /a#b");
   Options options;
   ErrorText why;
-  const char* environment[] = {home.c_str(), "LUNAR_DRAM=128m", "LUNAR_SIZE=", "PATH=/bin", nullptr};
+  const char* environment[] = {home.c_str(), "LUNAR_DRAM=128m", "LUNAR_SIZE=", "PATH=/bin",
+                               nullptr};
   REQUIRE(options_load(&options, environment, &why) == 0);
   CHECK(options.dram == 128 * kMiB);
   CHECK(options.stats);
@@ -177,19 +181,22 @@ TEST_CASE("an unknown variable is a warning with the nearest name, once a proces
     ErrorText why;
     if (options_load_environment(&options, environment, &why) != 0) _exit(9);
   };
-  std::string text = lunar_test::stderr_of([&] { load({"LUNAR_DRMA=1g", "LUNAR_SEED=7", "LUNARIS=x"}); }, &status);
+  std::string text =
+      lunar_test::stderr_of([&] { load({"LUNAR_DRMA=1g", "LUNAR_SEED=7", "LUNARIS=x"}); }, &status);
   CHECK(status == 0);
   CHECK(has(text, "unknown variable LUNAR_DRMA is ignored; did you mean LUNAR_DRAM?"));
   CHECK(std::count(text.begin(), text.end(), '\n') == 1);
   text = lunar_test::stderr_of([&] { load({"LUNAR_FOO=1g"}); }, &status);
-  CHECK(has(text, "unknown variable LUNAR_FOO is ignored; `lunar help options` lists those there are"));
+  CHECK(has(text,
+            "unknown variable LUNAR_FOO is ignored; `lunar help options` lists those there are"));
   text = lunar_test::stderr_of([&] { load({"LUNAR_DRMA=1g", "LUNAR_ACCOUNT=700"}); }, &status);
   CHECK(text.empty());
   text = lunar_test::stderr_of([&] { load({"LUNAR_DRAM=much"}); }, &status);
   CHECK(WEXITSTATUS(status) == 9);
 }
 
-TEST_CASE("variables of the libraries are no slips of options, and are offered for slips of their own") {
+TEST_CASE(
+    "variables of the libraries are no slips of options, and are offered for slips of their own") {
   const auto said = [](const char* variable) {
     return lunar_test::stderr_of([&] {
       const char* environment[] = {variable, nullptr};
@@ -203,7 +210,8 @@ TEST_CASE("variables of the libraries are no slips of options, and are offered f
   CHECK(said("LUNAR_RAID0_DEVICES=/dev/sdb").empty());
   CHECK(has(said("LUNAR_KV_DRAMM=1g"), "did you mean LUNAR_KV_DRAM?"));
   CHECK(has(said("LUNAR_KV_SZIE=1g"), "did you mean LUNAR_KV_SIZE?"));
-  for (size_t i = 0; i < other_variable_count(); ++i) CHECK(option_find(other_variable(i).name) < 0);
+  for (size_t i = 0; i < other_variable_count(); ++i)
+    CHECK(option_find(other_variable(i).name) < 0);
 }
 
 TEST_CASE("the log is one line each, silent below warning, and limited where asked") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate's look at collections, on forged ones: as a server lays them out they fit, and no longer when a word of them
-// is moved, wild or says something else than the rest.
+// The gate's look at collections, on forged ones: as a server lays them out they fit, and no longer
+// when a word of them is moved, wild or says something else than the rest.
 #include <cstring>
 
 #include "adapters/gate/collection_probe.h"
@@ -37,7 +37,9 @@ struct ForgedList {
   Node first{nullptr, &second, packed, sizeof(packed), 3, 1 | 2 << 2},
       second{&first, nullptr, packed, sizeof(packed), 3, 1 | 2 << 2};
   List list{&first, &second, 6, 2};
-  bool fits(Keyspace keyspace = Keyspace::kDict) { return collection_fits(keyspace, object(1, kQuicklist, &list)); }
+  bool fits(Keyspace keyspace = Keyspace::kDict) {
+    return collection_fits(keyspace, object(1, kQuicklist, &list));
+  }
 };
 
 struct ForgedDict {
@@ -77,9 +79,11 @@ TEST_CASE("probe: a list fits as servers have it only") {
   CHECK_FALSE(fits_with(forged.packed[0], 77, fits));
   CHECK_FALSE(fits_with(forged.first.elements, 0, fits));
   // compressed: not looked into
-  CHECK(fits_with(forged.packed[0], 77, [&] { return fits_with(forged.first.encoding_container, 2 | 2 << 2, fits); }));
+  CHECK(fits_with(forged.packed[0], 77,
+                  [&] { return fits_with(forged.first.encoding_container, 2 | 2 << 2, fits); }));
   CHECK_FALSE(collection_fits(Keyspace::kDict, object(1, kQuicklist, wild())));
-  CHECK_FALSE(collection_fits(Keyspace::kDict, object(1, kQuicklist, reinterpret_cast<char*>(&forged.list) + 1)));
+  CHECK_FALSE(collection_fits(Keyspace::kDict,
+                              object(1, kQuicklist, reinterpret_cast<char*>(&forged.list) + 1)));
 }
 
 TEST_CASE("probe: a hash, a set and a sorted set") {

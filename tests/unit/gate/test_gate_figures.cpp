@@ -15,9 +15,13 @@ using namespace lunar::redis;
 
 namespace {
 
-std::string prefix(const std::string& key) { return key.substr(0, Prefixes::prefix_of({key.data(), key.size()})); }
+std::string prefix(const std::string& key) {
+  return key.substr(0, Prefixes::prefix_of({key.data(), key.size()}));
+}
 
-void note(Prefixes& prefixes, const std::string& key, bool cold) { prefixes.sample({key.data(), key.size()}, cold); }
+void note(Prefixes& prefixes, const std::string& key, bool cold) {
+  prefixes.sample({key.data(), key.size()}, cold);
+}
 
 PrefixUse find(const Prefixes& prefixes, const std::string& text) {
   static PrefixUse all[Prefixes::kMost];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parser of the input gate: every split point of a pipeline, hostile lengths, inline commands; and the table of
-// keys.
+// The parser of the input gate: every split point of a pipeline, hostile lengths, inline commands;
+// and the table of keys.
 #include <algorithm>
 #include <random>
 #include <string>
@@ -24,14 +24,17 @@ std::string multibulk(const Words& words) {
 
 Words words_of(const Command& command) {
   Words words;
-  for (unsigned i = 0; i < command.kept; ++i) words.emplace_back(command.argument[i].data, command.argument[i].bytes);
+  for (unsigned i = 0; i < command.kept; ++i)
+    words.emplace_back(command.argument[i].data, command.argument[i].bytes);
   return words;
 }
 
 Parse parse(const std::string& text, Command* out) {
-  const std::vector<char> exact(text.begin(), text.end());  // nothing behind it: a sanitizer sees a read past the end
+  // nothing behind it: a sanitizer sees a read past the end
+  const std::vector<char> exact(text.begin(), text.end());
   Parse result = parse_command(exact.data(), exact.size(), out);
-  for (unsigned i = 0; i < out->kept; ++i) out->argument[i].data = text.data() + (out->argument[i].data - exact.data());
+  for (unsigned i = 0; i < out->kept; ++i)
+    out->argument[i].data = text.data() + (out->argument[i].data - exact.data());
   return result;
 }
 
@@ -42,16 +45,19 @@ Words keys_of(const Words& words) {
   const CommandKeys* keys = find_command_keys(command.argument[0]);
   if (keys == nullptr) return {"(unknown)"};
   Words found;
-  for_each_key(*keys, command,
-               [&](unsigned i) { found.emplace_back(command.argument[i].data, command.argument[i].bytes); });
+  for_each_key(*keys, command, [&](unsigned i) {
+    found.emplace_back(command.argument[i].data, command.argument[i].bytes);
+  });
   return found;
 }
 
 }  // namespace
 
 TEST_CASE("a pipeline is cut into its commands at every split point") {
-  const std::vector<Words> commands = {
-      {"GET", "a"}, {"SET", "key:1", std::string("\r\n*3\r\n\0x", 8)}, {"ping"}, {"MGET", "", "b", "c"}};
+  const std::vector<Words> commands = {{"GET", "a"},
+                                       {"SET", "key:1", std::string("\r\n*3\r\n\0x", 8)},
+                                       {"ping"},
+                                       {"MGET", "", "b", "c"}};
   std::string text;
   std::vector<size_t> ends;
   for (const auto& c : commands) {
@@ -60,7 +66,8 @@ TEST_CASE("a pipeline is cut into its commands at every split point") {
   }
   static Command command;
   for (size_t split = 1; split <= text.size(); ++split) {
-    // What has come: all commands that end in it, then more is needed, and never more than the command has.
+    // What has come: all commands that end in it, then more is needed, and never more than the
+    // command has.
     size_t at = 0, n = 0;
     while (at < split) {
       const Parse result = parse(text.substr(at, split - at), &command);
@@ -76,15 +83,17 @@ TEST_CASE("a pipeline is cut into its commands at every split point") {
       at += command.bytes;
       CHECK(at == ends[n++]);
     }
-    CHECK(n == static_cast<size_t>(std::count_if(ends.begin(), ends.end(), [&](size_t e) { return e <= split; })));
+    CHECK(n == static_cast<size_t>(
+                   std::count_if(ends.begin(), ends.end(), [&](size_t e) { return e <= split; })));
   }
 }
 
 TEST_CASE("hostile lengths are left to the server") {
   static Command command;
-  for (const char* text : {"*-1\r\n", "*+1\r\n", "*01\r\n", "*1x\r\n", "*\r\n", "*1\rx", "*99999999999999999999\r\n",
-                           "*2000000\r\n", "*1\r\n+3\r\n", "*1\r\n$-1\r\n", "*1\r\n$999999999999\r\n", "*1\r\n$\r\n",
-                           "*1\r\n$18446744073709551615\r\n", "*11111111111111111111111111111111111111111"})
+  for (const char* text :
+       {"*-1\r\n", "*+1\r\n", "*01\r\n", "*1x\r\n", "*\r\n", "*1\rx", "*99999999999999999999\r\n",
+        "*2000000\r\n", "*1\r\n+3\r\n", "*1\r\n$-1\r\n", "*1\r\n$999999999999\r\n", "*1\r\n$\r\n",
+        "*1\r\n$18446744073709551615\r\n", "*11111111111111111111111111111111111111111"})
     CHECK(parse(text, &command) == Parse::kBad);
   // Large but allowed: more is needed, and how much is told.
   CHECK(parse("*2\r\n$3\r\nGET\r\n$536870912\r\nabc", &command) == Parse::kMore);
@@ -200,21 +209,23 @@ TEST_CASE("the rest of a command is parsed wherever its first part ends") {
   static Command command;
   for (unsigned taken = 0; taken < words.size(); ++taken) {
     const Words left(words.begin() + taken, words.end());
-    const std::string with_star = multibulk(left), headed = with_star.substr(with_star.find('\n') + 1);
-    for (const bool header : {true, false}) {  // the server has read the next argument's header, or not
+    const std::string with_star = multibulk(left),
+                      headed = with_star.substr(with_star.find('\n') + 1);
+    for (const bool header :
+         {true, false}) {  // the server has read the next argument's header, or not
       const std::string text = header ? headed : headed.substr(headed.find('\n') + 1);
       const int64_t bulk = header ? -1 : static_cast<int64_t>(left[0].size());
       for (size_t cut = 0; cut < text.size(); ++cut) {
         const std::vector<char> exact(text.begin(), text.begin() + static_cast<long>(cut));
-        REQUIRE(parse_rest(exact.data(), exact.size(), taken, static_cast<unsigned>(left.size()), bulk, &command) ==
-                Parse::kMore);
+        REQUIRE(parse_rest(exact.data(), exact.size(), taken, static_cast<unsigned>(left.size()),
+                           bulk, &command) == Parse::kMore);
         REQUIRE(command.bytes > cut);
         REQUIRE(command.bytes <= text.size());
       }
       const std::string behind = text + "*1\r\n$4\r\nPING\r\n";
       for (unsigned i = 0; i < taken; ++i) command.argument[i] = {words[i].data(), words[i].size()};
-      REQUIRE(parse_rest(behind.data(), behind.size(), taken, static_cast<unsigned>(left.size()), bulk, &command) ==
-              Parse::kCommand);
+      REQUIRE(parse_rest(behind.data(), behind.size(), taken, static_cast<unsigned>(left.size()),
+                         bulk, &command) == Parse::kCommand);
       REQUIRE(command.bytes == text.size());
       REQUIRE(command.count == words.size());
       REQUIRE(words_of(command) == words);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CommitAhead: every page that was asked for is committed once, and nothing else but the block that is begun; also if
-// the commit fails, after gaps, and among threads.
+// CommitAhead: every page that was asked for is committed once, and nothing else but the block that
+// is begun; also if the commit fails, after gaps, and among threads.
 #include "heap/commit_ahead.h"
 
 #include <atomic>
@@ -127,7 +127,8 @@ TEST_CASE("a request from below the cursor to above it") {
   CHECK(run.pages.calls == calls + 1);
 }
 
-// As jemalloc does it: pages come from the low end of what is free; what is given back joins what is free next to it.
+// As jemalloc does it: pages come from the low end of what is free; what is given back joins what
+// is free next to it.
 TEST_CASE("pages that are given back and asked for again in pieces of other sizes") {
   struct Piece {
     uint64_t first, count;
@@ -138,7 +139,9 @@ TEST_CASE("pages that are given back and asked for again in pieces of other size
   std::vector<Piece> pieces;
   int64_t held = 0;
   unsigned seed = 1;
-  const auto random = [&](unsigned below) { return (seed = seed * 1664525 + 1013904223) / 65536 % below; };
+  const auto random = [&](unsigned below) {
+    return (seed = seed * 1664525 + 1013904223) / 65536 % below;
+  };
   const auto mark = [&](Piece piece, bool is_taken) {
     held += (is_taken ? 1 : -1) * static_cast<int64_t>(piece.count);
     for (uint64_t page = piece.first; page < piece.first + piece.count; ++page) {
@@ -167,7 +170,8 @@ TEST_CASE("pages that are given back and asked for again in pieces of other size
   CHECK(run.pages.total == held);
 }
 
-// As jemalloc does it: threads take the next pages of one extent, in sequence, and commit them side by side.
+// As jemalloc does it: threads take the next pages of one extent, in sequence, and commit them side
+// by side.
 TEST_CASE("threads") {
   for (unsigned round = 0; round < 200; ++round) {
     Run run;
@@ -188,7 +192,8 @@ TEST_CASE("threads") {
     for (unsigned i = 0; i < 4; ++i) threads.emplace_back(work, round * 4 + i);
     for (std::thread& thread : threads) thread.join();
     run.start(0, 0);
-    // What a thread has taken and given up at the end is uncommitted; all before it is committed once.
+    // What a thread has taken and given up at the end is uncommitted; all before it is committed
+    // once.
     uint64_t end = kAsked;
     while (end > 0 && run.pages.times[end - 1] == 0) --end;
     REQUIRE(end + 5 >= kAsked);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of composite devices share: opening, and random I/O through a context against a model in memory.
+// What the tests of composite devices share: opening, and random I/O through a context against a
+// model in memory.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -41,7 +42,8 @@ inline Device* open(const std::string& uri, Format format = Format::kIfBlank) {
 }
 
 // The line of a refusal; status by *error.
-inline std::string refusal(const std::string& uri, int* error = nullptr, Format format = Format::kNever) {
+inline std::string refusal(const std::string& uri, int* error = nullptr,
+                           Format format = Format::kNever) {
   Device* device = nullptr;
   ErrorText why;
   const int status = raw_open(uri.c_str(), raw(), format, &device, &why);
@@ -56,14 +58,18 @@ inline SimDevice& sim(Device* device) {
   REQUIRE(strcmp(device->kind(), "sim") == 0);
   return *static_cast<SimDevice*>(device);
 }
-inline Device* member(Device* device, unsigned i) { return static_cast<CompositeDevice*>(device)->member(i); }
+inline Device* member(Device* device, unsigned i) {
+  return static_cast<CompositeDevice*>(device)->member(i);
+}
 
 // A fresh name for memory, so that tests do not meet.
 inline std::string fresh() {
   static unsigned count = 0;
   return "t" + std::to_string(++count);
 }
-inline std::string named(const std::string& size, const std::string& name) { return "sim:" + size + ",name=" + name; }
+inline std::string named(const std::string& size, const std::string& name) {
+  return "sim:" + size + ",name=" + name;
+}
 
 // Two files with space, and the URI of a device of them. Gone at the end, or at forget().
 struct MemberFiles {
@@ -71,7 +77,8 @@ struct MemberFiles {
   MemberFiles(const std::string& scheme, uint64_t bytes) : uri(scheme) {
     const char* given = getenv("LUNAR_TEST_DIR");
     for (unsigned i = 0; i < 2; ++i) {
-      paths[i] = std::string(given ? given : "/var/tmp") + "/lunar-members-" + std::to_string(getpid()) + "-" + fresh();
+      paths[i] = std::string(given ? given : "/var/tmp") + "/lunar-members-" +
+                 std::to_string(getpid()) + "-" + fresh();
       const int fd = sys::open_file(paths[i].c_str(), O_RDWR | O_CREAT, 0600);
       REQUIRE(fd >= 0);
       REQUIRE(sys::allocate_space(fd, 0, bytes) == 0);
@@ -102,13 +109,16 @@ inline int64_t io(Device* device, Op op, uint64_t page, void* buffer, size_t byt
 template <class T>
 struct PageAllocator {
   using value_type = T;
-  T* allocate(size_t n) { return static_cast<T*>(aligned_alloc(kPage, (n * sizeof(T) + kPage - 1) / kPage * kPage)); }
+  T* allocate(size_t n) {
+    return static_cast<T*>(aligned_alloc(kPage, (n * sizeof(T) + kPage - 1) / kPage * kPage));
+  }
   void deallocate(T* memory, size_t) { free(memory); }
   bool operator==(const PageAllocator&) const { return true; }
 };
 using PageVector = std::vector<char, PageAllocator<char>>;
 
-// Random commands on [first, first + bytes) of a device through one context, checked against a model. One thread each.
+// Random commands on [first, first + bytes) of a device through one context, checked against a
+// model. One thread each.
 class Exerciser {
  public:
   Exerciser(Device* device, uint64_t first, uint64_t bytes, uint64_t seed, bool shared = false)
@@ -134,7 +144,8 @@ class Exerciser {
       if (device_->transfer(command) != static_cast<int64_t>(zeros.size())) ++errors;
     }
   }
-  // `count` commands; largest: pages of one. Counts failures in `errors` (their ranges are then read again to learn).
+  // `count` commands; largest: pages of one. Counts failures in `errors` (their ranges are then
+  // read again to learn).
   void run(unsigned count, unsigned largest, unsigned transfer_one_in = 8) {
     for (unsigned i = 0; i < count; ++i) {
       if (random_() % transfer_one_in == 0)
@@ -194,7 +205,10 @@ class Exerciser {
     Command command;
     *ok = pick(largest, &slot->page, &slot->pages);
     const unsigned kind = static_cast<unsigned>(random_() % 16);
-    slot->op = kind < 7 ? Op::kRead : kind < 14 ? Op::kWrite : kind < 15 ? Op::kDiscard : Op::kFlush;
+    slot->op = kind < 7    ? Op::kRead
+               : kind < 14 ? Op::kWrite
+               : kind < 15 ? Op::kDiscard
+                           : Op::kFlush;
     if (slot->op == Op::kDiscard && !device_->capabilities().discard) slot->op = Op::kFlush;
     command.op = slot->op;
     command.offset = DeviceOffset{first_ + slot->page * kPage};

@@ -44,7 +44,9 @@ struct LunInMemory {
     return lun;
   }
   bool says(const char* text) const { return strstr(why.text, text) != nullptr; }
-  lunar::media::Superblock& super() { return *reinterpret_cast<lunar::media::Superblock*>(memory.data()); }
+  lunar::media::Superblock& super() {
+    return *reinterpret_cast<lunar::media::Superblock*>(memory.data());
+  }
   lunar::Geometry geometry() {
     lunar::Geometry g;
     REQUIRE(superblock_geometry(super(), memory.size(), &g) == 0);

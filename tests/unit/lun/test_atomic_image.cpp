@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An atomic image after torn writes at every sector, a power loss at every step, rot, failed writes, and by readers of
-// other kinds.
+// An atomic image after torn writes at every sector, a power loss at every step, rot, failed
+// writes, and by readers of other kinds.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -42,7 +42,8 @@ struct Bed {
   AtomicImage images;
   Same validator;
   unsigned copies;
-  explicit Bed(unsigned count, const char* more = "", const ImageSpec& spec = spec_of()) : copies(count) {
+  explicit Bed(unsigned count, const char* more = "", const ImageSpec& spec = spec_of())
+      : copies(count) {
     static int names = 0;
     open(("sim:1m,name=image" + std::to_string(++names) + more).c_str(), spec);
   }
@@ -62,7 +63,9 @@ struct Bed {
   Bed(const Bed&) = delete;
   Bed& operator=(const Bed&) = delete;
   SimDevice& sim() const { return *static_cast<SimDevice*>(device); }
-  char* slot(unsigned i) const { return sim().memory() + places_of(copies).offset[i / 2] + i % 2 * kSlot; }
+  char* slot(unsigned i) const {
+    return sim().memory() + places_of(copies).offset[i / 2] + i % 2 * kSlot;
+  }
   int change(uint64_t value) {
     for (uint64_t i = 0; i < kBody / 8; ++i) memcpy(images.body() + i * 8, &value, 8);
     return images.commit();
@@ -98,9 +101,10 @@ TEST_CASE("atomic image: what was committed is what is loaded, and all slots are
   }
 }
 
-// A change from `old` to `fresh` is stopped while slot by slot is written, each at every sector, by its head, its tail,
-// or with a hole.
-TEST_CASE("atomic image: a write torn at any sector leaves the image before it or the one after it") {
+// A change from `old` to `fresh` is stopped while slot by slot is written, each at every sector, by
+// its head, its tail, or with a hole.
+TEST_CASE(
+    "atomic image: a write torn at any sector leaves the image before it or the one after it") {
   for (unsigned copies : {1u, 2u}) {
     Bed bed(copies);
     REQUIRE(bed.images.format() == 0);
@@ -132,7 +136,9 @@ TEST_CASE("atomic image: a write torn at any sector leaves the image before it o
           memcpy(bed.sim().memory(), before.data(), kMiB);
           for (uint64_t i = 0; i < kSlot / kSector; ++i) {
             const bool lands = how == 0 ? i < sector : how == 1 ? i >= sector : i != sector;
-            if (lands) memcpy(bed.sim().memory() + at + i * kSector, after.data() + at + i * kSector, kSector);
+            if (lands)
+              memcpy(bed.sim().memory() + at + i * kSector, after.data() + at + i * kSector,
+                     kSector);
           }
           check_image(copy == 1);
         }
@@ -150,7 +156,8 @@ TEST_CASE("atomic image: a power loss at any step keeps what was acknowledged") 
     for (unsigned copies : {1u, 2u}) {
       for (uint64_t seed = 1; seed <= 12; ++seed) {
         for (uint64_t step = 1;; ++step) {
-          INFO("cache '" << cache << "', " << copies << " copies, seed " << seed << ", step " << step);
+          INFO("cache '" << cache << "', " << copies << " copies, seed " << seed << ", step "
+                         << step);
           Bed bed(copies, cache);
           REQUIRE(bed.images.format() == 0);
           SimBacking& backing = bed.sim().backing();
@@ -181,21 +188,24 @@ TEST_CASE("atomic image: a power loss at any step keeps what was acknowledged") 
   }
 }
 
-// A process was killed after its write and before it was durable; the next one reads the image from the cache, and
-// builds on it.
+// A process was killed after its write and before it was durable; the next one reads the image from
+// the cache, and builds on it.
 TEST_CASE(
-    "atomic image: what a killed process left in the cache is durable before the next change goes over its "
+    "atomic image: what a killed process left in the cache is durable before the next change goes "
+    "over its "
     "predecessor") {
   for (unsigned copies : {1u, 2u}) {
     for (uint64_t seed = 1; seed <= 40; ++seed) {
       Bed bed(copies, ",cache=256k");
       REQUIRE(bed.images.format() == 0);
       REQUIRE(bed.change(1) == 0);
-      for (uint64_t i = 0, value = 2; i < kBody / 8; ++i) memcpy(bed.images.body() + i * 8, &value, 8);
+      for (uint64_t i = 0, value = 2; i < kBody / 8; ++i)
+        memcpy(bed.images.body() + i * 8, &value, 8);
       bed.images.header().previous = bed.images.header().checksum;
       ++bed.images.header().sequence;
       image_seal(spec_of(), bed.images.image());
-      REQUIRE(raw_io(bed.device, Op::kWrite, places_of(copies).offset[0] + bed.images.sequence() % 2 * kSlot,
+      REQUIRE(raw_io(bed.device, Op::kWrite,
+                     places_of(copies).offset[0] + bed.images.sequence() % 2 * kSlot,
                      bed.images.image(), kSlot) == 0);
       REQUIRE(bed.load() == 0);
       REQUIRE(bed.value() == 2);
@@ -208,7 +218,9 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("atomic image: what a commit leaves that was interrupted between its copies is told from damage") {
+TEST_CASE(
+    "atomic image: what a commit leaves that was interrupted between its copies is told from "
+    "damage") {
   Bed bed(2);
   REQUIRE(bed.images.format() == 0);
   REQUIRE(bed.change(5) == 0);
@@ -267,7 +279,9 @@ TEST_CASE("atomic image: rot of one slot is repaired from the other copy, rot of
   CHECK(bed.value() == 5);
 }
 
-TEST_CASE("atomic image: sound checksums over nonsense, and images that do not follow each other, are refused") {
+TEST_CASE(
+    "atomic image: sound checksums over nonsense, and images that do not follow each other, are "
+    "refused") {
   Bed bed(1);
   REQUIRE(bed.images.format() == 0);
   REQUIRE(bed.change(5) == 0);
@@ -309,7 +323,8 @@ TEST_CASE("atomic image: a change that cannot be written did not happen") {
   CHECK(bed.value() == 3);
 }
 
-TEST_CASE("atomic image: images of another kind are not its own, and of a later version as it says") {
+TEST_CASE(
+    "atomic image: images of another kind are not its own, and of a later version as it says") {
   Bed bed(2);
   REQUIRE(bed.images.format() == 0);
   REQUIRE(bed.change(1) == 0);

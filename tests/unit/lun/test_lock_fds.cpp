@@ -22,7 +22,8 @@ int kept_by_child(const std::vector<int>& fds) {
     _exit(kept);
   }
   int status = 0;
-  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status)
+                                                                               : -1;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The format and other versions of it: feature bits, types, images of the first version and what its readers make of
-// ours; that looking writes nothing; and what check() counts in images that cannot be.
+// The format and other versions of it: feature bits, types, images of the first version and what
+// its readers make of ours; that looking writes nothing; and what check() counts in images that
+// cannot be.
 #include <errno.h>
 
 #include <cstring>
@@ -21,7 +22,8 @@ using namespace lunar;
 
 namespace {
 
-constexpr Format kAll[] = {Format::kNever, Format::kIfBlank, Format::kRepair, Format::kLook, Format::kCheck};
+constexpr Format kAll[] = {Format::kNever, Format::kIfBlank, Format::kRepair, Format::kLook,
+                           Format::kCheck};
 enum Bits { kCompatible, kReadOnly, kIncompatible };
 
 struct FormatBed : lunar_test::LunInMemory {
@@ -38,7 +40,8 @@ struct FormatBed : lunar_test::LunInMemory {
   int open(const VirtualOptions& options, VirtualLun** out, Format format = Format::kNever) {
     return VirtualLun::open(must(format), options, out, &why);
   }
-  int make(const char* name, uint64_t bytes, Format format = Format::kNever, LunType type = LunType::kBlocks) {
+  int make(const char* name, uint64_t bytes, Format format = Format::kNever,
+           LunType type = LunType::kBlocks) {
     VirtualOptions options;
     options.name = name;
     options.create = true;
@@ -83,14 +86,17 @@ struct FormatBed : lunar_test::LunInMemory {
     CheckReport report;
     std::string unused;
     report.argument = lines ? lines : &unused;
-    report.line = [](void* to, const char* text) { *static_cast<std::string*>(to) += std::string(text) + "\n"; };
+    report.line = [](void* to, const char* text) {
+      *static_cast<std::string*>(to) += std::string(text) + "\n";
+    };
     REQUIRE(lun->check(false, &report) == 0);
     lun->close();
     return report;
   }
 };
 
-// How many of the four images a reader of the first version takes for whole: written anew from that version's rules.
+// How many of the four images a reader of the first version takes for whole: written anew from that
+// version's rules.
 unsigned first_version_accepts(const std::vector<char>& bed) {
   const auto word = [&](uint64_t at) {
     uint64_t out;
@@ -103,16 +109,18 @@ unsigned first_version_accepts(const std::vector<char>& bed) {
       if (bed[from]) return false;
     return true;
   };
-  if (memcmp(bed.data(), "LunarPhysLUN\r\n\x1a", 16) != 0 || half(16) != 1 || half(20) != 4096) return 0;
+  if (memcmp(bed.data(), "LunarPhysLUN\r\n\x1a", 16) != 0 || half(16) != 1 || half(20) != 4096)
+    return 0;
   if (word(4088) != XXH3_64bits(bed.data(), 4088) || !zero(108, 4088)) return 0;
   const uint64_t image = word(64), entries = half(104), body = entries * 128 + word(56) * 8;
   unsigned accepted = 0;
   for (const uint64_t at : {word(72), word(72) + image, word(88), word(88) + image}) {
     const char* start = bed.data() + at;
-    bool good = memcmp(start, "LunImage", 8) == 0 && half(at + 8) == 1 && half(at + 12) == 128 &&
-                memcmp(start + 16, bed.data() + 24, 16) == 0 && word(at + 120) == XXH3_64bits(start, 120) &&
-                word(at + 64) == word(4088) && zero(at + 72, at + 120) && word(at + 40) == body &&
-                word(at + 48) == XXH3_64bits(start + 128, body) && zero(at + 128 + body, at + image);
+    bool good =
+        memcmp(start, "LunImage", 8) == 0 && half(at + 8) == 1 && half(at + 12) == 128 &&
+        memcmp(start + 16, bed.data() + 24, 16) == 0 && word(at + 120) == XXH3_64bits(start, 120) &&
+        word(at + 64) == word(4088) && zero(at + 72, at + 120) && word(at + 40) == body &&
+        word(at + 48) == XXH3_64bits(start + 128, body) && zero(at + 128 + body, at + image);
     for (uint64_t i = 0, entry = at + 128; good && i < entries; ++i, entry += 128)
       good = (half(entry) & ~3u) == 0 && zero(entry + 96, entry + 128);
     accepted += good;
@@ -125,14 +133,16 @@ unsigned first_version_accepts(const std::vector<char>& bed) {
 TEST_CASE("format: an image of the first version opens, and is changed as that version would") {
   FormatBed bed(lunar_test::old_image());
   REQUIRE(first_version_accepts(bed.memory) == 4);
-  CHECK(bed.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});  // the scratch LUN's owner is gone
+  CHECK(bed.names(Format::kLook) ==
+        std::vector<std::string>{"alpha", "beta"});  // the scratch LUN's owner is gone
   CHECK(bed.memory == lunar_test::old_image());
   const CheckReport report = bed.check(Format::kCheck);
   CHECK((report.problems == 0 && report.extents_used == 3));  // as info() has it
   PhysicalLun* lun = bed.must(Format::kNever);
   PhysicalLunInfo info;
   REQUIRE(lun->info(&info) == 0);
-  CHECK((info.luns == 2 && info.version == 1 && info.free_bytes == info.usable_bytes - 3 * info.extent_bytes));
+  CHECK((info.luns == 2 && info.version == 1 &&
+         info.free_bytes == info.usable_bytes - 3 * info.extent_bytes));
   CHECK((info.features_compatible | info.features_read_only | info.features_incompatible) == 0);
   lun->close();
   CHECK(bed.make("gamma", 100 * kKiB) == 0);
@@ -140,7 +150,8 @@ TEST_CASE("format: an image of the first version opens, and is changed as that v
 }
 
 TEST_CASE(
-    "format: what uses no feature bit and no type is the first version's to read; what does, it takes for damaged") {
+    "format: what uses no feature bit and no type is the first version's to read; what does, it "
+    "takes for damaged") {
   FormatBed bed;
   CHECK(first_version_accepts(bed.memory) == 4);
   for (const Bits which : {kCompatible, kReadOnly, kIncompatible}) {
@@ -155,7 +166,8 @@ TEST_CASE(
   CHECK(first_version_accepts(bed.memory) == 0);
 }
 
-TEST_CASE("format: an unknown compatible feature is kept, with what belongs to it, while LUNs are made") {
+TEST_CASE(
+    "format: an unknown compatible feature is kept, with what belongs to it, while LUNs are made") {
   FormatBed bed;
   bed.forge([](const MetadataImage& image) {
     image.header().features_compatible = 0x8000000000000001;
@@ -169,8 +181,10 @@ TEST_CASE("format: an unknown compatible feature is kept, with what belongs to i
   for (unsigned i = 0; i < 4; ++i) {
     const Geometry g = bed.geometry();
     const MetadataImage image{bed.slot(i), &g};
-    CHECK((image.header().features_compatible == 0x8000000000000001 && image.header().reserved[3] == 7));
-    CHECK((image.entries()[0].flags == (media::kEntryUsed | 0x100) && image.entries()[0].reserved[5] == 9));
+    CHECK((image.header().features_compatible == 0x8000000000000001 &&
+           image.header().reserved[3] == 7));
+    CHECK((image.entries()[0].flags == (media::kEntryUsed | 0x100) &&
+           image.entries()[0].reserved[5] == 9));
   }
   PhysicalLun* lun = bed.must(Format::kLook);
   PhysicalLunInfo info;
@@ -179,7 +193,9 @@ TEST_CASE("format: an unknown compatible feature is kept, with what belongs to i
   lun->close();
 }
 
-TEST_CASE("format: an unknown read-only feature lets look and read, and nothing be written, not even to repair") {
+TEST_CASE(
+    "format: an unknown read-only feature lets look and read, and nothing be written, not even to "
+    "repair") {
   for (const bool torn : {false, true}) {
     FormatBed bed;
     bed.set_feature(kReadOnly, 0x20);
@@ -214,7 +230,9 @@ TEST_CASE("format: an unknown read-only feature lets look and read, and nothing 
   }
 }
 
-TEST_CASE("format: an unknown incompatible feature is refused by name, whatever is asked but formatting") {
+TEST_CASE(
+    "format: an unknown incompatible feature is refused by name, whatever is asked but "
+    "formatting") {
   FormatBed bed;
   bed.set_feature(kIncompatible, 0x4000);
   std::vector<char> before = bed.memory;
@@ -238,7 +256,9 @@ TEST_CASE("format: an unknown incompatible feature is refused by name, whatever 
   CHECK(bed.open(Format::kNever) == 0);
 }
 
-TEST_CASE("format: an older version that has it open changes nothing once a newer one uses what it does not know") {
+TEST_CASE(
+    "format: an older version that has it open changes nothing once a newer one uses what it does "
+    "not know") {
   for (const Bits which : {kReadOnly, kIncompatible}) {
     FormatBed bed;
     PhysicalLun* lun = bed.must(Format::kNever);
@@ -251,7 +271,9 @@ TEST_CASE("format: an older version that has it open changes nothing once a newe
   }
 }
 
-TEST_CASE("format: a LUN is opened as the type it was made as; one of a later type is listed and removed") {
+TEST_CASE(
+    "format: a LUN is opened as the type it was made as; one of a later type is listed and "
+    "removed") {
   FormatBed bed;
   REQUIRE(bed.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
   VirtualOptions options;
@@ -280,7 +302,8 @@ TEST_CASE("format: a LUN is opened as the type it was made as; one of a later ty
   CHECK(bed.check(Format::kNever).problems == 0);
 }
 
-TEST_CASE("format: a LUN that an earlier version encrypted is listed and refused, the others open") {
+TEST_CASE(
+    "format: a LUN that an earlier version encrypted is listed and refused, the others open") {
   FormatBed bed;
   bed.forge([](const MetadataImage& image) {
     image.entries()[0].cipher_id = 7;
@@ -320,7 +343,9 @@ TEST_CASE("format: looking writes nothing, at whatever damage and whatever the d
       {"none", 0, true, [](FormatBed&) {}},
       {"a torn image", 1, true, [](FormatBed& m) { m.slot(1)[5000] ^= 4; }},
       {"an image that is one behind", 1, true,
-       [](FormatBed& m) { memcpy(m.slot(m.newest() + 2), m.slot(m.newest() ^ 1), m.geometry().image_bytes); }},
+       [](FormatBed& m) {
+         memcpy(m.slot(m.newest() + 2), m.slot(m.newest() ^ 1), m.geometry().image_bytes);
+       }},
       {"the superblock", 1, true, [](FormatBed& m) { m.memory[100] ^= 1; }},
       {"its copy", 1, true, [](FormatBed& m) { m.memory[m.memory.size() - 4000] ^= 1; }},
       {"two images", 2, false, [](FormatBed& m) { m.slot(0)[200] ^= 1, m.slot(1)[200] ^= 1; }},
@@ -356,7 +381,8 @@ TEST_CASE("format: looking writes nothing, at whatever damage and whatever the d
 }
 
 TEST_CASE(
-    "format: check counts the extents that are lost, owned twice and missing, in images whose checksums are right") {
+    "format: check counts the extents that are lost, owned twice and missing, in images whose "
+    "checksums are right") {
   struct Forgery {
     const char* what;
     uint64_t used, lost, twice, missing;
@@ -365,13 +391,16 @@ TEST_CASE(
   // x has extent 0, y extents 1 and 2.
   const Forgery forgeries[] = {
       {"none", 3, 0, 0, 0, [](const MetadataImage&) {}},
-      {"an extent of a LUN that is not there", 3, 1, 0, 0, [](const MetadataImage& i) { i.extents()[9] = {40, 0}; }},
+      {"an extent of a LUN that is not there", 3, 1, 0, 0,
+       [](const MetadataImage& i) { i.extents()[9] = {40, 0}; }},
       {"extents of no entry", 3, 2, 0, 0,
        [](const MetadataImage& i) { i.extents()[9] = {UINT32_MAX, 0}, i.extents()[10] = {65, 1}; }},
       {"extents beyond an end", 3, 2, 0, 0,
        [](const MetadataImage& i) { i.extents()[9] = {1, 1}, i.extents()[10] = {2, UINT32_MAX}; }},
-      {"an extent given twice", 3, 0, 1, 0, [](const MetadataImage& i) { i.extents()[9] = {2, 1}; }},
-      {"twice, and one missing", 2, 0, 1, 1, [](const MetadataImage& i) { i.extents()[2] = {2, 0}; }},
+      {"an extent given twice", 3, 0, 1, 0,
+       [](const MetadataImage& i) { i.extents()[9] = {2, 1}; }},
+      {"twice, and one missing", 2, 0, 1, 1,
+       [](const MetadataImage& i) { i.extents()[2] = {2, 0}; }},
       {"a missing one", 2, 0, 0, 1, [](const MetadataImage& i) { i.extents()[1] = {0, 0}; }},
       {"an entry of more than there is", 1, 2, 0, 0,
        [](const MetadataImage& i) { i.entries()[1].extents = UINT64_MAX; }},

@@ -59,7 +59,8 @@ int open_scratch(const std::string& uri, ErrorText* why) {
 TEST_CASE("a LUN file that others may read is taken away from them") {
   Folder folder;
   ErrorText why;
-  const std::string empty = folder.file("/a", 0646, 0), blank = folder.file("/b", 0664, 128 * static_cast<off_t>(kMiB));
+  const std::string empty = folder.file("/a", 0646, 0),
+                    blank = folder.file("/b", 0664, 128 * static_cast<off_t>(kMiB));
   INFO(why.text);
   REQUIRE(open_scratch(empty, &why) == 0);
   CHECK(mode_of(empty) == 0640);

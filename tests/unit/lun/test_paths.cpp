@@ -30,7 +30,8 @@ TEST_CASE("paths: only what is one device is taken for one") {
   int error = 0;
   CHECK(refusal("paths:sim:4m;sim:4m", &error).find("blank") != std::string::npos);
   CHECK(error == -ENODATA);
-  CHECK(refusal("paths:sim:4m;sim:4m", &error, Format::kIfBlank).find("different devices") != std::string::npos);
+  CHECK(refusal("paths:sim:4m;sim:4m", &error, Format::kIfBlank).find("different devices") !=
+        std::string::npos);
   CHECK(refusal("paths:sim:4m;sim:8m", &error).find("different sizes") != std::string::npos);
   const std::string a = named("4m", fresh());
   Device* device = open("paths:" + a + ";" + a + ",seed=2", Format::kNever);
@@ -41,7 +42,8 @@ TEST_CASE("paths: only what is one device is taken for one") {
 
 TEST_CASE("paths: files by their inode; one that is gone is Missing") {
   const char* given = getenv("LUNAR_TEST_DIR");
-  const std::string path = std::string(given ? given : "/var/tmp") + "/lunar-paths-" + std::to_string(getpid());
+  const std::string path =
+      std::string(given ? given : "/var/tmp") + "/lunar-paths-" + std::to_string(getpid());
   const int fd = sys::open_file(path.c_str(), O_RDWR | O_CREAT, 0600);
   REQUIRE(fd >= 0);
   REQUIRE(sys::allocate_space(fd, 0, kMiB) == 0);
@@ -72,7 +74,9 @@ TEST_CASE("paths: files by their inode; one that is gone is Missing") {
   CHECK(error == -ENXIO);
 }
 
-TEST_CASE("paths: an error of the backing device is returned and marks no path; a failed path is left and used again") {
+TEST_CASE(
+    "paths: an error of the backing device is returned and marks no path; a failed path is left "
+    "and used again") {
   const std::string a = named("4m", fresh());
   Device* device = open("paths:" + a + ";" + a, Format::kNever);
   static_cast<PathDevice*>(device)->set_probe_interval(20'000'000);
@@ -123,7 +127,8 @@ TEST_CASE("paths: an error of the backing device is returned and marks no path; 
 TEST_CASE("paths: no I/O fails under load while one path works") {
   constexpr unsigned kThreads = 3;
   const std::string a = named("12m", fresh());
-  Device* device = open("paths:" + a + ",latency_us=20;" + a + ",latency_us=30;" + a, Format::kNever);
+  Device* device =
+      open("paths:" + a + ",latency_us=20;" + a + ",latency_us=30;" + a, Format::kNever);
   static_cast<PathDevice*>(device)->set_probe_interval(5'000'000);
   std::atomic<bool> stop{false};
   std::atomic<unsigned> runs[kThreads] = {};

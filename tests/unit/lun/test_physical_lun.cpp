@@ -32,7 +32,9 @@ constexpr uint64_t kBytes = 8 * kMiB;
 
 struct FormatBed : lunar_test::LunInMemory {
   explicit FormatBed(uint64_t bytes = kBytes) : LunInMemory(bytes) {}
-  media::Superblock& backup() { return *reinterpret_cast<media::Superblock*>(memory.data() + memory.size() - 4096); }
+  media::Superblock& backup() {
+    return *reinterpret_cast<media::Superblock*>(memory.data() + memory.size() - 4096);
+  }
 };
 
 // A file of its own in the current directory's file system; unlinked at the end.
@@ -84,14 +86,16 @@ unsigned problems(PhysicalLun* lun, bool repair = false) {
 }  // namespace
 
 TEST_CASE("geometry: fits every size of device and is read back as it was made") {
-  for (uint64_t bytes : {4 * kMiB, 4 * kMiB + 512, 5 * kMiB + 4096, 63 * kMiB, 64 * kMiB, kGiB + 12345 * 512, 64 * kGiB,
-                         65 * kGiB, kTiB, 16 * kTiB}) {
+  for (uint64_t bytes : {4 * kMiB, 4 * kMiB + 512, 5 * kMiB + 4096, 63 * kMiB, 64 * kMiB,
+                         kGiB + 12345 * 512, 64 * kGiB, 65 * kGiB, kTiB, 16 * kTiB}) {
     Geometry g, back;
     REQUIRE(geometry_for(bytes, &g) == 0);
     INFO("device " << bytes << " extent " << g.extent_bytes << " x " << g.extent_count);
     CHECK(g.extent_count <= kExtentsMax);
     CHECK(g.extent_count * g.extent_bytes >= bytes / 2);
-    CHECK(g.extent_bytes == (bytes < 64 * kMiB ? 64 * kKiB : bytes <= 64 * kGiB ? kMiB : g.extent_bytes));
+    CHECK(g.extent_bytes == (bytes < 64 * kMiB    ? 64 * kKiB
+                             : bytes <= 64 * kGiB ? kMiB
+                                                  : g.extent_bytes));
     CHECK(g.data_offset + g.extent_count * g.extent_bytes <= g.back_offset);
     media::Superblock super;
     const uint8_t uuid[16] = {1};
@@ -123,7 +127,8 @@ TEST_CASE("physical: blank is formatted only when asked, and then opens") {
   CHECK(bed.open(Format::kIfBlank) == 0);
 }
 
-TEST_CASE("physical: too small, foreign, wrong version: refused with a line, and nothing is touched") {
+TEST_CASE(
+    "physical: too small, foreign, wrong version: refused with a line, and nothing is touched") {
   FormatBed small(4 * kMiB - 512);
   CHECK(small.open(Format::kForce) == -ENOSPC);
   CHECK(small.says("4 MiB"));
@@ -296,7 +301,8 @@ TEST_CASE("physical: names, removal and listing") {
 }
 
 TEST_CASE(
-    "physical: a format that holds no named LUN is ended, and a kill between any two writes leaves what is as good as "
+    "physical: a format that holds no named LUN is ended, and a kill between any two writes leaves "
+    "what is as good as "
     "blank") {
   for (const bool discard : {false, true}) {
     FormatBed bed;
@@ -332,9 +338,11 @@ TEST_CASE(
       const int again = end(-1);
       // blank where only the last flush failed
       CHECK(again == (bytes_are_zero(left.data(), sizeof(media::Superblock)) ? -ENODEV : 0));
-      CHECK(std::vector<char>(bed.memory.begin(), bed.memory.begin() + static_cast<long>(geometry.data_offset)) ==
+      CHECK(std::vector<char>(bed.memory.begin(),
+                              bed.memory.begin() + static_cast<long>(geometry.data_offset)) ==
             std::vector<char>(geometry.data_offset));
-      CHECK(std::vector<char>(bed.memory.begin() + static_cast<long>(geometry.back_offset), bed.memory.end()) ==
+      CHECK(std::vector<char>(bed.memory.begin() + static_cast<long>(geometry.back_offset),
+                              bed.memory.end()) ==
             std::vector<char>(kBytes - geometry.back_offset));
     }
   }
@@ -362,7 +370,8 @@ TEST_CASE("physical: what outlives its owners, or is not understood, is not ende
     lun->close();
   }
   before = bed.memory;
-  for (unsigned i = 0; i < 4; ++i) {  // one out of form is what a crash leaves; more may be anything
+  for (unsigned i = 0; i < 4;
+       ++i) {  // one out of form is what a crash leaves; more may be anything
     bed.memory = before;
     bed.slot(i)[5000] ^= 4;
     CHECK(end() == 0);
@@ -375,7 +384,8 @@ TEST_CASE("physical: what outlives its owners, or is not understood, is not ende
     bed.memory = before;
     return bed.geometry();
   }();
-  for (unsigned i = 0; i < 4; ++i) {  // compatible features of a later version: it may keep what is not an entry
+  for (unsigned i = 0; i < 4;
+       ++i) {  // compatible features of a later version: it may keep what is not an entry
     const MetadataImage image{bed.slot(i), &geometry};
     image.header().features_compatible = 1;
     image.header().checksum = XXH3_64bits(&image.header(), offsetof(media::ImageHeader, checksum));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stripes and member labels: content against a model, order and belonging of members, torn labels, mutated labels.
+// Stripes and member labels: content against a model, order and belonging of members, torn labels,
+// mutated labels.
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -43,7 +44,8 @@ TEST_CASE("stripe: random commands of all sizes come back as the model says") {
   }
 }
 
-TEST_CASE("stripe: a chunk lies where RAID 0 puts it, and large commands go to all members at once") {
+TEST_CASE(
+    "stripe: a chunk lies where RAID 0 puts it, and large commands go to all members at once") {
   Device* device = open("stripe:sim:4m;sim:4m");
   std::vector<char> data(4 * kStripeChunkBytes);
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>('a' + i / kStripeChunkBytes);
@@ -98,7 +100,9 @@ TEST_CASE("stripe: a failed member fails the commands that touch it, and only th
   device_close(device);
 }
 
-TEST_CASE("stripe: on files, watches and completions come through one wait; several threads share a context") {
+TEST_CASE(
+    "stripe: on files, watches and completions come through one wait; several threads share a "
+    "context") {
   const MemberFiles files("stripe:", 5 * kMiB);
   Device* device = open(files.uri);
   files.forget();
@@ -174,7 +178,8 @@ long sleeps() {
 
 }  // namespace
 
-TEST_CASE("stripe: members on files share one ring, and random commands come back as the model says") {
+TEST_CASE(
+    "stripe: members on files share one ring, and random commands come back as the model says") {
   const MemberFiles files("stripe:", 5 * kMiB);
   Device* device = open(files.uri);
   files.forget();
@@ -195,12 +200,14 @@ TEST_CASE("stripe: members on files share one ring, and random commands come bac
   device_close(device);
 }
 
-TEST_CASE("stripe: files next to memory, and paths of files next to a file, come back as the model says") {
+TEST_CASE(
+    "stripe: files next to memory, and paths of files next to a file, come back as the model "
+    "says") {
   const MemberFiles files("", 5 * kMiB), ways("paths:", 5 * kMiB);
   std::string same = "(paths:" + ways.paths[0] + ";" + ways.paths[0] + ")";
-  for (const std::string& uri :
-       {"stripe:" + files.paths[0] + ";" + named("5m", fresh()) + ",latency_us=150;" + files.paths[1],
-        "stripe:" + same + ";" + files.paths[0] + ";" + files.paths[1]}) {
+  for (const std::string& uri : {"stripe:" + files.paths[0] + ";" + named("5m", fresh()) +
+                                     ",latency_us=150;" + files.paths[1],
+                                 "stripe:" + same + ";" + files.paths[0] + ";" + files.paths[1]}) {
     Device* device = open(uri, Format::kForce);
     {
       Exerciser exerciser(device, 0, device->size_bytes(), seed());
@@ -215,10 +222,11 @@ TEST_CASE("stripe: files next to memory, and paths of files next to a file, come
   }
 }
 
-TEST_CASE("stripe: a thread that waits for several members sleeps until one of them has something") {
+TEST_CASE(
+    "stripe: a thread that waits for several members sleeps until one of them has something") {
   const MemberFiles files("", 5 * kMiB);
-  Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=200000;" + named("5m", fresh()) +
-                        ",latency_us=200000;" + files.paths[0]);
+  Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=200000;" +
+                        named("5m", fresh()) + ",latency_us=200000;" + files.paths[0]);
   for (const bool shared : {false, true}) {
     Context* context = nullptr;
     ContextOptions options;
@@ -250,7 +258,8 @@ TEST_CASE("stripe: a thread that waits for several members sleeps until one of t
   device_close(device);
 }
 
-TEST_CASE("stripe: of several contexts the one that has something wakes the waiting thread at once") {
+TEST_CASE(
+    "stripe: of several contexts the one that has something wakes the waiting thread at once") {
   const MemberFiles files("", 5 * kMiB);
   Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=400000;" + files.paths[0]);
   for (const bool shared : {false, true}) {
@@ -290,16 +299,20 @@ TEST_CASE("stripe: of several contexts the one that has something wakes the wait
   device_close(device);
 }
 
-TEST_CASE("stripe: a blocking command has all members at work at once, also in a forked child, and by many threads") {
+TEST_CASE(
+    "stripe: a blocking command has all members at work at once, also in a forked child, and by "
+    "many threads") {
   std::string uri = "stripe:";
-  for (unsigned i = 0; i < 4; ++i) uri += (i ? ";" : "") + named("4m", fresh()) + ",latency_us=50000";
+  for (unsigned i = 0; i < 4; ++i)
+    uri += (i ? ";" : "") + named("4m", fresh()) + ",latency_us=50000";
   Device* device = open(uri);
   const auto fastest_ms = [device] {
     std::vector<char> data(8 * kStripeChunkBytes);
     double best = 1e9;
     for (int i = 0; i < 5 && best > 150; ++i) {
       const uint64_t start = sys::now_ns();
-      if (io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size())) return 1e9;
+      if (io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size()))
+        return 1e9;
       best = std::min(best, static_cast<double>(sys::now_ns() - start) / 1e6);
     }
     return best;
@@ -315,7 +328,8 @@ TEST_CASE("stripe: a blocking command has all members at work at once, also in a
   for (unsigned t = 0; t < 40; ++t) {  // more than there are contexts
     threads.emplace_back([&] {
       std::vector<char> data(4 * kStripeChunkBytes);
-      wrong += io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size());
+      wrong +=
+          io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -351,7 +365,8 @@ TEST_CASE("stripe: many commands of all sizes are exchanged in one call") {
     at += parts[i].iov_len;
   }
   unsigned taken = 0;
-  const int got = context->exchange(commands, kCommands, &taken, responses, kCommands, kCommands, -1);
+  const int got =
+      context->exchange(commands, kCommands, &taken, responses, kCommands, kCommands, -1);
   CHECK(taken == kCommands);
   REQUIRE(got == static_cast<int>(kCommands));
   std::vector<bool> seen(kCommands);
@@ -361,7 +376,8 @@ TEST_CASE("stripe: many commands of all sizes are exchanged in one call") {
     seen[response.tag] = true;
     CHECK(response.result == static_cast<int64_t>(parts[response.tag].iov_len));
   }
-  CHECK(context->exchange(commands, 3, &taken, responses, kCommands, 100, -1) == 3);  // no more than are on their way
+  CHECK(context->exchange(commands, 3, &taken, responses, kCommands, 100, -1) ==
+        3);  // no more than are on their way
   CHECK(context->in_flight() == 0);
   CHECK(context->exchange(nullptr, 0, &taken, responses, kCommands, 1, 1'000'000) == 0);
   free(memory);
@@ -380,9 +396,11 @@ TEST_CASE("labels: wrong order, count, set, kind and size are named, and nothing
   CHECK(refusal("stripe:" + a + ";" + d, &error).find("another set") != std::string::npos);
   CHECK(error == -EEXIST);
   CHECK(refusal("stripe:" + a + ";" + a, &error).find("twice") != std::string::npos);
-  CHECK(refusal("stripe:" + a + ";" + b + ";" + c, &error).find("of 2 members") != std::string::npos);
-  CHECK(refusal("stripe:" + a + ";" + named("4m", fresh()), &error, Format::kIfBlank).find("blank") !=
+  CHECK(refusal("stripe:" + a + ";" + b + ";" + c, &error).find("of 2 members") !=
         std::string::npos);
+  CHECK(
+      refusal("stripe:" + a + ";" + named("4m", fresh()), &error, Format::kIfBlank).find("blank") !=
+      std::string::npos);
   CHECK(error == -EINVAL);
   const std::string e = named("4m", fresh()), f = named("4m", fresh());
   CHECK(refusal("stripe:" + e + ";" + f, &error).find("blank") != std::string::npos);
@@ -391,7 +409,8 @@ TEST_CASE("labels: wrong order, count, set, kind and size are named, and nothing
   Device* device = nullptr;
   REQUIRE(device_open(e.c_str(), raw(), &device, &why) == 0);
   strcpy(sim(device).memory() + 5000, "somebody's data");
-  CHECK(refusal("stripe:" + e + ";" + f, &error, Format::kIfBlank).find("data") != std::string::npos);
+  CHECK(refusal("stripe:" + e + ";" + f, &error, Format::kIfBlank).find("data") !=
+        std::string::npos);
   CHECK(error == -EEXIST);
   CHECK(sim(device).memory()[0] == 0);
   device_close(device);
@@ -400,12 +419,14 @@ TEST_CASE("labels: wrong order, count, set, kind and size are named, and nothing
   CHECK(refusal("stripe:" + a, &error).find("one member") != std::string::npos);
   CHECK(refusal("stripe:(" + a + ";" + b, &error).find("parentheses") != std::string::npos);
   CHECK(refusal("stripe:;" + b, &error).find("empty member") != std::string::npos);
-  CHECK(refusal("stripe:(stripe:" + a + ";" + b + ");" + c, &error).find("cannot be a member") != std::string::npos);
+  CHECK(refusal("stripe:(stripe:" + a + ";" + b + ");" + c, &error).find("cannot be a member") !=
+        std::string::npos);
   CHECK(refusal("warp:1;2", &error).find("unknown scheme") != std::string::npos);
 }
 
 TEST_CASE(
-    "labels: of any prefix of the writes of a label, torn anywhere, one is sound, and the new one once it is whole") {
+    "labels: of any prefix of the writes of a label, torn anywhere, one is sound, and the new one "
+    "once it is whole") {
   MemberLabel label;
   const std::string a = named("4m", fresh()), b = named("4m", fresh());
   Device* device = open("stripe:" + a + ";" + b);
@@ -422,7 +443,8 @@ TEST_CASE(
     for (size_t sectors = 0; sectors <= 8; ++sectors) {
       memcpy(memory, old.data(), old.size());
       if (copy == 1) memcpy(memory, fresh_head.data(), 4096);
-      memcpy(memory + kLabelCopyOffset[copy], fresh_head.data() + kLabelCopyOffset[copy], sectors * 512);
+      memcpy(memory + kLabelCopyOffset[copy], fresh_head.data() + kLabelCopyOffset[copy],
+             sectors * 512);
       REQUIRE(label_read(one, &label) == 0);
       CHECK((label.created_s == before || label.created_s == before + 1));
       if (copy == 1 || sectors == 8) CHECK(label.created_s == before + 1);
@@ -432,9 +454,11 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "labels: a member of a mirror of earlier versions is refused by a line that says what to do, and formatted by "
+    "labels: a member of a mirror of earlier versions is refused by a line that says what to do, "
+    "and formatted by "
     "force only") {
-  const std::string a = named("4m", fresh()), b = named("4m", fresh()), stripe = "stripe:" + a + ";" + b;
+  const std::string a = named("4m", fresh()), b = named("4m", fresh()),
+                    stripe = "stripe:" + a + ";" + b;
   Device *first = nullptr, *second = nullptr;  // keep the memory
   ErrorText why;
   REQUIRE(device_open(a.c_str(), raw(), &first, &why) == 0);
@@ -469,7 +493,8 @@ TEST_CASE(
   CHECK(memcmp(sim(first).memory(), before.data(), before.size()) == 0);
   device_close(open(stripe, Format::kForce));
   REQUIRE(label_read(first, &label) == 0);
-  CHECK((label.type == static_cast<uint32_t>(SetType::kStripe) && label.reserved1 == 1 && label.reserved[0] == 0));
+  CHECK((label.type == static_cast<uint32_t>(SetType::kStripe) && label.reserved1 == 1 &&
+         label.reserved[0] == 0));
   device_close(first);
   device_close(second);
 }
@@ -486,7 +511,8 @@ TEST_CASE("labels: no mutated image is accepted as anything but what was written
     auto* bytes = reinterpret_cast<unsigned char*>(&image);
     const int changes = 1 + static_cast<int>(random() % 4);
     for (int c = 0; c < changes; ++c)
-      bytes[random() % (random() % 2 ? 128 : sizeof image)] ^= static_cast<unsigned char>(1 + random() % 255);
+      bytes[random() % (random() % 2 ? 128 : sizeof image)] ^=
+          static_cast<unsigned char>(1 + random() % 255);
     if (label_parse(&image, &out) == 0 && memcmp(&image, &good, sizeof good) != 0) ++accepted;
   }
   CHECK(accepted == 0);

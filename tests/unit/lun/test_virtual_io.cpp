@@ -28,7 +28,8 @@ void interleave(const std::string& uri, VirtualLun* lun, unsigned extents) {
   other->close();
 }
 
-// Random reads, writes, discards and flushes through a context, many in flight, against a copy in memory.
+// Random reads, writes, discards and flushes through a context, many in flight, against a copy in
+// memory.
 class AgainstModel {
  public:
   AgainstModel(VirtualLun* lun, unsigned depth, uint64_t seed)
@@ -47,7 +48,8 @@ class AgainstModel {
   void run(unsigned rounds) {
     for (unsigned round = 0; round < rounds;) {
       const unsigned index = static_cast<unsigned>(random() % kSlots);
-      const uint64_t length = random() % 4 ? align_ * (1 + random() % 4) : align_ * (1 + random() % (kMost / align_));
+      const uint64_t length =
+          random() % 4 ? align_ * (1 + random() % 4) : align_ * (1 + random() % (kMost / align_));
       const uint64_t offset = random() % ((size_ - length) / align_ + 1) * align_;
       if (!slots_[index].busy && !overlaps(offset, length)) {
         prepare(index, offset, length);
@@ -86,7 +88,8 @@ class AgainstModel {
 
   bool overlaps(uint64_t offset, uint64_t length) const {
     for (const Slot& slot : slots_) {
-      if (slot.busy && offset < slot.command.offset.value + slot.length && slot.command.offset.value < offset + length)
+      if (slot.busy && offset < slot.command.offset.value + slot.length &&
+          slot.command.offset.value < offset + length)
         return true;
     }
     return false;
@@ -142,7 +145,8 @@ class AgainstModel {
       REQUIRE(response.result == static_cast<int64_t>(slot.length));
     else
       REQUIRE(response.result == 0);
-    if (slot.command.op == Op::kRead) REQUIRE(memcmp(model_.data() + at, memory_of(response.tag), slot.length) == 0);
+    if (slot.command.op == Op::kRead)
+      REQUIRE(memcmp(model_.data() + at, memory_of(response.tag), slot.length) == 0);
   }
 
   void compare_all() {
@@ -253,7 +257,8 @@ TEST_CASE("virtual: refused commands are answered in order, watches and waits wo
   while (context->in_flight()) {
     const int n = context->wait(responses, 8, -1);
     REQUIRE(n > 0);
-    for (int i = 0; i < n; ++i, ++seen) CHECK(responses[i].result == (responses[i].tag == 100 ? 4096 : -EINVAL));
+    for (int i = 0; i < n; ++i, ++seen)
+      CHECK(responses[i].result == (responses[i].tag == 100 ? 4096 : -EINVAL));
   }
   CHECK(seen == 5);
   CHECK(context->wait(responses, 8, -1) == 0);

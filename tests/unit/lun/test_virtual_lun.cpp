@@ -117,7 +117,8 @@ TEST_CASE("virtual: a small reserve after a large one is had without a change") 
   PhysicalLunInfo before, after;
   CHECK(lun->reserve(DeviceOffset{0}, 32 * kMiB) == 0);
   CHECK(lun->physical().info(&before) == 0);
-  for (unsigned i = 0; i < 4; ++i) CHECK(lun->reserve(DeviceOffset{(32 + i / 2) * kMiB}, kMiB / 2) == 0);
+  for (unsigned i = 0; i < 4; ++i)
+    CHECK(lun->reserve(DeviceOffset{(32 + i / 2) * kMiB}, kMiB / 2) == 0);
   CHECK(lun->physical().info(&after) == 0);
   CHECK(after.sequence - before.sequence == 1);
   lun->close();
@@ -125,13 +126,14 @@ TEST_CASE("virtual: a small reserve after a large one is had without a change") 
 
 TEST_CASE("virtual: what a former owner wrote is never read through a zeroed LUN") {
   for (bool discard : {true, false}) {
-    const uint64_t bytes = 80 * kMiB;  // without discard more than what is written at once: extents are staged
+    // without discard more than what is written at once: extents are staged
+    const uint64_t bytes = 80 * kMiB;
     std::vector<char> device(bytes);
     const auto open = [&](const VirtualOptions& options) {
       ErrorText why;
       PhysicalLun* physical = nullptr;
-      REQUIRE(PhysicalLun::open(new MemoryDevice(device.data(), bytes, {discard, 128 * kKiB, "m"}), Format::kIfBlank,
-                                &physical, &why) == 0);
+      REQUIRE(PhysicalLun::open(new MemoryDevice(device.data(), bytes, {discard, 128 * kKiB, "m"}),
+                                Format::kIfBlank, &physical, &why) == 0);
       VirtualLun* lun = nullptr;
       const int status = VirtualLun::open(physical, options, &lun, &why);
       INFO(why.text);
@@ -151,7 +153,8 @@ TEST_CASE("virtual: what a former owner wrote is never read through a zeroed LUN
     memset(buffer.at, 1, buffer.bytes);
     REQUIRE(lun->set_size(20 * kKiB, &why) == 0);
     REQUIRE(lun->set_size(8 * kMiB, &why) == 0);
-    for (unsigned i = 0; i < 64; ++i) REQUIRE(io(lun, Op::kWrite, i * buffer.bytes, buffer.at, buffer.bytes) > 0);
+    for (unsigned i = 0; i < 64; ++i)
+      REQUIRE(io(lun, Op::kWrite, i * buffer.bytes, buffer.at, buffer.bytes) > 0);
     REQUIRE(lun->set_size(20 * kKiB, &why) == 0);
     REQUIRE(lun->set_size(24 * kKiB, &why) == 0);
     CHECK(zeros(lun, 20 * kKiB, 4096));
@@ -196,7 +199,9 @@ TEST_CASE("virtual: a scratch LUN lives as long as any forked owner") {
   if (owner == 0) {  // makes the LUN, forks a daemon twice, is killed
     VirtualLun* lun = nullptr;
     ErrorText why;
-    if (open_virtual(file.path.c_str(), {}, &lun, &why) < 0 || lun->reserve(DeviceOffset{0}, kMiB) < 0) _exit(1);
+    if (open_virtual(file.path.c_str(), {}, &lun, &why) < 0 ||
+        lun->reserve(DeviceOffset{0}, kMiB) < 0)
+      _exit(1);
     static char stamp[4096] __attribute__((aligned(4096)));
     memset(stamp, 0x42, sizeof stamp);
     if (io(lun, Op::kWrite, 0, stamp, 4096) != 4096) _exit(1);
@@ -210,7 +215,8 @@ TEST_CASE("virtual: a scratch LUN lives as long as any forked owner") {
         // Goes on with it: reads, grows.
         memset(stamp, 0, sizeof stamp);
         byte = io(lun, Op::kRead, 0, stamp, 4096) == 4096 && stamp[100] == 0x42 &&
-                       lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0 && io(lun, Op::kWrite, kMiB, stamp, 4096) == 4096
+                       lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0 &&
+                       io(lun, Op::kWrite, kMiB, stamp, 4096) == 4096
                    ? 'y'
                    : 'n';
         if (write(ready[1], &byte, 1) != 1) _exit(1);
@@ -330,18 +336,24 @@ TEST_CASE("virtual: hold makes another description an owner") {
   watcher->close();
 }
 
-TEST_CASE("virtual: two nodes of one device are one device") {
-  if (geteuid() != 0) LUNAR_SKIP("root", "loop devices and mknod need root");
-  LunFile file(kBytes);
-  Loop loop(file.path);
-  if (loop.name.empty()) LUNAR_SKIP("loop", "no free loop device");
-  struct stat status;
-  REQUIRE(stat(loop.name.c_str(), &status) == 0);
-  const std::string second = file.path + ".node";
-  if (mknod(second.c_str(), S_IFBLK | 0600, status.st_rdev) != 0) LUNAR_SKIP("root", "no mknod here");
+// A loop device and a second node of it.
+struct TwoNodes {
+  LunFile file{kBytes};
+  Loop loop{file.path};
+  std::string second = file.path + ".node";
+  struct stat status{};
+  bool made = !loop.name.empty() && stat(loop.name.c_str(), &status) == 0 &&
+              mknod(second.c_str(), S_IFBLK | 0600, status.st_rdev) == 0;
+  ~TwoNodes() { unlink(second.c_str()); }
+};
 
+TEST_CASE("virtual: two nodes of one device are one device") {
+  TwoNodes nodes;
+  if (nodes.loop.name.empty()) LUNAR_SKIP("loop", "no free loop device");
+  if (!nodes.made) LUNAR_SKIP("root", "mknod needs root");
+  const std::string &first = nodes.loop.name, &second = nodes.second;
   ErrorText why;
-  VirtualLun* lun = must(loop.name, named("db", 4 * kMiB));
+  VirtualLun* lun = must(first, named("db", 4 * kMiB));
   PhysicalLun* other = nullptr;
   CHECK(open_physical(second.c_str(), Format::kForce, &other, &why) == -EBUSY);
   REQUIRE(open_physical(second.c_str(), Format::kNever, &other, &why) == 0);
@@ -350,7 +362,7 @@ TEST_CASE("virtual: two nodes of one device are one device") {
   REQUIRE(other->list(&seen, 1, 0) == 1);
   CHECK(seen.in_use);
   // A scratch LUN made by the one is not dead to the other.
-  VirtualLun* scratch = must(loop.name, named("", 2 * kMiB));
+  VirtualLun* scratch = must(first, named("", 2 * kMiB));
   REQUIRE(other->list(&seen, 1, 1) == 1);
   CHECK(seen.in_use);
   PhysicalLunInfo info;
@@ -360,32 +372,44 @@ TEST_CASE("virtual: two nodes of one device are one device") {
   lun->close();
   CHECK(other->remove("db", &why) == 0);
   other->close();
+}
 
-  // As a whole, too: a scratch LUN of the plain kind is exclusive.
-  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=1M count=16 conv=fsync status=none").c_str()) == 0);
+TEST_CASE("virtual: a scratch LUN that takes a whole device excludes its second node") {
+  TwoNodes nodes;
+  if (nodes.loop.name.empty()) LUNAR_SKIP("loop", "no free loop device");
+  if (!nodes.made) LUNAR_SKIP("root", "mknod needs root");
+  const std::string &first = nodes.loop.name, &second = nodes.second;
+  ErrorText why;
+  PhysicalLun* other = nullptr;
+  REQUIRE(
+      system(("dd if=/dev/zero of=" + first + " bs=1M count=16 conv=fsync status=none").c_str()) ==
+      0);
   Device* whole = nullptr;
-  REQUIRE(device_open(loop.name.c_str(), {}, &whole, &why) == 0);
+  REQUIRE(device_open(first.c_str(), {}, &whole, &why) == 0);
   CHECK(open_physical(second.c_str(), Format::kForce, &other, &why) == -EBUSY);
   INFO(why.text);
   device_close(whole);
   // Who may open the device may lock it.
   char path[64];
-  snprintf(path, sizeof path, "/dev/shm/lunar-node-b%u:%u", major(status.st_rdev), minor(status.st_rdev));
+  snprintf(path, sizeof path, "/dev/shm/lunar-node-b%u:%u", major(nodes.status.st_rdev),
+           minor(nodes.status.st_rdev));
   struct stat lock;
   REQUIRE(stat(path, &lock) == 0);
-  CHECK((lock.st_mode & 0777) == (status.st_mode & 0666));
-  CHECK(lock.st_gid == status.st_gid);
+  CHECK((lock.st_mode & 0777) == (nodes.status.st_mode & 0666));
+  CHECK(lock.st_gid == nodes.status.st_gid);
   CHECK(lock.st_size == 0);
   // A file of a user without rights to the device does not keep root out, and holds nothing.
   const auto comes_in = [&] {
-    REQUIRE(open_physical(loop.name.c_str(), Format::kIfBlank, &other, &why) == 0);
+    REQUIRE(open_physical(first.c_str(), Format::kIfBlank, &other, &why) == 0);
     other->close();
     REQUIRE(lstat(path, &lock) == 0);
     CHECK(S_ISREG(lock.st_mode));
     CHECK(lock.st_uid == 0);
     CHECK((lock.st_mode & 07) == 0);
   };
-  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=1M count=16 conv=fsync status=none").c_str()) == 0);
+  REQUIRE(
+      system(("dd if=/dev/zero of=" + first + " bs=1M count=16 conv=fsync status=none").c_str()) ==
+      0);
   const int squatted = open(path, O_RDWR);
   REQUIRE(fchown(squatted, 65534, 65534) == 0);
   REQUIRE(fchmod(squatted, 0666) == 0);
@@ -398,7 +422,6 @@ TEST_CASE("virtual: two nodes of one device are one device") {
     comes_in();
   }
   REQUIRE(system("rm -rf /dev/shm/lunar-refused-*") == 0);
-  CHECK(unlink(second.c_str()) == 0);
 }
 
 // A user who may open the node by name (setfacl) may lock it; no other user can.
@@ -424,13 +447,17 @@ TEST_CASE("virtual: the lock file of a node with an ACL has that ACL") {
   struct stat status, lock;
   REQUIRE(stat(loop.name.c_str(), &status) == 0);
   char path[64];
-  snprintf(path, sizeof path, "/dev/shm/lunar-node-b%u:%u", major(status.st_rdev), minor(status.st_rdev));
+  snprintf(path, sizeof path, "/dev/shm/lunar-node-b%u:%u", major(status.st_rdev),
+           minor(status.st_rdev));
   REQUIRE(stat(path, &lock) == 0);
   CHECK((lock.st_mode & 07) == 0);
   const auto may_open = [&](uid_t user) {
     const pid_t child = fork();
     if (child == 0)
-      _exit(setgroups(0, nullptr) == 0 && setgid(user) == 0 && setuid(user) == 0 && open(path, O_RDWR) >= 0 ? 0 : 1);
+      _exit(setgroups(0, nullptr) == 0 && setgid(user) == 0 && setuid(user) == 0 &&
+                    open(path, O_RDWR) >= 0
+                ? 0
+                : 1);
     int how = 0;
     return waitpid(child, &how, 0) == child && how == 0;
   };
@@ -472,11 +499,13 @@ TEST_CASE("virtual: many threads, each with an opening of its own, on one file")
       for (unsigned i = 0; i < 6; ++i) {
         const std::string name = "t" + std::to_string(t);
         VirtualLun* lun = nullptr;
-        if (open_virtual(file.path.c_str(), named(name.c_str(), (1 + i) * kExtent), &lun, &why) < 0) {
+        if (open_virtual(file.path.c_str(), named(name.c_str(), (1 + i) * kExtent), &lun, &why) <
+            0) {
           ++failed;
           continue;
         }
-        if (lun->set_size((2 + i) * kExtent, &why) < 0 || lun->set_size(kExtent, &why) < 0) ++failed;
+        if (lun->set_size((2 + i) * kExtent, &why) < 0 || lun->set_size(kExtent, &why) < 0)
+          ++failed;
         lun->close();
         PhysicalLun* physical = nullptr;
         if (open_physical(file.path.c_str(), Format::kNever, &physical, &why) < 0 ||

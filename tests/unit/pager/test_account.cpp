@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The account of a process tree: sums, limits and shares in one process whose members are Account objects on one memory
-// file, as the processes of a tree are. (That the dead give back, and that reaping can be interrupted:
-// tests/fault/account_*.) LUNAR_SEED=N replays a run.
+// The account of a process tree: sums, limits and shares in one process whose members are Account
+// objects on one memory file, as the processes of a tree are. (That the dead give back, and that
+// reaping can be interrupted: tests/fault/account_*.) LUNAR_SEED=N replays a run.
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -31,8 +31,8 @@ namespace {
 
 constexpr int64_t kCap = 1000, kLunCap = 1 << 30;
 
-// The memory that `lunar run` would hand down. Members are never destroyed, as those of a process are not: their locks
-// are held.
+// The memory that `lunar run` would hand down. Members are never destroyed, as those of a process
+// are not: their locks are held.
 class Tree {
  public:
   explicit Tree(int64_t cap = kCap) : cap_(cap), fd_(memfd_create("account", MFD_CLOEXEC)) {
@@ -88,8 +88,8 @@ TEST_CASE("memory that is no account of this build is refused") {
     Account maker;
     REQUIRE(maker.open(fd, 10, 10) == 0);
   }
-  auto* shared =
-      static_cast<AccountShared*>(mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  auto* shared = static_cast<AccountShared*>(
+      mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   REQUIRE(shared != MAP_FAILED);
   shared->bytes += 8;  // another version
   Account other;
@@ -101,7 +101,8 @@ TEST_CASE("memory that is no account of this build is refused") {
   close(fd);
 }
 
-TEST_CASE("an account without a tree is a file of its own, which keeps its size and is closed by exec") {
+TEST_CASE(
+    "an account without a tree is a file of its own, which keeps its size and is closed by exec") {
   Account account;
   REQUIRE(account.open(-1, 10, 10) == 0);
   const int fd = account.descriptor();
@@ -131,7 +132,9 @@ TEST_CASE("take keeps free what it must, to the page, and charges nothing when i
   CHECK(account.own_pages() == 0);
 }
 
-TEST_CASE("frames, windows and tables are charged as pages, and counted as what eviction cannot give back") {
+TEST_CASE(
+    "frames, windows and tables are charged as pages, and counted as what eviction cannot give "
+    "back") {
   Tree tree;
   Account& one = tree.member();
   Account& two = tree.member();
@@ -220,7 +223,8 @@ TEST_CASE("what a child inherits is charged to it: as a copy where there is room
   REQUIRE(index >= 0);
   CHECK(parent.child_lives(7));
   CHECK_FALSE(parent.child_lives(6));
-  CHECK(parent.take_for_child(static_cast<unsigned>(index), 400, 100, true));  // 800 of 1000, 100 kept free
+  // 800 of 1000, 100 kept free
+  CHECK(parent.take_for_child(static_cast<unsigned>(index), 400, 100, true));
   CHECK(taken(parent) == 800);
   CHECK(parent.shared_pages() == 0);
   CHECK_FALSE(parent.take_for_child(static_cast<unsigned>(index), 300, 100, true));
@@ -284,7 +288,9 @@ TEST_CASE("a fork that failed gives all of it back, once, and only for its own t
   CHECK(child.adopt(static_cast<unsigned>(index), ticket) == -ESRCH);
 }
 
-TEST_CASE("a child of a plain member: prepaid pages move, what is short is charged, what is over comes back") {
+TEST_CASE(
+    "a child of a plain member: prepaid pages move, what is short is charged, what is over comes "
+    "back") {
   Tree tree;
   for (const int64_t prepaid : {int64_t{0}, int64_t{80}, int64_t{100}, int64_t{130}}) {
     Account& parent = tree.member();
@@ -299,14 +305,17 @@ TEST_CASE("a child of a plain member: prepaid pages move, what is short is charg
     Account& child = tree.look();
     REQUIRE(child.adopt(static_cast<unsigned>(index), ticket) == 0);
     CHECK(child.plain_pages() == 100);
-    parent.release_child(static_cast<unsigned>(index), ticket);  // adopted: it is not ours to give back
+    // adopted: it is not ours to give back
+    parent.release_child(static_cast<unsigned>(index), ticket);
     CHECK(taken(parent) == before + 200);
     child.give_plain(100);
     parent.give_plain(100);
   }
 }
 
-TEST_CASE("shares: a member with more than its weight of the evictable pages evicts; fixed pages do not count") {
+TEST_CASE(
+    "shares: a member with more than its weight of the evictable pages evicts; fixed pages do not "
+    "count") {
   Tree tree;
   Account& one = tree.member();
   CHECK(one.above_share());  // no member has any: true for each
@@ -351,7 +360,8 @@ TEST_CASE("what another member has written into the words that are indices leads
   Tree tree;
   Account& account = tree.member();
   REQUIRE(account.take(10, 0));
-  void* memory = mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, tree.fd(), 0);
+  void* memory =
+      mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, tree.fd(), 0);
   REQUIRE(memory != MAP_FAILED);
   auto* shared = static_cast<AccountShared*>(memory);
   for (const uint32_t bad : {kMembersMax + 1, 1u << 20, UINT32_MAX}) {
@@ -408,7 +418,8 @@ TEST_CASE("a request for room is answered once, by the next member that gives ba
   sleeper.join();
 }
 
-TEST_CASE("a fork that made no child, and says so to nobody, gives all of it back at the next sweep") {
+TEST_CASE(
+    "a fork that made no child, and says so to nobody, gives all of it back at the next sweep") {
   Tree tree;
   Account& parent = tree.member();
   uint64_t ticket = 0;
@@ -455,7 +466,8 @@ TEST_CASE("a process that is killed gives back what it had, also its LUN space a
   REQUIRE(pid >= 0);
   if (pid == 0) {
     Account child;
-    const bool good = child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
+    const bool good =
+        child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
     child.lock_alive();
     child.take_fixed(20);
     const bool all = good && child.take(30, 0) && child.lun_take(4096) == 0 && child.carve(2) == 0;
@@ -485,13 +497,16 @@ TEST_CASE("a process that is killed gives back what it had, also its LUN space a
   close(said[1]);
 }
 
-// A child that adopts its member, takes `fixed` pages, says so ("y"), and lives until nothing more can be told.
-static pid_t fork_adopter(const Tree& tree, int index, uint64_t ticket, int64_t fixed, const int (&told)[2], int said) {
+// A child that adopts its member, takes `fixed` pages, says so ("y"), and lives until nothing more
+// can be told.
+static pid_t fork_adopter(const Tree& tree, int index, uint64_t ticket, int64_t fixed,
+                          const int (&told)[2], int said) {
   const pid_t pid = fork();
   if (pid != 0) return pid;
   close(told[1]);
   Account child;
-  const bool good = child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
+  const bool good =
+      child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
   child.take_fixed(fixed);
   (void)!write(said, good ? "y" : "n", 1);
   char none;
@@ -499,7 +514,9 @@ static pid_t fork_adopter(const Tree& tree, int index, uint64_t ticket, int64_t 
   _exit(0);
 }
 
-TEST_CASE("a child that has not begun yet is alive for a member in another pid namespace, which cannot look") {
+TEST_CASE(
+    "a child that has not begun yet is alive for a member in another pid namespace, which cannot "
+    "look") {
   Tree tree;
   Account& account = tree.member();
   uint64_t ticket = 0;
@@ -520,8 +537,10 @@ TEST_CASE("a child that has not begun yet is alive for a member in another pid n
       if (mount("proc", "/proc", "proc", 0, nullptr) != 0) _exit(77);
       Account other;
       uint32_t oldest = 0;
-      _exit(other.open(tree.fd(), 1, 1) == 0 && other.join() == 0 && other.sweep(&oldest) && taken(other) == 20 ? 0
-                                                                                                                : 1);
+      _exit(other.open(tree.fd(), 1, 1) == 0 && other.join() == 0 && other.sweep(&oldest) &&
+                    taken(other) == 20
+                ? 0
+                : 1);
     }
     int status = 0;
     _exit(waitpid(first, &status, 0) == first && WIFEXITED(status) ? WEXITSTATUS(status) : 2);
@@ -566,12 +585,14 @@ TEST_CASE("a child without a lock that ends before it is active or plain gives a
 }
 
 TEST_CASE(
-    "a member that is stopped while it holds the account's lock stops no sweep, and its end gives the lock back") {
+    "a member that is stopped while it holds the account's lock stops no sweep, and its end gives "
+    "the lock back") {
   Tree tree;
   Account& account = tree.member();
   uint64_t ticket = 0;
   REQUIRE(account.reserve_child(2, &ticket) >= 0);
-  void* const map = mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, tree.fd(), 0);
+  void* const map =
+      mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, tree.fd(), 0);
   REQUIRE(map != MAP_FAILED);
   const pid_t pid = fork();
   REQUIRE(pid >= 0);
@@ -593,13 +614,15 @@ TEST_CASE(
   REQUIRE(munmap(map, sizeof(AccountShared)) == 0);
 }
 
-TEST_CASE("property: threads take and give, the cap holds at every moment, and the sums come out even") {
+TEST_CASE(
+    "property: threads take and give, the cap holds at every moment, and the sums come out even") {
   const uint64_t base_seed = tier::run_seed();
   Tree tree;
   Account& account = tree.member();
   constexpr int64_t kKeep = 17;
   std::atomic<bool> stop{false};
-  std::atomic<int64_t> held{0}, above{0};  // `held` is raised after a take and lowered before a give
+  // `held` is raised after a take and lowered before a give
+  std::atomic<int64_t> held{0}, above{0};
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Foreign ranges against an array of marks, one per page; a reader meanwhile never finds what has never been.
-// LUNAR_SEED=N replays a run.
+// Foreign ranges against an array of marks, one per page; a reader meanwhile never finds what has
+// never been. LUNAR_SEED=N replays a run.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -48,7 +48,8 @@ TEST_CASE("foreign: ranges are those that were added and not removed") {
     if (end > kPages) end = kPages;
     const bool add = random() % 2 == 0;
     REQUIRE(ranges.reserve() == 0);
-    add ? ranges.add(at(first), (end - first) * kPage) : ranges.remove(at(first), (end - first) * kPage);
+    add ? ranges.add(at(first), (end - first) * kPage)
+        : ranges.remove(at(first), (end - first) * kPage);
     for (size_t page = first; page < end; ++page) marks[page] = add;
     if (step % 10 == 0) same(ranges, marks);
   }
@@ -69,7 +70,8 @@ TEST_CASE("foreign: readers meanwhile") {
   std::atomic<unsigned> wrong{0};
   std::thread reader([&] {
     while (!stop)
-      if (!ranges.overlaps(at(2000), kPage) || ranges.overlaps(at(2001), kPage) || ranges.overlaps(at(3), kPage))
+      if (!ranges.overlaps(at(2000), kPage) || ranges.overlaps(at(2001), kPage) ||
+          ranges.overlaps(at(3), kPage))
         ++wrong;
   });
   for (int round = 0; round < 20; ++round) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frame pool: which frame is free, in which order clean ones are used again, which has a slot after a release, and
-// a move of the page meanwhile: where a frame's page is, is read as one. LUNAR_SEED=N replays a run.
+// The frame pool: which frame is free, in which order clean ones are used again, which has a slot
+// after a release, and a move of the page meanwhile: where a frame's page is, is read as one.
+// LUNAR_SEED=N replays a run.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -27,7 +28,8 @@ namespace {
 class Words {
  public:
   explicit Words(size_t pages) : bytes_(round_up(pages * sizeof(PageWord), 4096)) {
-    base_ = static_cast<char*>(mmap(nullptr, bytes_ + 4096 * 256, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    base_ = static_cast<char*>(
+        mmap(nullptr, bytes_ + 4096 * 256, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     REQUIRE(base_ != MAP_FAILED);
     REQUIRE(mprotect(base_, bytes_, PROT_READ | PROT_WRITE) == 0);
   }
@@ -94,12 +96,14 @@ TEST_CASE("the oldest clean frame goes first, and its page is evicted to where i
     CHECK(word.lun() == i);
     CHECK(word.heat() == 0);
     CHECK(pool.free_count() == i + 1);
-    for (uint32_t later = i + 1; later < 3; ++later) CHECK(words.at(later)->load().state() == PageState::kInFrame);
+    for (uint32_t later = i + 1; later < 3; ++later)
+      CHECK(words.at(later)->load().state() == PageState::kInFrame);
   }
   CHECK_FALSE(pool.reclaim_oldest());
 }
 
-TEST_CASE("a page that is in use is skipped, and one whose frame went to another page is left alone") {
+TEST_CASE(
+    "a page that is in use is skipped, and one whose frame went to another page is left alone") {
   Words words(2);
   FramePool pool;
   REQUIRE(pool.open(2, 4096, -1) == 0);
@@ -117,13 +121,16 @@ TEST_CASE("a page that is in use is skipped, and one whose frame went to another
   CHECK(id == second);
 }
 
-TEST_CASE("release: the slot is the caller's once it is written; while it is being written it goes with the write") {
+TEST_CASE(
+    "release: the slot is the caller's once it is written; while it is being written it goes with "
+    "the write") {
   Words words(1);
   FramePool pool;
   REQUIRE(pool.open(1, 4096, -1) == 0);
-  for (const auto& [state, written, next] : {std::tuple{FrameState::kCaptured, true, FrameState::kReleased},
-                                             std::tuple{FrameState::kClean, true, FrameState::kReleased},
-                                             std::tuple{FrameState::kWriting, false, FrameState::kAbandoned}}) {
+  for (const auto& [state, written, next] :
+       {std::tuple{FrameState::kCaptured, true, FrameState::kReleased},
+        std::tuple{FrameState::kClean, true, FrameState::kReleased},
+        std::tuple{FrameState::kWriting, false, FrameState::kAbandoned}}) {
     uint32_t id = 0;
     REQUIRE(pool.take_free(&id));
     pool.at(id).word.store(words.at(0));
@@ -136,7 +143,8 @@ TEST_CASE("release: the slot is the caller's once it is written; while it is bei
     CHECK(slot == (written ? Slot(7) : kNoSlot));
     CHECK(lun == 3);
     CHECK(pool.at(id).state.load() == next);
-    if (next == FrameState::kReleased) {  // it is found in the queue, and is free without a look at the page
+    if (next == FrameState::kReleased) {  // it is found in the queue, and is free without a look at
+                                          // the page
       words.at(0)->store(PageWord{}.with_state(PageState::kResident));
       pool.queue_clean(id);
       REQUIRE(pool.reclaim_oldest());
@@ -160,12 +168,14 @@ TEST_CASE("a pool that is opened again, as in a forked child, begins anew") {
 }
 
 TEST_CASE(
-    "property: capture, second chance and reclaim by the evictor, releases by another thread: no frame and no slot is "
+    "property: capture, second chance and reclaim by the evictor, releases by another thread: no "
+    "frame and no slot is "
     "lost") {
   const uint64_t seed = tier::run_seed();
   constexpr uint32_t kPages = 256, kFrames = 32;
   Words words(kPages);
-  for (uint32_t i = 0; i < kPages; ++i) words.at(i)->store(PageWord{}.with_state(PageState::kResident));
+  for (uint32_t i = 0; i < kPages; ++i)
+    words.at(i)->store(PageWord{}.with_state(PageState::kResident));
   FramePool pool;
   REQUIRE(pool.open(kFrames, 4096, -1) == 0);
   std::atomic<bool> stop{false};
@@ -178,7 +188,8 @@ TEST_CASE(
       if (seen.state() == PageState::kInFrame && page_lock(word, seen)) {
         Slot slot{};
         unsigned lun = 0;
-        if (!pool.release(seen.index(), &slot, &lun) || slot != Slot(static_cast<uint32_t>(&word - words.at(0))))
+        if (!pool.release(seen.index(), &slot, &lun) ||
+            slot != Slot(static_cast<uint32_t>(&word - words.at(0))))
           ++wrong;
         (void)page_unlock(word, PageWord{}.with_state(PageState::kResident));
         ++came_back;
@@ -201,7 +212,8 @@ TEST_CASE(
     const auto page = static_cast<uint32_t>(random() % kPages);
     AtomicPageWord& word = *words.at(page);
     const PageWord seen = word.load(std::memory_order_acquire);
-    if (seen.state() != PageState::kResident || pool.free_count() == 0 || !page_lock(word, seen)) continue;
+    if (seen.state() != PageState::kResident || pool.free_count() == 0 || !page_lock(word, seen))
+      continue;
     REQUIRE(pool.take_free(&id));
     pool.at(id).word.store(&word);
     pool.at(id).slot = Slot(page);
@@ -223,7 +235,8 @@ TEST_CASE(
 TEST_CASE("a frame whose page is being moved is looked for in one of its two places") {
   constexpr size_t kFar = 100000;
   Words large(kFar + 1), small(1);
-  large.at(kFar)->store(PageWord{}.with_state(PageState::kResident).busy());  // as pager_move has both
+  // as pager_move has both
+  large.at(kFar)->store(PageWord{}.with_state(PageState::kResident).busy());
   small.at(0)->store(PageWord{}.busy());
   FramePool pool;
   REQUIRE(pool.open(4, 4096, -1) == 0);
@@ -243,7 +256,8 @@ TEST_CASE("a frame whose page is being moved is looked for in one of its two pla
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
   uint64_t looks = 0;
   bool reclaimed = false;
-  for (; std::chrono::steady_clock::now() < end && !reclaimed; ++looks) reclaimed = pool.reclaim_oldest();
+  for (; std::chrono::steady_clock::now() < end && !reclaimed; ++looks)
+    reclaimed = pool.reclaim_oldest();
   stop.store(true);
   mover.join();
   CHECK_FALSE(reclaimed);

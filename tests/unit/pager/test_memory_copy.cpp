@@ -15,7 +15,8 @@ constexpr int64_t kPinned = 1 << 20;
 
 int status_of(pid_t child) {
   int status = -1;
-  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status)
+                                                                               : -1;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page table of a process that is not active: words come with the first use and go when all pages of a leaf are
-// empty; a leaf that somebody may still look at is not used again; committed memory is counted. LUNAR_SEED=N replays a
-// run.
+// The page table of a process that is not active: words come with the first use and go when all
+// pages of a leaf are empty; a leaf that somebody may still look at is not used again; committed
+// memory is counted. LUNAR_SEED=N replays a run.
 #include <atomic>
 #include <map>
 #include <memory>
@@ -30,8 +30,8 @@ struct TestRegion {
     region.strict = strict;
     REQUIRE(region.table.map(pages));
     const uint64_t chunks = (pages + kChunkPages - 1) / kChunkPages;
-    region.chunk_committed =
-        static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
+    region.chunk_committed = static_cast<std::atomic<int32_t>*>(
+        map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
     state.page_size = sys::page_bytes();
     state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
   }
@@ -58,7 +58,8 @@ TEST_CASE("a page has a word once it is reached, and its neighbours in the leaf 
   REQUIRE(one.reach(5000, 5001) == 0);
   const uint64_t leaf = round_down(5000, kLeafPages);
   CHECK(one.table().find(leaf - 1) == nullptr);
-  for (uint64_t page = leaf; page < leaf + kLeafPages; ++page) CHECK(one.table().peek(page).raw == 0);
+  for (uint64_t page = leaf; page < leaf + kLeafPages; ++page)
+    CHECK(one.table().peek(page).raw == 0);
   CHECK(one.table().find(leaf + kLeafPages) == nullptr);
   CHECK(one.table().next_used(0, 100'000) == leaf);
   CHECK(one.table().next_used(leaf + kLeafPages, 100'000) == 100'000);
@@ -83,7 +84,8 @@ TEST_CASE("a leaf goes when all of its pages are empty, not before") {
 }
 
 TEST_CASE(
-    "what has been looked up cannot be locked or pinned once its leaf is gone, and is no other page's meanwhile") {
+    "what has been looked up cannot be locked or pinned once its leaf is gone, and is no other "
+    "page's meanwhile") {
   TestRegion one(1 << 20);
   std::set<const AtomicPageWord*> others;
   {
@@ -113,7 +115,8 @@ TEST_CASE("leaves are used again: the pool does not grow while pages come and go
     if (round == 20) after = table_pages();
   }
   // and the directory, which is given back by an active process
-  CHECK(table_pages() <= after + static_cast<int64_t>(200 * 64 * kLeafPages / PageTable::span_pages() + 1));
+  CHECK(table_pages() <=
+        after + static_cast<int64_t>(200 * 64 * kLeafPages / PageTable::span_pages() + 1));
 }
 
 TEST_CASE("property: words agree with a model") {
@@ -127,13 +130,15 @@ TEST_CASE("property: words agree with a model") {
     REQUIRE(one.table().peek(page).raw == (held == model.end() ? 0 : held->second));
     if (random() % 3 != 0) {
       REQUIRE(one.reach(page, page + 1) == 0);
-      const PageWord word = PageWord{}.with_state(PageState::kEvicted).with_index(static_cast<uint32_t>(step));
+      const PageWord word =
+          PageWord{}.with_state(PageState::kEvicted).with_index(static_cast<uint32_t>(step));
       one.table().at(page).store(word);
       one.table().hash(page) = page;
       model[page] = word.raw;
     } else {
       const uint64_t end = page + 100 < kPages ? page + 100 : kPages;
-      for (auto at = model.lower_bound(page); at != model.end() && at->first < end; at = model.erase(at)) {
+      for (auto at = model.lower_bound(page); at != model.end() && at->first < end;
+           at = model.erase(at)) {
         REQUIRE(one.table().hash(at->first) == at->first);
         one.table().at(at->first).store({});
       }
@@ -162,7 +167,9 @@ TEST_CASE("property: threads that lock pages never hold another's, while leaves 
       if (table_reach(one.state, one.region, page, page + 1, 0) < 0) continue;
       const PageWord seen = one.table().peek(page);
       if (seen.state() == PageState::kEmpty && one.table().lock(page, seen)) {
-        if (holders[page].fetch_add(1) != 0 || one.table().at(page).load().state() != PageState::kBusy) ++wrong;
+        if (holders[page].fetch_add(1) != 0 ||
+            one.table().at(page).load().state() != PageState::kBusy)
+          ++wrong;
         if (random() % 64 == 0) std::this_thread::yield();
         holders[page].fetch_sub(1);
         (void)page_unlock(one.table().at(page), {});

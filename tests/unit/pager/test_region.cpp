@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regions: addresses and pages, and the table of regions: look-ups against a model, and during writes. LUNAR_SEED=N
-// replays a run.
+// Regions: addresses and pages, and the table of regions: look-ups against a model, and during
+// writes. LUNAR_SEED=N replays a run.
 #include <errno.h>
 
 #include <atomic>
@@ -22,7 +22,9 @@ using namespace lunar;
 namespace {
 
 // Address space that nothing touches: only its numbers count.
-char* place(uint64_t page) { return reinterpret_cast<char*>(uint64_t{1} << 40) + page * sys::page_bytes(); }
+char* place(uint64_t page) {
+  return reinterpret_cast<char*>(uint64_t{1} << 40) + page * sys::page_bytes();
+}
 
 std::unique_ptr<Region> region_at(uint64_t page, uint64_t pages) {
   auto region = std::make_unique<Region>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slot allocator: charging, placement (log first, then the emptiest segments), retirement, and that no slot ever
-// has two owners, against a model and under threads. LUNAR_SEED=N replays a run.
+// The slot allocator: charging, placement (log first, then the emptiest segments), retirement, and
+// that no slot ever has two owners, against a model and under threads. LUNAR_SEED=N replays a run.
 
 #include <unistd.h>
 
@@ -128,7 +128,8 @@ TEST_CASE("whole free segments are used before fragments") {
   REQUIRE(scratch.lun.alloc(128, runs, 8) == 2);
   CHECK(runs[0].count == 64);
   CHECK(runs[1].count == 64);
-  CHECK(std::set<uint32_t>{runs[0].first.value, runs[1].first.value} == std::set<uint32_t>{6400, 12800});
+  CHECK(std::set<uint32_t>{runs[0].first.value, runs[1].first.value} ==
+        std::set<uint32_t>{6400, 12800});
   CHECK(take(scratch.lun, 50).size() == 50);  // now the fragments
   CHECK(scratch.lun.validate());
 }
@@ -188,7 +189,8 @@ TEST_CASE("the slots in use are copied bit by bit, and added to what is there") 
   REQUIRE(scratch.lun.charge(1000) == 0);
   const auto slots = take(scratch.lun, 200);
   REQUIRE(slots.size() == 200);
-  for (uint32_t slot : {slots[0], slots[63], slots[64], slots[199]}) scratch.lun.release(Slot{slot});
+  for (uint32_t slot : {slots[0], slots[63], slots[64], slots[199]})
+    scratch.lun.release(Slot{slot});
   std::vector<uint64_t> words(scratch.lun.bitmap_words(), ~uint64_t{0});
   CHECK(words.size() == 64 * kMiB / 4096 / 64);
   scratch.lun.copy_used(words.data(), false);
@@ -196,8 +198,8 @@ TEST_CASE("the slots in use are copied bit by bit, and added to what is there") 
   for (uint32_t slot = 0; slot < words.size() * 64; ++slot) {
     const bool used = words[slot / 64] >> slot % 64 & 1;
     bits += used;
-    const bool expected = slot >= slots[0] && slot <= slots[199] && slot != slots[0] && slot != slots[63] &&
-                          slot != slots[64] && slot != slots[199];
+    const bool expected = slot >= slots[0] && slot <= slots[199] && slot != slots[0] &&
+                          slot != slots[63] && slot != slots[64] && slot != slots[199];
     REQUIRE(used == expected);
   }
   CHECK(bits == scratch.lun.used_slots());
@@ -209,13 +211,16 @@ TEST_CASE("the slots in use are copied bit by bit, and added to what is there") 
   CHECK((words[0] & 2) == 2);  // and nothing taken away
 }
 
-TEST_CASE("a LUN says that it runs short before a fast charge fails, and never when all of it is reserved") {
+TEST_CASE(
+    "a LUN says that it runs short before a fast charge fails, and never when all of it is "
+    "reserved") {
   Lun scratch("sim:1g");
   REQUIRE(scratch.lun.charge(1) == 0);
   CHECK_FALSE(scratch.lun.runs_short());
   while (scratch.lun.charge_fast(16) == 0) {
     const bool warned = scratch.lun.runs_short();
-    if (!warned) CHECK(scratch.lun.charge_fast(16) == 0);  // as long as it says nothing, the next one succeeds
+    if (!warned)
+      CHECK(scratch.lun.charge_fast(16) == 0);  // as long as it says nothing, the next one succeeds
   }
   CHECK(scratch.lun.runs_short());
   REQUIRE(scratch.lun.charge(scratch.lun.capacity_slots() - scratch.lun.charged_slots()) == 0);
@@ -223,7 +228,8 @@ TEST_CASE("a LUN says that it runs short before a fast charge fails, and never w
 }
 
 TEST_CASE("forgetting an ancestor's LUN gives none of it back") {
-  lunar_test::MemoryDevice device(nullptr, 64 * kMiB, {.discard = false});  // a release would be an error that is seen
+  // a release would be an error that is seen
+  lunar_test::MemoryDevice device(nullptr, 64 * kMiB, {.discard = false});
   std::vector<lunar_test::DeviceEvent> events;
   SlotAllocator lun;
   REQUIRE(lun.open(&device, DeviceOffset{0}, 64 * kMiB, 4096) == 0);
@@ -251,7 +257,8 @@ TEST_CASE("property: alloc and release agree with a model") {
       const auto got = take(scratch.lun, want, max_runs);
       REQUIRE(got.size() <= want);
       if (got.empty()) REQUIRE(owned.size() == total);  // none only when there is none
-      if (max_runs == 64 && want <= 64) REQUIRE(got.size() == std::min<size_t>(want, total - owned.size()));
+      if (max_runs == 64 && want <= 64)
+        REQUIRE(got.size() == std::min<size_t>(want, total - owned.size()));
       for (uint32_t slot : got) {
         REQUIRE_FALSE(taken[slot]);
         taken[slot] = true;
@@ -339,7 +346,8 @@ TEST_CASE("what a LUN has beyond 16 TiB is not used, and a line says so") {
     if (bytes == kTiB)
       CHECK(length == 0);
     else
-      CHECK((strstr(text, "16.0 TiB of its 20 TiB are used") && strchr(text, '\n') == text + length - 1));
+      CHECK((strstr(text, "16.0 TiB of its 20 TiB are used") &&
+             strchr(text, '\n') == text + length - 1));
     lun.close();
   }
 }

@@ -22,8 +22,8 @@ struct Walk {
   Ahead fault(uint64_t page, int thread = kThread, bool first_touch = false) {
     return streams.on_fault(thread, &one, page, first_touch);
   }
-  // Faults of a reader that finds each window in memory: the next one is behind the last window. Its last
-  // answer.
+  // Faults of a reader that finds each window in memory: the next one is behind the last window.
+  // Its last answer.
   Ahead follow(uint64_t page, int64_t stride, unsigned faults, int thread = kThread) {
     Ahead ahead;
     for (unsigned i = 0; i < faults; ++i) {
@@ -50,7 +50,8 @@ TEST_CASE("a walk doubles its window up to 64 pages and stays there") {
     unsigned last = 0, most = 0;
     for (int i = 0; i < 20; ++i) {
       const Ahead ahead = walk.fault(page);
-      INFO("stride " << stride << ", fault " << i << ", window " << ahead.window << " after " << last);
+      INFO("stride " << stride << ", fault " << i << ", window " << ahead.window << " after "
+                     << last);
       REQUIRE(ahead.window >= 1);
       REQUIRE(ahead.window <= kWindowMax);
       if (i > 2) {
@@ -68,7 +69,8 @@ TEST_CASE("a walk doubles its window up to 64 pages and stays there") {
 TEST_CASE("a fault that the last window should have covered starts over") {
   Walk walk;
   walk.follow(1000, 1, 8);
-  // The page before the end of the last window: it was brought in, and is gone again. Nothing says that a walk goes on.
+  // The page before the end of the last window: it was brought in, and is gone again. Nothing says
+  // that a walk goes on.
   Walk inside;
   uint64_t page = 1000;
   Ahead ahead;
@@ -85,7 +87,8 @@ TEST_CASE("a walk goes on over pages that were in memory, as far as the slack") 
       Walk walk;
       uint64_t page = 1'000'000;
       Ahead ahead;
-      for (int i = 0; i < 5; ++i, page += static_cast<uint64_t>(stride * static_cast<int64_t>(ahead.window)))
+      for (int i = 0; i < 5;
+           ++i, page += static_cast<uint64_t>(stride * static_cast<int64_t>(ahead.window)))
         ahead = walk.fault(page);
       REQUIRE(ahead.window > 1);
       const Ahead after = walk.fault(page + static_cast<uint64_t>(stride * beyond));
@@ -131,9 +134,11 @@ TEST_CASE("threads do not disturb each other, and one that moved to another regi
   Walk two;
   uint64_t page = 0;
   Ahead ahead;
-  for (int i = 0; i < 10; ++i, page += ahead.window) ahead = two.streams.on_fault(kThread, &two.one, page, false);
+  for (int i = 0; i < 10; ++i, page += ahead.window)
+    ahead = two.streams.on_fault(kThread, &two.one, page, false);
   REQUIRE(ahead.window == kWindowMax);
-  CHECK(two.streams.on_fault(kThread, &two.other, page, false).window == 1);  // though its number would go on
+  CHECK(two.streams.on_fault(kThread, &two.other, page, false).window ==
+        1);  // though its number would go on
 }
 
 TEST_CASE("more threads than entries: the walks that are at work keep theirs") {
@@ -147,7 +152,8 @@ TEST_CASE("more threads than entries: the walks that are at work keep theirs") {
   CHECK(ahead.window == kWindowMax);
 }
 
-TEST_CASE("property: random faults are hardly ever read ahead of, and no answer leaves its bounds") {
+TEST_CASE(
+    "property: random faults are hardly ever read ahead of, and no answer leaves its bounds") {
   std::mt19937_64 random(tier::run_seed());
   Walk walk;
   constexpr int kFaults = 100'000;

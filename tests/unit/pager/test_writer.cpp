@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The evictor's writer: an activation that fails is tried again, and a forked child opens what its parent has had.
+// The evictor's writer: an activation that fails is tried again, and a forked child opens what its
+// parent has had.
 #include "pager/evict/write.h"
 #include "pager/state/state.h"
 #include "sys/arena.h"

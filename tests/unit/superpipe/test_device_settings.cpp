@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices by URI: settings, capabilities as the host has them, refusals in one line; contexts shared by threads,
-// vectors in the window, many in flight.
+// Devices by URI: settings, capabilities as the host has them, refusals in one line; contexts
+// shared by threads, vectors in the window, many in flight.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -36,7 +36,8 @@ int open_rings() {
   int rings = 0;
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;  // the iterator's own
-    rings += std::filesystem::read_symlink(file.path(), gone).string().find("[io_uring]") != std::string::npos;
+    rings += std::filesystem::read_symlink(file.path(), gone).string().find("[io_uring]") !=
+             std::string::npos;
   }
   return rings;
 }
@@ -54,8 +55,8 @@ void round_trip(Device* device, const ContextOptions& options = {}) {
   device->detach(context);
 }
 
-// Threads that share one context: the lock around submit and reap, await outside. Each writes pages of its own and
-// reads them back; a response may be reaped by another thread.
+// Threads that share one context: the lock around submit and reap, await outside. Each writes pages
+// of its own and reads them back; a response may be reaped by another thread.
 void share(Device* device) {
   constexpr unsigned kThreads = 6, kRounds = 150;
   ContextOptions options;
@@ -113,10 +114,12 @@ TEST_CASE("device uri: an unknown scheme names the known ones, bad settings name
   const std::string disk = directory.disk("disk", kMiB);
   CHECK(has(refused("floppy:/dev/fd0", kRaw, -EINVAL), "known: file, nvme, pmem, capi, mem, sim"));
   CHECK(has(refused("file:" + disk + ",speed=on", kRaw, -EINVAL), "known: sqpoll"));
-  CHECK(has(refused("file:" + disk + ",iopoll=on", kRaw, -EINVAL), "iopoll"));  // of earlier versions
+  // of earlier versions
+  CHECK(has(refused("file:" + disk + ",iopoll=on", kRaw, -EINVAL), "iopoll"));
   CHECK(has(refused("file:" + disk + ",sqpoll=perhaps", kRaw, -EINVAL), "auto, on or off"));
   CHECK(has(refused("file:" + disk + "x", kRaw, -ENOENT), "no such file"));
-  CHECK(has(refused(disk + ",sqpoll=on", kRaw, -ENOENT), "no such file"));  // a bare path has no settings
+  // a bare path has no settings
+  CHECK(has(refused(disk + ",sqpoll=on", kRaw, -ENOENT), "no such file"));
   CHECK(has(refused("file:" + std::string(5000, 'x'), kRaw, -ENAMETOOLONG), "too long"));
 }
 
@@ -181,7 +184,8 @@ TEST_CASE("a read-only block device is refused by that name, and can be read") {
   Directory directory;
   const std::string disk = directory.disk("disk", 4 * kMiB), told = directory.path + "/name";
   std::string loop;
-  if (system(("losetup -r -f --show " + disk + " >" + told + " 2>/dev/null").c_str()) == 0) std::ifstream(told) >> loop;
+  if (system(("losetup -r -f --show " + disk + " >" + told + " 2>/dev/null").c_str()) == 0)
+    std::ifstream(told) >> loop;
   if (loop.empty()) LUNAR_SKIP("loop", "no free loop device");
   CHECK(has(refused(loop, kRaw, -EROFS), "read-only"));
   CHECK(has(refused(loop, {}, -EROFS), "read-only"));
@@ -194,7 +198,8 @@ TEST_CASE("a read-only block device is refused by that name, and can be read") {
 TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
-  for (const std::string& uri : {disk, "file:" + disk + ",sqpoll=auto", std::string("sim:1m,latency_us=30")}) {
+  for (const std::string& uri :
+       {disk, "file:" + disk + ",sqpoll=auto", std::string("sim:1m,latency_us=30")}) {
     INFO(uri);
     Device* device = opened(uri, kRaw);
     share(device);
@@ -202,7 +207,9 @@ TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await")
   }
 }
 
-TEST_CASE("uring contexts: 128 in flight bring every response, also with few in flight and with a watch") {
+TEST_CASE(
+    "uring contexts: 128 in flight bring every response, also with few in flight and with a "
+    "watch") {
   if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
   Directory directory;
   Device* device = opened(directory.disk("disk", kMiB), kRaw);
@@ -248,7 +255,9 @@ TEST_CASE("uring contexts: 128 in flight bring every response, also with few in 
   device_close(device);
 }
 
-TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says so, one outside is refused") {
+TEST_CASE(
+    "rings: a vector in a registered buffer is taken where the kernel says so, one outside is "
+    "refused") {
   sys::Uring ring;
   if (ring.init({}) < 0) LUNAR_SKIP("io_uring", "refused on this host");
   if (!ring.fixed_vectors()) {  // before Linux 6.15
@@ -266,7 +275,8 @@ TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says
   memset(window.page(5), 'x', kPage);
   memset(window.page(1), 'y', kPage);
   const auto run = [&](bool read, const iovec* parts) {
-    CHECK((read ? ring.queue_readv(fd, false, parts, 2, 0, 0, 7) : ring.queue_writev(fd, false, parts, 2, 0, 0, 7)));
+    CHECK((read ? ring.queue_readv(fd, false, parts, 2, 0, 0, 7)
+                : ring.queue_writev(fd, false, parts, 2, 0, 0, 7)));
     CHECK(ring.submit_and_wait(5'000'000'000) == 0);
     sys::Cqe done;
     return ring.reap(&done, 1, true) == 1 ? done.result : -1000;
@@ -281,7 +291,9 @@ TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says
   sys::close_file(fd);
 }
 
-TEST_CASE("a lack of descriptors is told as such; contexts that may fail do, and the next one has a ring") {
+TEST_CASE(
+    "a lack of descriptors is told as such; contexts that may fail do, and the next one has a "
+    "ring") {
   if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
   Directory directory;
   Device* device = opened(directory.disk("disk", kMiB), kRaw);

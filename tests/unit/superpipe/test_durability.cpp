@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a power loss leaves: writes with fua and what was flushed stay, through every device and composite; the rest may
-// go, and on simulated media with a cache it does.
+// What a power loss leaves: writes with fua and what was flushed stay, through every device and
+// composite; the rest may go, and on simulated media with a cache it does.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -87,7 +87,8 @@ struct Bed {
   }
 };
 
-constexpr const char* kKinds[] = {"sim", "stripe", "paths", "stripe over paths", "virtual", "virtual, in pieces"};
+constexpr const char* kKinds[] = {
+    "sim", "stripe", "paths", "stripe over paths", "virtual", "virtual, in pieces"};
 
 struct Way {
   Device* device;
@@ -109,8 +110,9 @@ struct Way {
   }
   int64_t write(uint64_t offset, char value, uint64_t bytes, bool fua) const {
     std::vector<char> data(bytes, value);
-    const iovec parts[2] = {{data.data(), bytes / 2 / kPage * kPage},
-                            {data.data() + bytes / 2 / kPage * kPage, bytes - bytes / 2 / kPage * kPage}};
+    const iovec parts[2] = {
+        {data.data(), bytes / 2 / kPage * kPage},
+        {data.data() + bytes / 2 / kPage * kPage, bytes - bytes / 2 / kPage * kPage}};
     Command command;
     command.op = Op::kWrite;
     command.offset = DeviceOffset{offset};
@@ -264,7 +266,8 @@ TEST_CASE("sim: a power loss keeps, loses and tears what was not flushed, at sec
     bed.power_loss(seed() + run);
     const uint64_t fresh_bytes = count_of(bed.device, 0, kPage, 'n');
     REQUIRE(fresh_bytes + count_of(bed.device, 0, kPage, 'o') == kPage);
-    for (uint64_t at = 0; at < kPage; at += 512) REQUIRE(count_of(bed.device, at, 512, 'n') % 512 == 0);
+    for (uint64_t at = 0; at < kPage; at += 512)
+      REQUIRE(count_of(bed.device, at, 512, 'n') % 512 == 0);
     ++(fresh_bytes == kPage ? whole : fresh_bytes == 0 ? lost : torn);
   }
   CHECK(whole > 50);
@@ -312,8 +315,8 @@ TEST_CASE("sim: a command from before a power loss does not come through after i
   device_close(device);
 }
 
-// Random writes, discards, flushes and fua writes of sectors against what may be there: a sector holds what was last
-// made durable, or anything that was written to it since.
+// Random writes, discards, flushes and fua writes of sectors against what may be there: a sector
+// holds what was last made durable, or anything that was written to it since.
 TEST_CASE("sim: histories of a cache against a model") {
   std::mt19937_64 random(seed());
   for (int run = 0; run < 200; ++run) {
@@ -322,7 +325,8 @@ TEST_CASE("sim: histories of a cache against a model") {
     std::vector<std::vector<char>> may(kSectors, std::vector<char>(1, '\0'));
     const Way way(device, false);
     for (int step = 0; step < 60; ++step) {
-      const uint64_t first = random() % kSectors, count = 1 + random() % std::min<uint64_t>(20, kSectors - first);
+      const uint64_t first = random() % kSectors,
+                     count = 1 + random() % std::min<uint64_t>(20, kSectors - first);
       const char value = static_cast<char>(1 + step);
       const uint64_t kind = random() % 8;
       if (kind == 0) {
@@ -356,7 +360,8 @@ TEST_CASE("sim: histories of a cache against a model") {
   }
 }
 
-TEST_CASE("atomic: composites promise what their members and their cuts leave, and refuse the rest") {
+TEST_CASE(
+    "atomic: composites promise what their members and their cuts leave, and refuse the rest") {
   const struct {
     const char* kind;
     uint64_t promised;
@@ -393,7 +398,8 @@ TEST_CASE("atomic: composites promise what their members and their cuts leave, a
   CHECK(mixed_bed.device->capabilities().atomic_write_bytes == 4 * kKiB);
 }
 
-TEST_CASE("atomic: a power loss keeps or loses an atomic write as a whole, through every composite") {
+TEST_CASE(
+    "atomic: a power loss keeps or loses an atomic write as a whole, through every composite") {
   for (const char* kind : kKinds) {
     INFO(kind);
     unsigned kept = 0, lost = 0;
@@ -440,14 +446,16 @@ TEST_CASE("sim: `torn` tears what is not atomic, and never what is") {
   device_close(device);
 }
 
-// By the disk's own count: each durable write asks a disk without FUA for a flush, other writes do not.
+// By the disk's own count: each durable write asks a disk without FUA for a flush, other writes do
+// not.
 TEST_CASE("durability: fua of a block device and of a file reaches the disk") {
   if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
   const MemberFiles files("", 16 * kMiB);
   const lunar_test::Loop loop(files.paths[0]);
   if (loop.name.empty()) LUNAR_SKIP("loop", "no free loop device");
   const auto flushes = [&] {
-    const std::string line = lunar_test::output_of("cut -c1- /sys/block/" + loop.name.substr(5) + "/stat");
+    const std::string line =
+        lunar_test::output_of("cut -c1- /sys/block/" + loop.name.substr(5) + "/stat");
     unsigned long long field[17] = {};
     std::istringstream words(line);
     for (auto& one : field) words >> one;

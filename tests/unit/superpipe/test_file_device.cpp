@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LUNs on files and block devices: what is accepted, what is refused for which reason, and that a refusal touches
-// nothing.
+// LUNs on files and block devices: what is accepted, what is refused for which reason, and that a
+// refusal touches nothing.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fiemap.h>
@@ -89,7 +89,8 @@ TEST_CASE("a directory gives an unlinked, reserved, growable LUN and leaves noth
 
 TEST_CASE("memory file systems are refused by name") {
   struct statfs status;
-  if (statfs("/dev/shm", &status) != 0 || status.f_type != 0x01021994) LUNAR_SKIP("tmpfs", "/dev/shm is none here");
+  if (statfs("/dev/shm", &status) != 0 || status.f_type != 0x01021994)
+    LUNAR_SKIP("tmpfs", "/dev/shm is none here");
   CHECK(has(refused("/dev/shm"), "tmpfs"));
   const char* path = "/dev/shm/lunar-test-file";
   std::ofstream(path) << "";
@@ -122,8 +123,10 @@ TEST_CASE("a directory or file that may not be written is refused") {
       if (setgid(65534) != 0 || setuid(65534) != 0) _exit(1);
       Device* device = nullptr;
       ErrorText why;
-      bool good = device_open(directory.path.c_str(), {}, &device, &why) == -EACCES && strstr(why.text, "permission");
-      good &= device_open(file.c_str(), {}, &device, &why) == -EACCES && strstr(why.text, "permission");
+      bool good = device_open(directory.path.c_str(), {}, &device, &why) == -EACCES &&
+                  strstr(why.text, "permission");
+      good &=
+          device_open(file.c_str(), {}, &device, &why) == -EACCES && strstr(why.text, "permission");
       _exit(good ? 0 : 2);
     }
     int status = -1;
@@ -138,7 +141,8 @@ TEST_CASE("a file that holds data is refused and not touched") {
   Directory directory;
   const std::string text(100000, 'q');
   const std::string zeros(65535, '\0');
-  for (const std::string& contents : {text, std::string("x"), zeros.substr(0, 5000) + "x", zeros + "x"}) {
+  for (const std::string& contents :
+       {text, std::string("x"), zeros.substr(0, 5000) + "x", zeros + "x"}) {
     const std::string path = directory.file("data", contents);
     CHECK(has(refused(path), "holds data"));
     CHECK(contents_of(path) == contents);
@@ -216,8 +220,11 @@ TEST_CASE("one file is one owner's at a time, and its children's") {
   device_close(opened(path));
 }
 
-// A child whose program had closed the inherited descriptor gets a description of its own, which hold() makes an owner.
-TEST_CASE("another description of the file keeps the lock when the first is gone, against every other claim") {
+// A child whose program had closed the inherited descriptor gets a description of its own, which
+// hold() makes an owner.
+TEST_CASE(
+    "another description of the file keeps the lock when the first is gone, against every other "
+    "claim") {
   Directory directory;
   const std::string path = directory.file("lun", "", 8 << 20);
   Device* device = opened(path);
@@ -248,8 +255,9 @@ TEST_CASE("what is used otherwise is not a scratch LUN, and says for what it is 
   };
   Device *first = nullptr, *second = nullptr;
   ErrorText why;
-  for (const auto& [claim, other, words] : {std::tuple{Claim::kParts, Claim::kWhole, "virtual LUNs"},
-                                            std::tuple{Claim::kWhole, Claim::kParts, "cblk_open"}}) {
+  for (const auto& [claim, other, words] :
+       {std::tuple{Claim::kParts, Claim::kWhole, "virtual LUNs"},
+        std::tuple{Claim::kWhole, Claim::kParts, "cblk_open"}}) {
     REQUIRE(open_raw(claim, &first, &why) == 0);
     CHECK(has(refused(path), words));
     CHECK(open_raw(other, &second, &why) == -EBUSY);
@@ -324,18 +332,21 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
     REQUIRE(system(("umount " + mount_point).c_str()) == 0);
   }
   REQUIRE(system(("wipefs -qa " + loop.name).c_str()) == 0);
-  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none").c_str()) == 0);
+  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none")
+                     .c_str()) == 0);
   REQUIRE(system(("mkswap -q " + loop.name + " >/dev/null 2>&1").c_str()) == 0);
   CHECK(has(refused(loop.name), "swap"));
-  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none").c_str()) == 0);
-  REQUIRE(system(("printf junk | dd of=" + loop.name + " bs=1 seek=20000 conv=fsync status=none").c_str()) == 0);
+  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none")
+                     .c_str()) == 0);
+  REQUIRE(system(("printf junk | dd of=" + loop.name + " bs=1 seek=20000 conv=fsync status=none")
+                     .c_str()) == 0);
   CHECK(has(refused(loop.name), "unknown data"));
 }
 
 namespace {
 
-// Discards a part of a device of `bytes`, as transfer() and a context do: the part is zeros, and blocks() stays at
-// `full` at least.
+// Discards a part of a device of `bytes`, as transfer() and a context do: the part is zeros, and
+// blocks() stays at `full` at least.
 template <class Blocks>
 void discard_keeps_space(Device* device, uint64_t bytes, uint64_t full, const Blocks& blocks) {
   alignas(4096) static char page[4096];
@@ -367,8 +378,10 @@ void discard_keeps_space(Device* device, uint64_t bytes, uint64_t full, const Bl
     for (uint64_t at = 0; at < bytes; at += kMiB) {
       read.offset = DeviceOffset{at};
       REQUIRE(device->transfer(read) == 4096);
-      const bool first = at >= kMiB && at <= 7 * kMiB, rest = first && at < 7 * kMiB;  // 512 bytes of the last page
-      CHECK((page[0] == (first ? 0 : 7) && page[511] == (first ? 0 : 7) && page[512] == (rest ? 0 : 7)));
+      // 512 bytes of the last page
+      const bool first = at >= kMiB && at <= 7 * kMiB, rest = first && at < 7 * kMiB;
+      CHECK((page[0] == (first ? 0 : 7) && page[511] == (first ? 0 : 7) &&
+             page[512] == (rest ? 0 : 7)));
     }
     CHECK(blocks() >= full);  // the file system's own records of extents count too
   }
@@ -380,7 +393,8 @@ void virtual_life_keeps_space(const std::string& path, uint64_t full, const Bloc
   ErrorText why;
   for (int round = 0; round < 2; ++round) {
     PhysicalLun* physical = nullptr;
-    REQUIRE(physical_open(path.c_str(), round ? Format::kNever : Format::kForce, &physical, &why) == 0);
+    REQUIRE(physical_open(path.c_str(), round ? Format::kNever : Format::kForce, &physical, &why) ==
+            0);
     VirtualOptions options;
     options.name = "one";
     options.create = true;
@@ -405,7 +419,8 @@ void virtual_life_keeps_space(const std::string& path, uint64_t full, const Bloc
 }  // namespace
 
 TEST_CASE(
-    "file: a discard zeros, and the file keeps the space that was reserved, by each way; so does a virtual LUN's "
+    "file: a discard zeros, and the file keeps the space that was reserved, by each way; so does a "
+    "virtual LUN's "
     "life") {
   const Directory directory;
   const std::string path = directory.file("reserved", "", 0);
@@ -434,7 +449,8 @@ TEST_CASE(
   struct fiemap beyond = {};
   beyond.fm_start = kBytes;
   beyond.fm_length = UINT64_MAX - kBytes;
-  if (ioctl(made, FS_IOC_FIEMAP, &beyond) == 0) CHECK(beyond.fm_mapped_extents == 0);  // asking leaves nothing behind
+  if (ioctl(made, FS_IOC_FIEMAP, &beyond) == 0)
+    CHECK(beyond.fm_mapped_extents == 0);  // asking leaves nothing behind
   discard_keeps_space(device, kBytes, full, blocks);
   device_close(device);
   virtual_life_keeps_space(path, full, blocks);

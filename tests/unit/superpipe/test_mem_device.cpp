@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mem: grows at its end and never moves, is reached in place, and says what it refuses. What it has in common with
-// other devices: device_conformance.
+// mem: grows at its end and never moves, is reached in place, and says what it refuses. What it has
+// in common with other devices: device_conformance.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -116,6 +116,7 @@ TEST_CASE("mem: says what it can and what it refuses") {
   CHECK(has(refused("mem:1m,colour=3", kRaw, -EINVAL), "known: limit"));
   CHECK(has(refused("mem:1m,limit=x", kRaw, -EINVAL), "limit needs a size"));
   CHECK(has(refused("mem:2m,limit=1m", kRaw, -ENOSPC), "give a larger limit"));
-  CHECK(has(refused("mem:,limit=1m", {.want_bytes = 2 * kMiB, .scratch = false}, -ENOSPC), "give a larger limit"));
+  CHECK(has(refused("mem:,limit=1m", {.want_bytes = 2 * kMiB, .scratch = false}, -ENOSPC),
+            "give a larger limit"));
   CHECK(has(refused("mem:1m", {}, -ENOTSUP), "is memory itself"));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVMe without a device: identify data becomes limits, commands are cut into pieces that cover them once and in order,
-// refusals name the device to give instead.
+// NVMe without a device: identify data becomes limits, commands are cut into pieces that cover them
+// once and in order, refusals name the device to give instead.
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -195,18 +195,22 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
     geometry.write_zeroes = true;
     geometry.deallocate_zeroed = random() % 2;
     geometry.zeroes_bytes_max = random() % 2 ? 0 : 4096 + random() % (16 << 20);
-    const uint64_t zeroes_max = geometry.zeroes_bytes_max ? geometry.zeroes_bytes_max : geometry.piece_bytes_max;
-    const uint64_t block = uint64_t{1} << geometry.block_shift, data_offset = random() % 2 ? kMiB : 0;
+    const uint64_t zeroes_max =
+        geometry.zeroes_bytes_max ? geometry.zeroes_bytes_max : geometry.piece_bytes_max;
+    const uint64_t block = uint64_t{1} << geometry.block_shift,
+                   data_offset = random() % 2 ? kMiB : 0;
     Command command;
     command.op = static_cast<Op>(random() % 3);
     command.offset =
-        DeviceOffset{(uint64_t{random()} << 6) % (geometry.blocks - (64 << 20) / block) * block % (uint64_t{1} << 39)};
+        DeviceOffset{(uint64_t{random()} << 6) % (geometry.blocks - (64 << 20) / block) * block %
+                     (uint64_t{1} << 39)};
     std::vector<iovec> parts(1 + random() % 40);
     std::vector<char*> expected;  // address of each block's memory
     for (iovec& part : parts) {
       part.iov_base = memory.data() + random() % 1000 * 4096;
       part.iov_len = (1 + random() % (random() % 8 ? 8 : 200)) * block;
-      for (size_t at = 0; at < part.iov_len; at += block) expected.push_back(static_cast<char*>(part.iov_base) + at);
+      for (size_t at = 0; at < part.iov_len; at += block)
+        expected.push_back(static_cast<char*>(part.iov_base) + at);
     }
     if (command.op == Op::kDiscard) command.length = (1 + random() % 200000) * block;
     command.iov = parts.data();
@@ -219,13 +223,14 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
       sys::NvmeCommand piece;
       nvme_piece(geometry, data_offset, command, &progress, &piece);
       const uint64_t count = (piece.cdw12 & 0xffff) + 1;
-      right &=
-          (uint64_t{piece.cdw11} << 32 | piece.cdw10) == next && count * block == progress.piece && piece.nsid == 7;
+      right &= (uint64_t{piece.cdw11} << 32 | piece.cdw10) == next &&
+               count * block == progress.piece && piece.nsid == 7;
       if (command.op == Op::kDiscard) {
         right &= progress.piece <= zeroes_max && piece.opcode == 8 &&
                  (piece.cdw12 >> 25 & 1) == geometry.deallocate_zeroed && !piece.data;
       } else {
-        right &= piece.opcode == (command.op == Op::kRead ? 2 : 1) && progress.piece <= geometry.piece_bytes_max;
+        right &= piece.opcode == (command.op == Op::kRead ? 2 : 1) &&
+                 progress.piece <= geometry.piece_bytes_max;
         const auto* vector = static_cast<const iovec*>(piece.data);
         const iovec single = {const_cast<void*>(piece.data), piece.data_bytes};
         const uint32_t parts_now = piece.vector ? piece.data_bytes : 1;
@@ -250,8 +255,9 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
 
 TEST_CASE("nvme: failures become errno") {
   Command command;
-  CHECK(nvme_failure("nvme:test", command, {}, 0x4080) == -EINVAL);  // LBA out of range, do not retry
-  CHECK(nvme_failure("nvme:test", command, {}, 0x0281) == -EIO);     // unrecovered read error
+  CHECK(nvme_failure("nvme:test", command, {}, 0x4080) ==
+        -EINVAL);                                                 // LBA out of range, do not retry
+  CHECK(nvme_failure("nvme:test", command, {}, 0x0281) == -EIO);  // unrecovered read error
   CHECK(nvme_failure("nvme:test", command, {}, 0x0020) == -EROFS);
   CHECK(nvme_failure("nvme:test", command, {}, 0x0370) == -EIO);  // the path is gone
   CHECK(nvme_failure("nvme:test", command, {}, -EINTR) == -EIO);

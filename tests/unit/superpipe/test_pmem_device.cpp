@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mapped memory as a device: what is accepted, contents against a model (delegated and not), no wake-up lost, fork.
+// Mapped memory as a device: what is accepted, contents against a model (delegated and not), no
+// wake-up lost, fork.
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -40,7 +41,8 @@ namespace {
 
 struct File {
   std::string path;
-  explicit File(const std::string& directory, uint64_t bytes = 0) : path(directory + "/lunar-test-pmem-XXXXXX") {
+  explicit File(const std::string& directory, uint64_t bytes = 0)
+      : path(directory + "/lunar-test-pmem-XXXXXX") {
     const int fd = mkstemp(path.data());
     REQUIRE(fd >= 0);
     REQUIRE(ftruncate(fd, static_cast<off_t>(bytes)) == 0);
@@ -99,9 +101,10 @@ struct Attached {
 
 unsigned threads_named(const char* name) {
   unsigned found = 0;
-  FILE* list = popen(
-      ("grep -lx " + std::string(name) + " /proc/" + std::to_string(getpid()) + "/task/*/comm 2>/dev/null").c_str(),
-      "r");
+  FILE* list = popen(("grep -lx " + std::string(name) + " /proc/" + std::to_string(getpid()) +
+                      "/task/*/comm 2>/dev/null")
+                         .c_str(),
+                     "r");
   char text[256];
   while (fgets(text, sizeof text, list)) ++found;
   pclose(list);
@@ -118,9 +121,10 @@ constexpr unsigned kSlower = 6;
 constexpr unsigned kSlower = 1;
 #endif
 
-// Random commands on a context, several in flight, each on a place that no other in flight touches; every byte checked.
-// "", or what did not hold.
-std::string against_model(Device* device, unsigned rounds, uint64_t seed, uint64_t base, uint64_t span) {
+// Random commands on a context, several in flight, each on a place that no other in flight touches;
+// every byte checked. "", or what did not hold.
+std::string against_model(Device* device, unsigned rounds, uint64_t seed, uint64_t base,
+                          uint64_t span) {
   std::mt19937_64 random(seed);
   constexpr unsigned kPlaces = 16;
   const uint64_t place = span / kPlaces;
@@ -164,8 +168,10 @@ std::string against_model(Device* device, unsigned rounds, uint64_t seed, uint64
         const auto i = static_cast<unsigned>(out[k].tag);
         MUST((seen >> i & 1) == 0);
         seen |= uint64_t{1} << i;
-        MUST(out[k].result == (commands[i].op == Op::kDiscard ? 0 : static_cast<int64_t>(bytes[i])));
-        if (commands[i].op == Op::kRead) MUST(memcmp(buffers[i].data(), &model[at[i]], bytes[i]) == 0);
+        MUST(out[k].result ==
+             (commands[i].op == Op::kDiscard ? 0 : static_cast<int64_t>(bytes[i])));
+        if (commands[i].op == Op::kRead)
+          MUST(memcmp(buffers[i].data(), &model[at[i]], bytes[i]) == 0);
       }
     }
     MUST(seen == (uint64_t{1} << kPlaces) - 1);
@@ -192,7 +198,8 @@ TEST_CASE("pmem: what it cannot take is refused in one line") {
   CHECK(has(refused("pmem:" + empty.path, kRaw), "empty"));
   std::ofstream(shm.path) << "somebody's data";
   CHECK(has(refused("pmem:" + shm.path), "not Lunar's"));
-  CHECK(std::string(std::istreambuf_iterator<char>(std::ifstream(shm.path).rdbuf()), {}) == "somebody's data");
+  CHECK(std::string(std::istreambuf_iterator<char>(std::ifstream(shm.path).rdbuf()), {}) ==
+        "somebody's data");
 }
 
 TEST_CASE("pmem: capabilities say what the device is") {
@@ -208,7 +215,9 @@ TEST_CASE("pmem: capabilities say what the device is") {
   CHECK(std::string(static_cast<PmemDevice*>(memory.get())->durability()) == "memory");
 }
 
-TEST_CASE("pmem: a blank file becomes a scratch LUN, one owner at a time, and grows and is cut like a file") {
+TEST_CASE(
+    "pmem: a blank file becomes a scratch LUN, one owner at a time, and grows and is cut like a "
+    "file") {
   File file("/dev/shm");
   {
     const Opened lun = opened("pmem:" + file.path, {});
@@ -274,7 +283,9 @@ TEST_CASE("pmem: beyond the end: short reads, no writes") {
   CHECK(io(lun.get(), Op::kFlush, 0, nullptr, 0) == 0);
 }
 
-TEST_CASE("pmem: discard zeros, and a file keeps its space; what is made for one process gives it back by release") {
+TEST_CASE(
+    "pmem: discard zeros, and a file keeps its space; what is made for one process gives it back "
+    "by release") {
   File file("/dev/shm", 8 * kMiB);
   const Opened lun = opened("pmem:" + file.path);
   std::vector<char> all(8 * kMiB, 5), want = all;
@@ -288,7 +299,8 @@ TEST_CASE("pmem: discard zeros, and a file keeps its space; what is made for one
   REQUIRE(io(lun.get(), Op::kRead, 0, all.data(), all.size()) == static_cast<int64_t>(all.size()));
   CHECK(all == want);
   CHECK(io(lun.get(), Op::kFlush, 0, nullptr, 0) == 0);
-  REQUIRE(io(lun.get(), Op::kWrite, kMiB, want.data() + 7 * kMiB, kMiB) == static_cast<int64_t>(kMiB));
+  REQUIRE(io(lun.get(), Op::kWrite, kMiB, want.data() + 7 * kMiB, kMiB) ==
+          static_cast<int64_t>(kMiB));
   REQUIRE(io(lun.get(), Op::kRead, kMiB, all.data(), kMiB) == static_cast<int64_t>(kMiB));
   CHECK(memcmp(all.data(), want.data() + 7 * kMiB, kMiB) == 0);
 }
@@ -297,7 +309,8 @@ TEST_CASE("pmem: random commands against a model, delegated or not, on memory an
   const char* delegate = GENERATE("on", "off", "auto");
   File shm("/dev/shm", 16 * kMiB), plain(disk_directory(), 2 * kMiB);
   const std::string setting = std::string(",delegate=") + delegate;
-  const Opened memory = opened("pmem:" + shm.path + setting), on_disk = opened("pmem:" + plain.path + setting);
+  const Opened memory = opened("pmem:" + shm.path + setting),
+               on_disk = opened("pmem:" + plain.path + setting);
   CHECK(against_model(memory.get(), 40, tier::run_seed(), 3 * kMiB + 512, 4 * kMiB).empty());
   CHECK(against_model(memory.get(), 300, tier::run_seed() + 1, 512, 256 * kKiB).empty());
   CHECK(against_model(on_disk.get(), 12, tier::run_seed() + 2, 4096, kMiB).empty());
@@ -310,7 +323,8 @@ TEST_CASE("pmem: threads with contexts of their own share the delegates and lose
   std::string wrong[8];
   const uint64_t seed = tier::run_seed();
   for (unsigned t = 0; t < 8; ++t)
-    threads.emplace_back([&, t] { wrong[t] = against_model(lun.get(), 60, seed + 10 + t, t * 4 * kMiB, kMiB); });
+    threads.emplace_back(
+        [&, t] { wrong[t] = against_model(lun.get(), 60, seed + 10 + t, t * 4 * kMiB, kMiB); });
   for (std::thread& thread : threads) thread.join();
   for (const std::string& what : wrong) CHECK(what.empty());
   CHECK(threads_named("lunar-delegate") >= 1);
@@ -432,7 +446,9 @@ TEST_CASE("pmem: the ring is full at its depth, and a watched descriptor is repo
   CHECK(lun->attach(bad, &none) == -EINVAL);
 }
 
-TEST_CASE("pmem: delegates start with the first need, never from inside the runtime, and end with the device") {
+TEST_CASE(
+    "pmem: delegates start with the first need, never from inside the runtime, and end with the "
+    "device") {
   File file("/dev/shm", 4 * kMiB);
   std::vector<char> buffer(kMiB);
   const iovec part = {buffer.data(), buffer.size()};
@@ -513,7 +529,8 @@ TEST_CASE("pmem: a forked child starts delegates of its own, and sees the same m
       const Command write = command_of(Op::kWrite, 2 * kMiB, &mine);
       if (own->submit(&write, 1) != 1 || !pool.started()) _exit(3);
       unsigned got = 0;
-      for (unsigned patience = 0; got == 0 && patience < 10000; ++patience) {  // by the child's delegates
+      for (unsigned patience = 0; got == 0 && patience < 10000;
+           ++patience) {  // by the child's delegates
         got = static_cast<unsigned>(own->reap(out, 4));
         usleep(1000);
       }
@@ -529,7 +546,8 @@ TEST_CASE("pmem: a forked child starts delegates of its own, and sees the same m
   }
   lun->detach(inherited);
   std::vector<char> seen(kMiB);
-  REQUIRE(io(lun.get(), Op::kRead, 2 * kMiB, seen.data(), seen.size()) == static_cast<int64_t>(kMiB));
+  REQUIRE(io(lun.get(), Op::kRead, 2 * kMiB, seen.data(), seen.size()) ==
+          static_cast<int64_t>(kMiB));
   CHECK(seen == std::vector<char>(kMiB, 3));
 }
 
@@ -550,13 +568,16 @@ TEST_CASE("pmem: copies that go through the cache move every byte, for every way
   std::vector<char> from(8192), to(8192), want;
   for (char& byte : from) byte = static_cast<char>(random());
   const int best = static_cast<int>(pmem::flush_method());
-  for (int method = best ? 1 : 0; method <= best && best <= static_cast<int>(pmem::Flush::kClwb); ++method) {
+  for (int method = best ? 1 : 0; method <= best && best <= static_cast<int>(pmem::Flush::kClwb);
+       ++method) {
     for (unsigned i = 0; i < 3000; ++i) {
-      const size_t at = random() % 200, source = random() % 200, bytes = random() % (i % 10 ? 300 : 7000);
+      const size_t at = random() % 200, source = random() % 200,
+                   bytes = random() % (i % 10 ? 300 : 7000);
       for (char& byte : to) byte = static_cast<char>(i);
       want = to;
       memcpy(want.data() + at, from.data() + source, bytes);
-      pmem::copy_through(static_cast<pmem::Flush>(method), to.data() + at, from.data() + source, bytes);
+      pmem::copy_through(static_cast<pmem::Flush>(method), to.data() + at, from.data() + source,
+                         bytes);
       pmem::fence();
       REQUIRE(to == want);
     }

@@ -121,7 +121,8 @@ TEST_CASE("sim: a run replays from its seed") {
     Sim sim(uri);
     std::string text;
     std::vector<char> page(kPage);
-    for (unsigned i = 0; i < 500; ++i) text += sim.io(Op::kRead, i % 256, page.data()) < 0 ? 'e' : '.';
+    for (unsigned i = 0; i < 500; ++i)
+      text += sim.io(Op::kRead, i % 256, page.data()) < 0 ? 'e' : '.';
     return text;
   };
   CHECK(fates("sim:1m,seed=1,read_error=5") == fates("sim:1m,seed=1,read_error=5"));
@@ -159,7 +160,8 @@ TEST_CASE("sim: a corrupt read differs in one bit, also across a vector") {
   Sim sim("sim:1m,corrupt=1");
   std::vector<uint8_t> in(3 * kPage);
   for (int i = 0; i < 100; ++i) {
-    const iovec parts[3] = {{in.data(), kPage}, {in.data() + kPage, kPage}, {in.data() + 2 * kPage, kPage}};
+    const iovec parts[3] = {
+        {in.data(), kPage}, {in.data() + kPage, kPage}, {in.data() + 2 * kPage, kPage}};
     Command command;
     command.iov = parts;
     command.iov_count = 3;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts on a file: the ring, the synchronous one and the one whose calls threads make must behave alike. Every case
-// runs on all of them where io_uring is allowed, on the latter two elsewhere.
+// Contexts on a file: the ring, the synchronous one and the one whose calls threads make must
+// behave alike. Every case runs on all of them where io_uring is allowed, on the latter two
+// elsewhere.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -69,8 +70,8 @@ struct File {
   OwnedContext* attach(ContextOptions options = {}) const {
     OwnedContext* context = nullptr;
     options.delegate = kind == Kind::kCalls;
-    const int status =
-        kind == Kind::kRing ? UringContext::create(joined, options, &context) : calls.attach(joined, options, &context);
+    const int status = kind == Kind::kRing ? UringContext::create(joined, options, &context)
+                                           : calls.attach(joined, options, &context);
     return status == 0 ? context : nullptr;
   }
 };
@@ -191,7 +192,8 @@ TEST_CASE("contexts: wait returns at once without work, and on time without comp
 }
 
 TEST_CASE(
-    "contexts: exchange submits and waits for a batch, for all when fewer are on their way, and not past its time") {
+    "contexts: exchange submits and waits for a batch, for all when fewer are on their way, and "
+    "not past its time") {
   for (const Kind kind : kinds()) {
     File file(kind);
     Pages pages(64);
@@ -223,7 +225,8 @@ TEST_CASE(
     CHECK(context->in_flight() == 0);
     CHECK(std::set<uint64_t>(tags.begin(), tags.end()).size() == 64);
     unsigned taken = 99;
-    CHECK(context->exchange(nullptr, 0, &taken, done, 64, 5, -1) == 0);  // nothing on its way: at once
+    CHECK(context->exchange(nullptr, 0, &taken, done, 64, 5, -1) ==
+          0);  // nothing on its way: at once
     CHECK(taken == 0);
     int ends[2];
     REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
@@ -232,7 +235,8 @@ TEST_CASE(
     CHECK(context->exchange(nullptr, 0, &taken, done, 64, 5, 20'000'000) == 0);
     CHECK(sys::now_ns() - start >= 19'000'000);
     REQUIRE(write(ends[1], "x", 1) == 1);
-    CHECK(context->exchange(commands, 1, &taken, done, 64, 2, 2'000'000'000) == 2);  // the watch is one of them
+    CHECK(context->exchange(commands, 1, &taken, done, 64, 2, 2'000'000'000) ==
+          2);  // the watch is one of them
     CHECK(taken == 1);
     close(ends[0]);
     close(ends[1]);
@@ -322,10 +326,12 @@ TEST_CASE("contexts: threads with contexts of their own do not disturb each othe
             for (int got = 0, n = 0; got < 32; got += n) {
               n = context->wait(responses, 32, -1);
               if (n < 0) n = 0;
-              for (int i = 0; i < n; ++i) wrong += responses[i].result != static_cast<int64_t>(kPage);
+              for (int i = 0; i < n; ++i)
+                wrong += responses[i].result != static_cast<int64_t>(kPage);
             }
           }
-          for (uint64_t i = 0; i < 32; ++i) wrong += memcmp(pages.page(i), pages.page(32 + i), kPage) != 0;
+          for (uint64_t i = 0; i < 32; ++i)
+            wrong += memcmp(pages.page(i), pages.page(32 + i), kPage) != 0;
         }
         context->release();
       });
@@ -336,7 +342,8 @@ TEST_CASE("contexts: threads with contexts of their own do not disturb each othe
 }
 
 TEST_CASE(
-    "contexts of calls: submit does not wait for I/O, several calls are made at once, and a wait ends before they do") {
+    "contexts of calls: submit does not wait for I/O, several calls are made at once, and a wait "
+    "ends before they do") {
   DeviceOptions raw;
   raw.scratch = false;
   ErrorText why;
@@ -461,12 +468,15 @@ int open_rings() {
   for (int fd = 0; fd < 256; ++fd) {
     const std::string link = "/proc/self/fd/" + std::to_string(fd);
     char target[64] = {};
-    rings += readlink(link.c_str(), target, sizeof target - 1) > 0 && strstr(target, "[io_uring]") != nullptr;
+    rings += readlink(link.c_str(), target, sizeof target - 1) > 0 &&
+             strstr(target, "[io_uring]") != nullptr;
   }
   return rings;
 }
 
-TEST_CASE("uring: a forked child has no pins of its parent's, and its rings stay open when a thread's is forgotten") {
+TEST_CASE(
+    "uring: a forked child has no pins of its parent's, and its rings stay open when a thread's is "
+    "forgotten") {
   if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
   ServiceRing service;
   sys::ThreadSpec spec;
@@ -489,7 +499,10 @@ TEST_CASE("uring: a forked child has no pins of its parent's, and its rings stay
       const int before = open_rings();
       const bool pins = sys::own_pinned_bytes() != 0;
       service.ring.destroy();
-      _exit(pins ? 1 : before == 0 || open_rings() != before ? 2 : sys::own_pinned_bytes() != 0 ? 3 : 0);
+      _exit(pins                                    ? 1
+            : before == 0 || open_rings() != before ? 2
+            : sys::own_pinned_bytes() != 0          ? 3
+                                                    : 0);
     }
     REQUIRE(waitpid(child, &status, 0) == child);
   }
@@ -501,11 +514,14 @@ TEST_CASE("uring: a forked child has no pins of its parent's, and its rings stay
   CHECK(WIFEXITED(status));
 }
 
-TEST_CASE("contexts: a durable write asks the kernel for it, an atomic one where it is more than a sector") {
+TEST_CASE(
+    "contexts: a durable write asks the kernel for it, an atomic one where it is more than a "
+    "sector") {
   Pages pages(2);
   const iovec sector = {pages.base, 512}, page = {pages.base, kPage},
               two[2] = {{pages.base, 512}, {pages.page(1), 512}};
-  const auto flags = [](const iovec* parts, uint32_t count, bool fua, bool atomic, uint32_t disk_sector) {
+  const auto flags = [](const iovec* parts, uint32_t count, bool fua, bool atomic,
+                        uint32_t disk_sector) {
     Command command = command_of(Op::kWrite, 0, parts, count, 1);
     command.fua = fua;
     command.atomic = atomic;
@@ -532,7 +548,8 @@ TEST_CASE("contexts: a durable write asks the kernel for it, an atomic one where
     memset(pages.base, 'n', kPage);
     Command command = command_of(Op::kWrite, 0, &page, 1, 2);
     command.atomic = true;
-    const int64_t result = one(context, command);  // a file system that keeps pages whole may take it
+    // a file system that keeps pages whole may take it
+    const int64_t result = one(context, command);
     const iovec back = {pages.page(1), kPage};
     CHECK(one(context, command_of(Op::kRead, 0, &back, 1, 3)) == kPage);
     CHECK((result == kPage || result == -EINVAL || result == -EOPNOTSUPP));

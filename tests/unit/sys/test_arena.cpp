@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arena: alignment, zeroing, no overlap under threads, usable after fork, private mappings that do or do not fork.
+// The arena: alignment, zeroing, no overlap under threads, usable after fork, private mappings that
+// do or do not fork.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,9 +26,10 @@ bool all_zero(const void* memory, size_t bytes) {
 }  // namespace
 
 TEST_CASE("arena_alloc gives zeroed memory at the alignment asked for") {
-  for (size_t align : {size_t{1}, size_t{8}, size_t{64}, size_t{128}, size_t{1024}, size_t{4096}, size_t{1} << 20}) {
-    for (size_t bytes :
-         {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{1000}, size_t{40000}, size_t{300000}, size_t{3} << 20}) {
+  for (size_t align : {size_t{1}, size_t{8}, size_t{64}, size_t{128}, size_t{1024}, size_t{4096},
+                       size_t{1} << 20}) {
+    for (size_t bytes : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{1000}, size_t{40000},
+                         size_t{300000}, size_t{3} << 20}) {
       void* memory = arena_alloc(bytes, align);
       REQUIRE(memory != nullptr);
       CHECK(reinterpret_cast<uintptr_t>(memory) % align == 0);
@@ -51,7 +53,8 @@ TEST_CASE("arena objects of concurrent threads never overlap") {
     threads.emplace_back([t, &found] {
       for (int i = 0; i < kObjects; ++i) {
         size_t bytes = static_cast<size_t>(1 + (i * 37 + t * 101) % 900);
-        found[static_cast<size_t>(t)].emplace_back(reinterpret_cast<uintptr_t>(arena_alloc(bytes)), bytes);
+        found[static_cast<size_t>(t)].emplace_back(reinterpret_cast<uintptr_t>(arena_alloc(bytes)),
+                                                   bytes);
       }
     });
   }
@@ -61,7 +64,8 @@ TEST_CASE("arena objects of concurrent threads never overlap") {
   std::sort(all.begin(), all.end());
   CHECK(all.front().first != 0);
   bool overlap = false;
-  for (size_t i = 1; i < all.size(); ++i) overlap |= all[i - 1].first + all[i - 1].second > all[i].first;
+  for (size_t i = 1; i < all.size(); ++i)
+    overlap |= all[i - 1].first + all[i - 1].second > all[i].first;
   CHECK_FALSE(overlap);
 }
 
@@ -109,7 +113,8 @@ TEST_CASE("a huge mapping leaves nothing behind where there can be no mapping mo
   if (child == 0) {
     constexpr size_t kPage = 4096;
     const size_t bytes = 2 * most * kPage;
-    void* many = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* many =
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     void* neighbour = map_private(2 * kHugeBytes, ForkPolicy::kWipe);
     if (many == MAP_FAILED || !neighbour) _exit(2);
     for (size_t at = 0; at < bytes; at += 2 * kPage)

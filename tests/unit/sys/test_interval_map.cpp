@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// IntervalMap against a model that marks every unit of a small space, and against std::map in a large one; gaps are
-// compared with a linear search. One thread. The seed is printed.
+// IntervalMap against a model that marks every unit of a small space, and against std::map in a
+// large one; gaps are compared with a linear search. One thread. The seed is printed.
 #include <map>
 #include <random>
 #include <vector>
@@ -29,7 +29,8 @@ void must_reserve(Map& map) {
 template <class Map>
 std::vector<Item> items_of(const Map& map) {
   std::vector<Item> out;
-  for (const Item* item = map.find(0); item != nullptr; item = map.find(item->end)) out.push_back(*item);
+  for (const Item* item = map.find(0); item != nullptr; item = map.find(item->end))
+    out.push_back(*item);
   return out;
 }
 
@@ -121,7 +122,8 @@ TEMPLATE_TEST_CASE("an interval map is what its model is after any changes", "",
     Model model(kUnits);
     const uint64_t longest = round % 3 == 0 ? 3 : round % 3 == 1 ? 40 : 1500;
     for (int step = 0; step < 8000; ++step) {
-      const uint64_t begin = random() % kUnits, most = kUnits - begin < longest ? kUnits - begin : longest;
+      const uint64_t begin = random() % kUnits,
+                     most = kUnits - begin < longest ? kUnits - begin : longest;
       const uint64_t end = begin + 1 + random() % most;
       must_reserve(map);
       if (const bool sets = random() % 5 < (step % 4000 < 2000 ? 4u : 1u); sets) {

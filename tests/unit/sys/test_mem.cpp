@@ -31,13 +31,16 @@ int claim_around_a_hole() {
 
 }  // namespace
 
-TEST_CASE("a claim tells what is mapped wholly, in part and not at all") { CHECK(claim_around_a_hole() == 0); }
+TEST_CASE("a claim tells what is mapped wholly, in part and not at all") {
+  CHECK(claim_around_a_hole() == 0);
+}
 
 TEST_CASE("a claim tells so without msync") {
   const pid_t child = fork();
   if (child == 0) _exit(refuse_calls({SYS_msync}) ? claim_around_a_hole() : 77);
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) LUNAR_SKIP("seccomp", "there are no filters here");
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    LUNAR_SKIP("seccomp", "there are no filters here");
   CHECK(status == 0);
 }

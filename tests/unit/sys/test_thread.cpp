@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sys/thread: stacks and memory of threads; reports rightly whether SCHED_IDLE can be left again, for every caller.
+// sys/thread: stacks and memory of threads; reports rightly whether SCHED_IDLE can be left again,
+// for every caller.
 #include "sys/thread.h"
 
 #include <errno.h>
@@ -35,8 +36,8 @@ int child_with(F&& prepare) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-// Of a thread that thread_start made, once it is told to look: what the kernel says of reading the byte below its
-// stack.
+// Of a thread that thread_start made, once it is told to look: what the kernel says of reading the
+// byte below its stack.
 struct StackEnd {
   std::atomic<uint32_t> go{0};
   int error = 0;
@@ -70,7 +71,8 @@ TEST_CASE("a sleep lasts where a filter refuses the calls that sleep") {
   }
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) LUNAR_SKIP("seccomp", "there are no filters here");
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    LUNAR_SKIP("seccomp", "there are no filters here");
   CHECK(status == 0);
 }
 
@@ -89,7 +91,8 @@ TEST_CASE("threads that end, or cannot be started, leave no memory behind") {
   CHECK(lunar::arena_bytes() == before);
   CHECK(child_with([spec, before] {
           rlimit limit{};
-          if (setrlimit(RLIMIT_NPROC, &limit) != 0 || (geteuid() == 0 && setuid(65534) != 0)) return false;
+          if (setrlimit(RLIMIT_NPROC, &limit) != 0 || (geteuid() == 0 && setuid(65534) != 0))
+            return false;
           pthread_t none;
           int refused = 0;
           for (int i = 0; i < 5000; ++i) refused += lunar::sys::thread_start(spec, &none) < 0;
@@ -122,11 +125,13 @@ TEST_CASE("leaving SCHED_IDLE is promised only to those who may") {
         }) == kRight);
   CHECK(child_with([] {
           rlimit limit{20, 20};
-          return setrlimit(RLIMIT_NICE, &limit) == 0 && setpriority(PRIO_PROCESS, 0, 5) == 0 && setuid(65534) == 0;
+          return setrlimit(RLIMIT_NICE, &limit) == 0 && setpriority(PRIO_PROCESS, 0, 5) == 0 &&
+                 setuid(65534) == 0;
         }) == kRight);
   CHECK(child_with([] {
           rlimit limit{20, 20};
-          return setrlimit(RLIMIT_NICE, &limit) == 0 && setpriority(PRIO_PROCESS, 0, -3) == 0 && setuid(65534) == 0;
+          return setrlimit(RLIMIT_NICE, &limit) == 0 && setpriority(PRIO_PROCESS, 0, -3) == 0 &&
+                 setuid(65534) == 0;
         }) == kRight);
 }
 
@@ -134,8 +139,8 @@ TEST_CASE("descriptors of drivers that pin buffers are told by their names") {
   char directory[] = "/tmp/lunar-fd-XXXXXX";
   REQUIRE(mkdtemp(directory) != nullptr);
   const std::string link = std::string(directory) + "/64000";
-  for (const char* node :
-       {"/dev/sg0", "/dev/bsg/0:0:0:0", "/dev/nvme0", "/dev/ng0n1", "/dev/video0", "/dev/infiniband/uverbs0"}) {
+  for (const char* node : {"/dev/sg0", "/dev/bsg/0:0:0:0", "/dev/nvme0", "/dev/ng0n1",
+                           "/dev/video0", "/dev/infiniband/uverbs0"}) {
     REQUIRE(symlink(node, link.c_str()) == 0);
     int which = -1;
     CHECK(lunar::sys::descriptors_may_pin(directory, &which) == lunar::sys::Pinning::kYes);

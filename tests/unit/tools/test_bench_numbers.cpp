@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the benches count with: the latency histogram, the zipf generator, page content, medians, ratios and honesty.
+// What the benches count with: the latency histogram, the zipf generator, page content, medians,
+// ratios and honesty.
 #include "tests/catch.h"
 
 #include <algorithm>
@@ -18,7 +19,9 @@
 using namespace lunar::tools;
 
 namespace {
-bool near(double a, double b, double relative) { return std::fabs(a - b) <= relative * std::fabs(b); }
+bool near(double a, double b, double relative) {
+  return std::fabs(a - b) <= relative * std::fabs(b);
+}
 
 BenchRow row_of(const char* system, const char* workload) {
   BenchRow row;
@@ -38,7 +41,8 @@ RunResult run_of(double rate) {
 }  // namespace
 
 TEST_CASE("histogram buckets are in order and narrower than 1/64") {
-  for (uint64_t ns : {1ull, 63ull, 64ull, 65ull, 127ull, 128ull, 1000ull, 123456ull, 99999999ull, 4000000000000ull}) {
+  for (uint64_t ns : {1ull, 63ull, 64ull, 65ull, 127ull, 128ull, 1000ull, 123456ull, 99999999ull,
+                      4000000000000ull}) {
     const size_t bucket = Histogram::bucket_of(ns);
     CHECK(near(Histogram::middle_of(bucket), static_cast<double>(ns), 1.0 / 64));
     CHECK(Histogram::bucket_of(ns + 1) >= bucket);
@@ -62,7 +66,8 @@ TEST_CASE("histogram percentiles match sorted values") {
   CHECK(histogram.max() == values.back());
   CHECK(near(histogram.mean(), sum / static_cast<double>(values.size()), 1e-9));
   for (const double q : {0.5, 0.9, 0.99, 0.999}) {
-    const auto exact = static_cast<double>(values[static_cast<size_t>(q * static_cast<double>(values.size())) - 1]);
+    const auto exact = static_cast<double>(
+        values[static_cast<size_t>(q * static_cast<double>(values.size())) - 1]);
     CHECK(near(histogram.percentile(q), exact, 0.02));
   }
   CHECK(Histogram().percentile(0.99) == 0);
@@ -89,7 +94,8 @@ TEST_CASE("zipf draws have the probabilities the formula gives") {
 }
 
 TEST_CASE("zipf scatters ranks over all pages without loss") {
-  for (const uint64_t count : {uint64_t{1}, uint64_t{2}, uint64_t{97}, uint64_t{4096}, uint64_t{6000}}) {
+  for (const uint64_t count :
+       {uint64_t{1}, uint64_t{2}, uint64_t{97}, uint64_t{4096}, uint64_t{6000}}) {
     const ZipfGenerator zipf(count, 0.99);
     std::vector<bool> hit(count);
     for (uint64_t rank = 0; rank < count; ++rank) hit[zipf.scattered(rank)] = true;
@@ -158,7 +164,8 @@ TEST_CASE("a run whose disk did not move the bytes fails, and so does the bench"
   BenchReport report;
   report.check("lunar read", run);
   REQUIRE(report.failures.size() == 2);
-  CHECK(report.failures[0] == "lunar read: 1 reads did not find what was written: first: Input/output error");
+  CHECK(report.failures[0] ==
+        "lunar read: 1 reads did not find what was written: first: Input/output error");
   CHECK(report_table(report).find("FAILED: " + report.failures[0]) != std::string::npos);
   const auto json = JsonValue::parse(report_json(report));
   REQUIRE(json);
@@ -196,7 +203,8 @@ TEST_CASE("two rows are compared quantity by quantity; what was not measured is 
   CHECK(near(ratios.at("get_p99"), 0.5, 1e-9));
   CHECK(ratios.count("get_mean") == 0);
   CHECK(ratios.count("get_time") == 0);
-  CHECK(report_table(report).find("lunar/swap get_: 2.000x (1.100 to 4.000) op/s") != std::string::npos);
+  CHECK(report_table(report).find("lunar/swap get_: 2.000x (1.100 to 4.000) op/s") !=
+        std::string::npos);
   report.compare("none", "get_", BenchRow(), *theirs);
   CHECK(report.ratios.count("none") == 0);
   CHECK(report.lines.size() == 1);
@@ -246,7 +254,8 @@ TEST_CASE("JSON of every bench: rows with what was measured, ratios, targets, re
   CHECK(row.number_at({"spread"}) == 1);
   CHECK(row.number_at({"rounds"}) == 3);
   CHECK(row.find({"rounds_ops_per_s"})->items.size() == 3);
-  for (const char* absent : {"disk_read_bytes", "job_s", "experiment", "page_cluster", "value_bytes"})
+  for (const char* absent :
+       {"disk_read_bytes", "job_s", "experiment", "page_cluster", "value_bytes"})
     CHECK(row.find({absent}) == nullptr);
   const auto& targets = json->find({"targets"})->items;
   REQUIRE(targets.size() == 3);
@@ -279,7 +288,7 @@ TEST_CASE("the rounds that count are the least disturbed of all systems, whateve
   CHECK(quietest_rounds({one, runs({0.2})}, 3) == Rounds{1, 2, 3});  // a system that was lost
   CHECK(quietest_rounds({runs({0})}, 3) == Rounds{0});
   CHECK(quietest_rounds({runs({0.1, kNone, 0.2})}, 2) == Rounds{0, 1});  // not told: not disturbed
-  CHECK(noisy_run(runs({0.13})[0], 2));                                  // 2 s of 2 CPUs: 3 % are 0.12 s
+  CHECK(noisy_run(runs({0.13})[0], 2));  // 2 s of 2 CPUs: 3 % are 0.12 s
   CHECK_FALSE(noisy_run(runs({0.11})[0], 2));
   CHECK_FALSE(noisy_run(run_of(1), 2));
 }

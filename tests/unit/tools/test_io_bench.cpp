@@ -36,22 +36,28 @@ constexpr const char* kFio = R"(fio: a warning { on the same stream
 
 std::string cut_before_brace(const char* text) { return strchr(strchr(text, '\n'), '{'); }
 
-std::string joined(const std::vector<std::string>& words) { return fmt::format("{} ", fmt::join(words, " ")); }
+std::string joined(const std::vector<std::string>& words) {
+  return fmt::format("{} ", fmt::join(words, " "));
+}
 
 }  // namespace
 
 TEST_CASE("machine CPU: what was not idle, and what was in user mode") {
-  const auto before = parse_cpu_times("cpu  100 10 200 5000 300 5 15 7 0 0\ncpu0 1 1 1 1 1 1 1\n", 100);
+  const auto before =
+      parse_cpu_times("cpu  100 10 200 5000 300 5 15 7 0 0\ncpu0 1 1 1 1 1 1 1\n", 100);
   const auto after = parse_cpu_times("cpu  150 20 230 5200 340 6 19 17 0 0\n", 100);
   REQUIRE(before);
   REQUIRE(after);
-  CHECK(near(cpu_between(*before, *after, 2.0, 2), 4.0 - 2.0 - 0.4 - 0.1));  // elapsed x CPUs - idle - iowait - steal
+  // elapsed x CPUs - idle - iowait - steal
+  CHECK(near(cpu_between(*before, *after, 2.0, 2), 4.0 - 2.0 - 0.4 - 0.1));
   CHECK(near(after->user - before->user, 0.5 + 0.1));
   CHECK(cpu_between(*before, *after, 0.1, 1) == 0);    // clocks that disagree: never below zero
   CHECK(parse_cpu_times("cpu 1 2 3 4 5 6 7\n", 100));  // old kernels have no steal
   CHECK(!parse_cpu_times("cpu0 1 2 3 4 5 6 7 8\n", 100));
   CHECK(!parse_cpu_times("cpu 1 2 3", 100));
-  CHECK(near(parse_process_user_seconds("7 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 99 0 0", 100).value_or(-1), 2.5));
+  CHECK(near(
+      parse_process_user_seconds("7 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 99 0 0", 100).value_or(-1),
+      2.5));
   CHECK(!parse_process_user_seconds("7 nothing", 100));
 }
 
@@ -66,14 +72,16 @@ TEST_CASE("JSON: values are found by their path, and no JSON is refused") {
   CHECK(job.find({"flags"})->items[0].number == 1);
   CHECK(job.number_at({"read", "none"}, -3) == -3);
   CHECK(job.number_at({"note"}, -3) == -3);
-  for (const char* bad : {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12",
-                          "{}{}", "1 x", "\"m\\q\"", "\"\\x41\"", "\"a\tb\""})
+  for (const char* bad :
+       {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12",
+        "{}{}", "1 x", "\"m\\q\"", "\"\\x41\"", "\"a\tb\""})
     CHECK(!JsonValue::parse(bad));
   CHECK(!JsonValue::parse(std::string(1000, '[')));
   std::string_view rest;
   CHECK(JsonValue::parse("{\"a\":1,\"a\":\"b\"} \n x", &rest)->find({"a"})->text == "b");
   CHECK(rest == "x");
-  CHECK(JsonValue::parse("\"a\\u0000\\u00e9\\u20ac\\ud83d\\ude00\"")->text == std::string("a\0", 2) + "é€😀");
+  CHECK(JsonValue::parse("\"a\\u0000\\u00e9\\u20ac\\ud83d\\ude00\"")->text ==
+        std::string("a\0", 2) + "é€😀");
   for (const char* half : {"\"\\ud83d\"", "\"\\ude00\"", "\"\\ud83d\\u0041\"", "\"\\u12g4\""})
     CHECK(!JsonValue::parse(half));
 }
@@ -109,9 +117,10 @@ TEST_CASE("fio: its command does our work, in our batches") {
     }
   };
   has(command("fio", 128, 70),
-      {"--filename=/d/f ", "--offset=1048576 ", "--size=4194304 ", "--bs=4096 ", "--direct=1 ", "--iodepth=128 ",
-       "--ioengine=io_uring ", "--registerfiles=1 ", "--fixedbufs=1 ", "--iodepth_batch_submit=32 ",
-       "--iodepth_batch_complete_min=32 ", "--rw=randrw ", "--rwmixread=70 ", "--runtime=2000ms "});
+      {"--filename=/d/f ", "--offset=1048576 ", "--size=4194304 ", "--bs=4096 ", "--direct=1 ",
+       "--iodepth=128 ", "--ioengine=io_uring ", "--registerfiles=1 ", "--fixedbufs=1 ",
+       "--iodepth_batch_submit=32 ", "--iodepth_batch_complete_min=32 ", "--rw=randrw ",
+       "--rwmixread=70 ", "--runtime=2000ms "});
   const std::string one = command("fio", 1, 100);
   CHECK(one.find("batch") == std::string::npos);
   has(one, {"--rw=randread ", "--iodepth=1 "});
@@ -146,7 +155,8 @@ TEST_CASE("stamps: the last version passes, everything else does not") {
   CHECK(!stamps.check(unit, block.data()));
   stamps.stamp(unit, block.data());
   CHECK(stamps.check(unit, block.data()));
-  for (uint64_t other = 0; other < 8; ++other) CHECK(stamps.check(other, block.data()) == (other == unit));
+  for (uint64_t other = 0; other < 8; ++other)
+    CHECK(stamps.check(other, block.data()) == (other == unit));
   old = block;
   stamps.stamp(unit, block.data());
   CHECK(stamps.check(unit, block.data()));
@@ -156,7 +166,8 @@ TEST_CASE("stamps: the last version passes, everything else does not") {
     torn[at] = old[at];
     CHECK(!stamps.check(unit, torn.data()));
   }
-  for (int i = 0; i < 7; ++i) CHECK(stamps.claim(random) != unit);  // all others are free, this one is not
+  for (int i = 0; i < 7; ++i)
+    CHECK(stamps.claim(random) != unit);  // all others are free, this one is not
   stamps.release(unit);
   CHECK(stamps.claim(random) == unit);
   CHECK(stamps.check(unit, block.data()));

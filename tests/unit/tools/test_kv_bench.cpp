@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench kv`: a value that is not the one that was written is noticed; targets are what they say.
+// `lunar bench kv`: a value that is not the one that was written is noticed; targets are what they
+// say.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -14,8 +15,8 @@ namespace {
 
 bool near(double a, double b) { return std::fabs(a - b) < 1e-9 * std::fmax(1, std::fabs(b)); }
 
-void add(BenchReport* report, const std::string& system, const std::string& experiment, const std::string& workload,
-         const std::vector<double>& rates) {
+void add(BenchReport* report, const std::string& system, const std::string& experiment,
+         const std::string& workload, const std::vector<double>& rates) {
   BenchRow row;
   row.system = system;
   row.experiment = experiment;
@@ -31,7 +32,8 @@ void add(BenchReport* report, const std::string& system, const std::string& expe
 }
 
 const BenchTarget& target(const std::vector<BenchTarget>& targets, const std::string& name) {
-  const auto found = std::find_if(targets.begin(), targets.end(), [&](const BenchTarget& t) { return t.name == name; });
+  const auto found = std::find_if(targets.begin(), targets.end(),
+                                  [&](const BenchTarget& t) { return t.name == name; });
   REQUIRE(found != targets.end());
   return *found;
 }
@@ -55,7 +57,8 @@ TEST_CASE("one changed bit of a value is noticed, wherever it is") {
     content.fill(41, 4, later.data());
     CHECK(content.check(41, later.data(), static_cast<int64_t>(bytes)) == 4);
     if (bytes <= 24) continue;
-    std::copy(later.begin(), later.begin() + 24, value.begin());  // torn: the head of one version, the rest of another
+    // torn: the head of one version, the rest of another
+    std::copy(later.begin(), later.begin() + 24, value.begin());
     CHECK(content.check(41, value.data(), static_cast<int64_t>(bytes)) == 0);
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `lunar bench redis` counts with: requests, the check of replies, workloads, sizes, arguments. No server.
+// What `lunar bench redis` counts with: requests, the check of replies, workloads, sizes,
+// arguments. No server.
 #include "tests/catch.h"
 
 #include <algorithm>
@@ -69,7 +70,8 @@ TEST_CASE("a GET is right only with its own key's value, whole") {
   Dataset data(DataKind::kStrings, 1 << 20, 1024, 5);
   REQUIRE(data.keys() == 1024);
   Random random(1);
-  const std::vector<std::string> load = words_of(data, data.load(7)), other = words_of(data, data.load(8));
+  const std::vector<std::string> load = words_of(data, data.load(7)),
+                                 other = words_of(data, data.load(8));
   REQUIRE(load.size() == 3);
   CHECK(load[0] == "SET");
   CHECK(load[1] == "key:000000000007");
@@ -108,7 +110,8 @@ TEST_CASE("a read finds no version older than acknowledged and none that was nev
   CHECK(check(data, early, bulk(first)).empty());  // sent before the write was acknowledged
   Dataset ahead(DataKind::kStrings, 64 << 10, 1024, 5);
   (void)check(ahead, ahead.write(3), "+OK\r\n");
-  CHECK_FALSE(check(data, late, bulk(words_of(ahead, ahead.write(3))[2])).empty());  // version 2: never sent here
+  CHECK_FALSE(check(data, late, bulk(words_of(ahead, ahead.write(3))[2]))
+                  .empty());  // version 2: never sent here
 }
 
 TEST_CASE("hash fields and sorted-set members are checked by place, score and version") {
@@ -123,7 +126,8 @@ TEST_CASE("hash fields and sorted-set members are checked by place, score and ve
     const std::vector<std::string> words = words_of(hashes, get);
     CHECK(words[2] == load[2 + 2 * get.part]);
     CHECK(check(hashes, get, bulk(load[3 + 2 * get.part])).empty());
-    CHECK_FALSE(check(hashes, get, bulk(load[3 + 2 * ((get.part + 1) % Dataset::kHashFields)])).empty());
+    CHECK_FALSE(
+        check(hashes, get, bulk(load[3 + 2 * ((get.part + 1) % Dataset::kHashFields)])).empty());
   }
   Dataset sets(DataKind::kSortedSets, 1 << 20, 1024, 5);
   load = words_of(sets, sets.load(1));
@@ -159,7 +163,8 @@ TEST_CASE("hash fields and sorted-set members are checked by place, score and ve
   CHECK(check(sets, Request{Verb::kRead, 0, 1, 1}, bulk("-1")).empty());
 }
 
-TEST_CASE("values have exactly the size asked for, and compressible ones repeat their first third") {
+TEST_CASE(
+    "values have exactly the size asked for, and compressible ones repeat their first third") {
   Random random(1);
   for (const size_t bytes : {16u, 100u, 1000u, 1024u}) {
     INFO(bytes);
@@ -208,8 +213,9 @@ TEST_CASE("a whole hash is right with all its fields, each once and in any order
 TEST_CASE("a key that expires is written with its end") {
   Dataset data(DataKind::kStrings, 64 << 10, 1024, 5);
   const std::vector<std::string> words = words_of(data, data.load_due(7, 1234567890123));
-  CHECK(words ==
-        std::vector<std::string>{"SET", "key:000000000007", words_of(data, data.load(7))[2], "PXAT", "1234567890123"});
+  CHECK(words == std::vector<std::string>{"SET", "key:000000000007",
+                                          words_of(data, data.load(7))[2], "PXAT",
+                                          "1234567890123"});
   CHECK(check(data, data.load_due(7, 1), "+OK\r\n").empty());
 }
 
@@ -220,12 +226,14 @@ TEST_CASE("every workload has a name of its own and its line in the help") {
     CHECK(names.insert(one.name).second);
     CHECK(known_redis_workload(one.name).base == &one);
     CHECK(workloads_help().find(one.help) != std::string::npos);
-    CHECK((one.hot_share != 0) == (one.keys == KeyChoice::kHot || one.keys == KeyChoice::kHotAndCold));
+    CHECK((one.hot_share != 0) ==
+          (one.keys == KeyChoice::kHot || one.keys == KeyChoice::kHotAndCold));
   }
 }
 
 TEST_CASE("workload names take -pipe and -fits") {
-  const RedisWorkload plain = known_redis_workload("get"), both = known_redis_workload("zset-pipe-fits");
+  const RedisWorkload plain = known_redis_workload("get"),
+                      both = known_redis_workload("zset-pipe-fits");
   CHECK_FALSE(plain.fits);
   CHECK_FALSE(plain.pipelined);
   CHECK(std::string(both.base->name) == "zset");
@@ -244,28 +252,30 @@ TEST_CASE("arguments of the bench are checked") {
   CHECK(options.data_bytes == 128u << 20);
   CHECK(options.value_bytes == 1024);
   CHECK(options.connections == 50);
-  options = parsed_options({"--redis-server", "/bin/true", "--quick", "--fits", "--workloads", "get,get-fits,zipf"});
+  options = parsed_options(
+      {"--redis-server", "/bin/true", "--quick", "--fits", "--workloads", "get,get-fits,zipf"});
   CHECK(options.workloads == std::vector<std::string>{"get-fits", "zipf-fits"});
   CHECK(options.rounds == 1);
-  const std::vector<std::vector<std::string>> bad{{"--dram", "lots"},
-                                                  {"--dram", "8m"},
-                                                  {"--dram", "64m", "--data", "32m"},
-                                                  {"--shards", "0"},
-                                                  {"--dram", "32m", "--shards", "4"},
-                                                  {"--connections", "4", "--dram", "64m", "--shards", "4"},
-                                                  {"--swap", "tape"},
-                                                  {"--value-size", "8"},
-                                                  {"--value-size", "1m"},
-                                                  {"--connections", "1"},
-                                                  {"--pipeline", "0"},
-                                                  {"--workloads", "get,put"},
-                                                  {"--systems", "swap,flash"},
-                                                  {"--rounds", "0"},
-                                                  {"--seconds", "0"},
-                                                  {"--options", "fault"},
-                                                  {"--module", "/none.so"},
-                                                  {"--redis-server", "/none"},
-                                                  {"--frobnicate"}};
+  const std::vector<std::vector<std::string>> bad{
+      {"--dram", "lots"},
+      {"--dram", "8m"},
+      {"--dram", "64m", "--data", "32m"},
+      {"--shards", "0"},
+      {"--dram", "32m", "--shards", "4"},
+      {"--connections", "4", "--dram", "64m", "--shards", "4"},
+      {"--swap", "tape"},
+      {"--value-size", "8"},
+      {"--value-size", "1m"},
+      {"--connections", "1"},
+      {"--pipeline", "0"},
+      {"--workloads", "get,put"},
+      {"--systems", "swap,flash"},
+      {"--rounds", "0"},
+      {"--seconds", "0"},
+      {"--options", "fault"},
+      {"--module", "/none.so"},
+      {"--redis-server", "/none"},
+      {"--frobnicate"}};
   for (std::vector<std::string> words : bad) {
     INFO(words[0] << " " << (words.size() > 1 ? words[1] : ""));
     if (words[0] != "--redis-server") words.insert(words.end(), {"--redis-server", "/bin/true"});
@@ -288,12 +298,14 @@ TEST_CASE("data that fits does fit, whatever the value size") {
 
 TEST_CASE("options of Lunar's backends come as pairs") {
   using Pairs = std::vector<std::pair<std::string, std::string>>;
-  CHECK(lunar_options("follow=no,stats_file=/x=y") == Pairs{{"follow", "no"}, {"stats-file", "/x=y"}});
+  CHECK(lunar_options("follow=no,stats_file=/x=y") ==
+        Pairs{{"follow", "no"}, {"stats-file", "/x=y"}});
   CHECK(lunar_options("").empty());
 }
 
 TEST_CASE("CPU of a process is read behind its name") {
-  const std::string stat = "42 (a) b (c) S 1 42 42 0 -1 4194304 9 8 7 6 100 50 30 20 20 0 5 0 1 2 3";
+  const std::string stat =
+      "42 (a) b (c) S 1 42 42 0 -1 4194304 9 8 7 6 100 50 30 20 20 0 5 0 1 2 3";
   CHECK(parse_process_cpu_seconds(stat, 100) == 2.0);
   CHECK_FALSE(parse_process_cpu_seconds("42 (name", 100).has_value());
   CHECK_FALSE(parse_process_cpu_seconds("42 (name) S 1 2", 100).has_value());

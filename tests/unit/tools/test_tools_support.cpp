@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parsers of the tools: where the memory controller lives, disk counters, CPU seconds, process status, sizes, JSON.
+// The parsers of the tools: where the memory controller lives, disk counters, CPU seconds, process
+// status, sizes, JSON.
 #include "tests/catch.h"
 
 #include <string>
@@ -28,7 +29,8 @@ TEST_CASE("memory cgroup: version 1 next to an empty version 2") {
 
 TEST_CASE("memory cgroup: version 2") {
   const CgroupPlace place = parse_cgroup_place(
-      "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n", with_memory);
+      "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
+      with_memory);
   CHECK(place.version == 2);
   CHECK(place.mount == "/sys/fs/cgroup");
 }
@@ -36,7 +38,8 @@ TEST_CASE("memory cgroup: version 2") {
 TEST_CASE("memory cgroup: none, and why") {
   CHECK(parse_cgroup_place("29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", without_memory)
             .why_not.find("no mounted") == 0);
-  CHECK(parse_cgroup_place("1 0 254:0 / / rw - ext4 /dev/vda rw\n", with_memory).why_not.find("no cgroup") == 0);
+  CHECK(parse_cgroup_place("1 0 254:0 / / rw - ext4 /dev/vda rw\n", with_memory)
+            .why_not.find("no cgroup") == 0);
   CHECK(parse_cgroup_place("", with_memory).version == 0);
 }
 
@@ -47,8 +50,9 @@ TEST_CASE("counters of memory.events and memory.oom_control") {
 }
 
 TEST_CASE("disk bytes come from sectors of 512") {
-  const auto bytes =
-      parse_disk_stat("  886843  7857  8870794  257293  279173  6971  7085320  41240  0  19784  299002 0 0 0 0 1 2\n");
+  const auto bytes = parse_disk_stat(
+      "  886843  7857  8870794  257293  279173  6971  7085320  41240  0  19784  299002 0 0 0 0 1 "
+      "2\n");
   REQUIRE(bytes);
   const auto [read, written] = bytes.value_or(DiskBytes{});
   CHECK(read == 8870794ull * 512);
@@ -62,7 +66,8 @@ TEST_CASE("machine CPU is work, not waiting") {
 }
 
 TEST_CASE("status lines are matched by their whole name") {
-  const char* text = "Name:\tredis-server\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\nRssAnon:\t 512 kB\n";
+  const char* text =
+      "Name:\tredis-server\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\nRssAnon:\t 512 kB\n";
   CHECK(parse_status_bytes(text, "VmRSS") == 1024u * 1024);
   CHECK(parse_status_bytes(text, "VmHWM") == 2048u * 1024);
   CHECK_FALSE(parse_status_bytes(text, "VmRS"));
@@ -82,7 +87,13 @@ TEST_CASE("sizes on tool command lines") {
 
 TEST_CASE("json is separated and escaped") {
   JsonWriter json;
-  json.open('{').field("a", 1).key("b").open('[').value(true).value(std::string("x\"\n")).close(']');
+  json.open('{')
+      .field("a", 1)
+      .key("b")
+      .open('[')
+      .value(true)
+      .value(std::string("x\"\n"))
+      .close(']');
   json.key("c").open('{').close('}').field("d", 2.5).field("e", std::string("f")).close('}');
   CHECK(json.text() == "{\"a\":1,\"b\":[true,\"x\\\"\\u000a\"],\"c\":{},\"d\":2.5,\"e\":\"f\"}");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See bench_memory.h. The swap backend is what a program gets without Lunar; it asks for pages ahead by MADV_WILLNEED,
-// in one process_madvise a batch where the kernel takes that for the caller itself (one call instead of 64).
-// Threading: as in the header.
+// See bench_memory.h. The swap backend is what a program gets without Lunar; it asks for pages
+// ahead by MADV_WILLNEED, in one process_madvise a batch where the kernel takes that for the caller
+// itself (one call instead of 64). Threading: as in the header.
 #include "tools/bench/fault/bench_memory.h"
 
 #include <fmt/format.h>
@@ -29,16 +29,18 @@ class SwapMemory final : public BenchMemory {
     if (pidfd_ >= 0) close(pidfd_);
   }
   char* create(uint64_t bytes) override {
-    void* got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (got == MAP_FAILED) throw std::runtime_error(fmt::format("mmap of {} bytes: {}", bytes, strerror(errno)));
+    void* got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED)
+      throw std::runtime_error(fmt::format("mmap of {} bytes: {}", bytes, strerror(errno)));
     return static_cast<char*>(got);
   }
   void destroy(char* address, uint64_t bytes) override { munmap(address, bytes); }
   void prefetch(char* const* pages, size_t count, size_t page_bytes) override {
     std::array<iovec, kPrefetchBatch> vector;
     for (size_t i = 0; i < count; ++i) vector[i] = {pages[i], page_bytes};
-    if (pidfd_ >= 0 && syscall(SYS_process_madvise, pidfd_, vector.data(), count, MADV_WILLNEED, 0) ==
-                           static_cast<long>(count * page_bytes)) {
+    if (pidfd_ >= 0 && syscall(SYS_process_madvise, pidfd_, vector.data(), count, MADV_WILLNEED,
+                               0) == static_cast<long>(count * page_bytes)) {
       return;
     }
     for (size_t i = 0; i < count; ++i) madvise(pages[i], page_bytes, MADV_WILLNEED);
@@ -70,7 +72,8 @@ class LunarMemory final : public BenchMemory {
   ~LunarMemory() override { (void)lunar_shutdown(); }
   char* create(uint64_t bytes) override {
     void* got = lunar_region_create(bytes);
-    if (got == nullptr) throw std::runtime_error(fmt::format("lunar_region_create: {}", strerror(errno)));
+    if (got == nullptr)
+      throw std::runtime_error(fmt::format("lunar_region_create: {}", strerror(errno)));
     return static_cast<char*>(got);
   }
   void destroy(char* address, uint64_t bytes) override {

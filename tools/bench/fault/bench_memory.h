@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory a bench child touches: plain anonymous memory under kernel swap, or a region of liblunar.
-// Threading: prefetch from any thread; the rest from the main thread with the others stopped.
+// The memory a bench child touches: plain anonymous memory under kernel swap, or a region of
+// liblunar. Threading: prefetch from any thread; the rest from the main thread with the others
+// stopped.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -12,7 +13,8 @@
 namespace lunar::tools {
 
 enum class Workload { kUniform, kZipf, kSeq, kStride, kFill, kPrefetch };
-inline constexpr std::array<std::string_view, 6> kWorkloadNames{"uniform", "zipf", "seq", "stride", "fill", "prefetch"};
+inline constexpr std::array<std::string_view, 6> kWorkloadNames{"uniform", "zipf", "seq",
+                                                                "stride",  "fill", "prefetch"};
 inline constexpr uint64_t kPrefetchBatch = 64;  // pages a batch of the prefetch workload
 inline constexpr uint64_t kStridePages = 16;    // step of the stride workload
 

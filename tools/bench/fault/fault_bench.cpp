@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench fault`: what a page fault costs with Lunar and with kernel swap on a file of the same disk.
+// `lunar bench fault`: what a page fault costs with Lunar and with kernel swap on a file of the
+// same disk.
 //
-// Both backends are child processes (tools/bench/fault/fault_child.cpp) in memory cgroups of the same limit, with the
-// same data, and take turns A B A B; medians are quoted. Files are written whole before any clock starts; swap runs at
-// the better of vm.page-cluster 0 and 3 for each workload; a run whose disk did not move what the work needs fails the
-// bench. The limit is --dram plus --allowance (code, stacks, page tables, counts of the bench), for both; Lunar may not
-// swap. What is set up is undone at the end, on a signal, and by the next run after kill -9 (bench/setup_journal.h).
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// Both backends are child processes (tools/bench/fault/fault_child.cpp) in memory cgroups of the
+// same limit, with the same data, and take turns A B A B; medians are quoted. Files are written
+// whole before any clock starts; swap runs at the better of vm.page-cluster 0 and 3 for each
+// workload; a run whose disk did not move what the work needs fails the bench. The limit is --dram
+// plus --allowance (code, stacks, page tables, counts of the bench), for both; Lunar may not swap.
+// What is set up is undone at the end, on a signal, and by the next run after kill -9
+// (bench/setup_journal.h). Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,7 +45,8 @@ class FaultBench {
   explicit FaultBench(const FaultOptions& options) : options_(options) {
     limit_bytes_ = options_.dram_bytes + options_.allowance_bytes;
     swap_bytes_ = options_.data_bytes / 2 * 3;
-    // The same for one process: of a LUN file of fixed size the first process gets half, its children the rest.
+    // The same for one process: of a LUN file of fixed size the first process gets half, its
+    // children the rest.
     lun_bytes_ = 2 * swap_bytes_ + 64 * kMiBytes;
   }
   BenchReport run();
@@ -55,7 +58,8 @@ class FaultBench {
   std::vector<std::string> child_arguments(const std::string& system) const;
   void run_workload(const std::string& workload, unsigned threads);
   int better_page_cluster(const std::string& workload, unsigned threads, double seconds);
-  RunResult measure_run(SystemUnderTest& who, const std::string& workload, unsigned threads, double seconds);
+  RunResult measure_run(SystemUnderTest& who, const std::string& workload, unsigned threads,
+                        double seconds);
 
   FaultOptions options_;
   BenchReport report_;
@@ -103,11 +107,11 @@ void FaultBench::start_lunar() {
     unlink(lun.c_str());
     journal_->forget(line);
   };
-  arguments.insert(arguments.end(),
-                   {"--lun", lun, "--lun-bytes", fmt::format("{}", lun_bytes_), "--options", options_.lunar_options});
+  arguments.insert(arguments.end(), {"--lun", lun, "--lun-bytes", fmt::format("{}", lun_bytes_),
+                                     "--options", options_.lunar_options});
   try {
-    lunar_ = std::make_unique<SystemUnderTest>(SystemUnderTest::Setup{"lunar", arguments, limit_bytes_, false, cgroup_},
-                                               *journal_);
+    lunar_ = std::make_unique<SystemUnderTest>(
+        SystemUnderTest::Setup{"lunar", arguments, limit_bytes_, false, cgroup_}, *journal_);
     // The LUN may be opened as late as the first region: fill before the name goes.
     progress_.say("filling: lunar");
     (void)lunar_->order("fill 1", 600);
@@ -127,11 +131,12 @@ void FaultBench::start_lunar() {
 void FaultBench::start_swap() {
   try {
     progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiBytes, directory_));
-    swap_file_ =
-        std::make_unique<SwapFile>(SwapKind::kFile, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()),
-                                   swap_bytes_, *journal_, check_interrupted);
+    swap_file_ = std::make_unique<SwapFile>(
+        SwapKind::kFile, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_,
+        *journal_, check_interrupted);
     swap_ = std::make_unique<SystemUnderTest>(
-        SystemUnderTest::Setup{"swap", child_arguments("swap"), limit_bytes_, true, cgroup_}, *journal_);
+        SystemUnderTest::Setup{"swap", child_arguments("swap"), limit_bytes_, true, cgroup_},
+        *journal_);
     progress_.say("filling: swap");
     (void)swap_->order("fill 1", 600);
   } catch (const std::runtime_error& error) {
@@ -141,19 +146,23 @@ void FaultBench::start_swap() {
   }
 }
 
-RunResult FaultBench::measure_run(SystemUnderTest& who, const std::string& workload, unsigned threads, double seconds) {
-  progress_.say(fmt::format("{} {} x{}: {} ...", progress_.count(), workload, threads, who.system()));
+RunResult FaultBench::measure_run(SystemUnderTest& who, const std::string& workload,
+                                  unsigned threads, double seconds) {
+  progress_.say(
+      fmt::format("{} {} x{}: {} ...", progress_.count(), workload, threads, who.system()));
   const bool fill = workload == "fill";
   const double patience = 120 + 10 * seconds;
-  const RunResult result = fill ? who.order(fmt::format("fill {}", threads), 900)
-                                : who.order(fmt::format("run {} {} {} {} {} {}", workload, threads, seconds,
-                                                        0.1 * seconds, options_.write_percent, options_.seed + ++runs_),
-                                            patience);
+  const RunResult result =
+      fill ? who.order(fmt::format("fill {}", threads), 900)
+           : who.order(fmt::format("run {} {} {} {} {} {}", workload, threads, seconds,
+                                   0.1 * seconds, options_.write_percent, options_.seed + ++runs_),
+                       patience);
   report_.check(fmt::format("{} {} x{}", who.system(), workload, threads), result);
   return result;
 }
 
-// Untimed for the report: also the run in which the memory of both backends takes the workload's shape.
+// Untimed for the report: also the run in which the memory of both backends takes the workload's
+// shape.
 int FaultBench::better_page_cluster(const std::string& workload, unsigned threads, double seconds) {
   double rate[2];
   const int choice[2] = {0, 3};
@@ -191,18 +200,21 @@ void FaultBench::run_workload(const std::string& workload, unsigned threads) {
 BenchReport FaultBench::run() {
   check_host();
   for (const char* system : {"lunar", "swap"})
-    if (std::find(options_.systems.begin(), options_.systems.end(), system) == options_.systems.end())
+    if (std::find(options_.systems.begin(), options_.systems.end(), system) ==
+        options_.systems.end())
       report_.skipped[system] = "not asked for (--systems)";
   if (report_.wants(options_.systems, "lunar")) start_lunar();
   if (report_.wants(options_.systems, "swap")) start_swap();
   const auto backends = static_cast<unsigned>((lunar_ ? 1 : 0) + (swap_ ? 1 : 0));
   for (const std::string& workload : options_.workloads) {
     const unsigned warm = workload == "fill" ? 0 : (lunar_ ? 1 : 0) + (swap_ ? 2 : 0);
-    progress_.total += static_cast<unsigned>(options_.threads.size()) * (backends * options_.rounds + warm);
+    progress_.total +=
+        static_cast<unsigned>(options_.threads.size()) * (backends * options_.rounds + warm);
   }
   // Fills first: the last one leaves the data of the others.
   std::vector<std::string> workloads = options_.workloads;
-  std::stable_partition(workloads.begin(), workloads.end(), [](const std::string& name) { return name == "fill"; });
+  std::stable_partition(workloads.begin(), workloads.end(),
+                        [](const std::string& name) { return name == "fill"; });
   for (const std::string& workload : workloads)
     for (const unsigned threads : options_.threads) run_workload(workload, threads);
   for (SystemUnderTest* who : {lunar_.get(), swap_.get()}) {
@@ -213,8 +225,10 @@ BenchReport FaultBench::run() {
   }
   progress_.clear();
   for (const BenchRow& ours : report_.rows) {
-    const BenchRow* theirs = ours.system == "lunar" ? report_.find("swap", ours.workload, ours.threads) : nullptr;
-    if (theirs != nullptr) report_.compare("swap", fmt::format("{}_t{}_", ours.workload, ours.threads), ours, *theirs);
+    const BenchRow* theirs =
+        ours.system == "lunar" ? report_.find("swap", ours.workload, ours.threads) : nullptr;
+    if (theirs != nullptr)
+      report_.compare("swap", fmt::format("{}_t{}_", ours.workload, ours.threads), ours, *theirs);
     // Prefetch also against a program that asks for nothing ahead.
     theirs = ours.system == "lunar" ? report_.find("swap", "uniform", ours.threads) : nullptr;
     if (theirs != nullptr && ours.workload == "prefetch")
@@ -229,8 +243,10 @@ void parse(Flags& flags, FaultOptions& options, int argc, char** argv) {
   flags.add("--threads", options.threads, "thread counts, as 1,16").list().range(1, 1024);
   add_choice(flags, "--workloads", options.workloads, std::vector<std::string>(options.workloads),
              "what threads touch");
-  flags.add("--writes", options.write_percent, "share of touches that write, percent").range(0, 100);
-  const BenchFlags common(flags, options, "directory for LUN and swap file, or Lunar's LUN: file, device, URI",
+  flags.add("--writes", options.write_percent, "share of touches that write, percent")
+      .range(0, 100);
+  const BenchFlags common(flags, options,
+                          "directory for LUN and swap file, or Lunar's LUN: file, device, URI",
                           "a rough answer within a minute");
   flags.parse(argc, argv);
   common.settle(0.5, 2);
@@ -242,11 +258,13 @@ void parse(Flags& flags, FaultOptions& options, int argc, char** argv) {
 }  // namespace
 
 int fault_bench_main(int argc, char** argv) {
-  Flags flags("page faults: Lunar against kernel swap on the same disk, under the same memory limit",
-              "lunar bench fault", true);
+  Flags flags(
+      "page faults: Lunar against kernel swap on the same disk, under the same memory limit",
+      "lunar bench fault", true);
   FaultOptions options;
   return run_bench(
-      flags, options, [&] { parse(flags, options, argc, argv); }, [&] { return FaultBench(options).run(); });
+      flags, options, [&] { parse(flags, options, argc, argv); },
+      [&] { return FaultBench(options).run(); });
 }
 
 }  // namespace lunar::tools

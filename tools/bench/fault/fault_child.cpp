@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process that touches memory for `lunar bench fault`, one a system. Reads orders from standard input and answers
-// on standard output, one line each:
+// The process that touches memory for `lunar bench fault`, one a system. Reads orders from standard
+// input and answers on standard output, one line each:
 //
-//   fill THREADS | run WORKLOAD THREADS SECONDS WARM_SECONDS WRITE_PERCENT SEED | verify  ->  result ... | error TEXT
+//   fill THREADS | run WORKLOAD THREADS SECONDS WARM_SECONDS WRITE_PERCENT SEED | verify
+//     ->  result ... | error TEXT
 //
-// It fills its data once, then makes its runs: worker threads touch pages until the clock ends, and check every page
-// they read.
+// It fills its data once, then makes its runs: worker threads touch pages until the clock ends, and
+// check every page they read.
 //
-// What the disk must have moved is bounded from below without asking the system under test. A cache of C of N equally
-// likely pages hits at most C/N of independent touches, for zipf at most the mass of the C hottest; for walks, pages
-// that mincore(2) did not find in memory before the run had to be read. C is the whole memory limit.
+// What the disk must have moved is bounded from below without asking the system under test. A cache
+// of C of N equally likely pages hits at most C/N of independent touches, for zipf at most the mass
+// of the C hottest; for walks, pages that mincore(2) did not find in memory before the run had to
+// be read. C is the whole memory limit.
 // Threading: the main thread speaks the protocol and keeps the clock; workers live for one run.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -89,13 +91,16 @@ class FaultChild {
 
  private:
   Counters count() const;
-  static void finish(const Counters& before, const Counters& after, const Histogram& latencies, RunResult* run);
+  static void finish(const Counters& before, const Counters& after, const Histogram& latencies,
+                     RunResult* run);
   void touch(uint64_t page, bool write, Worker& worker);
   void work(const RunOrder& order, Worker& worker);
   void work_prefetch(const RunOrder& order, Worker& worker);
   std::vector<unsigned char> resident() const;
-  double must_read_pages(const RunOrder& order, uint64_t ops, const std::vector<unsigned char>& resident_before,
-                         const std::vector<Walk>& walks_before, const std::vector<Walk>& walks_after) const;
+  double must_read_pages(const RunOrder& order, uint64_t ops,
+                         const std::vector<unsigned char>& resident_before,
+                         const std::vector<Walk>& walks_before,
+                         const std::vector<Walk>& walks_after) const;
   double limit_pages() const {
     const uint64_t whole = options_.limit_bytes / page_bytes_;
     return static_cast<double>(whole);
@@ -123,7 +128,8 @@ Counters FaultChild::count() const {
   return counters;
 }
 
-void FaultChild::finish(const Counters& before, const Counters& after, const Histogram& latencies, RunResult* run) {
+void FaultChild::finish(const Counters& before, const Counters& after, const Histogram& latencies,
+                        RunResult* run) {
   put_latencies(run, latencies, static_cast<double>(after.ns - before.ns) / 1e9);
   run->cpu_s = after.cpu - before.cpu;
   run->machine_cpu_s = after.machine_cpu - before.machine_cpu;
@@ -135,7 +141,8 @@ void FaultChild::finish(const Counters& before, const Counters& after, const His
   }
 }
 
-// First fill of fresh memory: every page written whole. The region it leaves is the data of all later runs.
+// First fill of fresh memory: every page written whole. The region it leaves is the data of all
+// later runs.
 RunResult FaultChild::fill(unsigned threads) {
   if (data_ != nullptr) memory_->destroy(data_, options_.data_bytes);
   data_ = nullptr;
@@ -161,21 +168,24 @@ RunResult FaultChild::fill(unsigned threads) {
   for (unsigned t = 1; t < threads; ++t) latencies[0].merge(latencies[t]);
   RunResult run;
   finish(before, after, latencies[0], &run);
-  run.must_write_bytes = std::fmax(0, static_cast<double>(pages_) - limit_pages()) * static_cast<double>(page_bytes_);
+  run.must_write_bytes =
+      std::fmax(0, static_cast<double>(pages_) - limit_pages()) * static_cast<double>(page_bytes_);
   return run;
 }
 
-// One operation: read or change a page's stamp and read one more word of it; both must be what this page must hold.
+// One operation: read or change a page's stamp and read one more word of it; both must be what this
+// page must hold.
 void FaultChild::touch(uint64_t page, bool write, Worker& worker) {
   char* address = data_ + page * page_bytes_;
   auto* first = reinterpret_cast<std::atomic<uint64_t>*>(address);
   const uint32_t least = versions_[page].load(std::memory_order_acquire);
-  const uint64_t found =
-      write ? first->fetch_add(1, std::memory_order_acq_rel) : first->load(std::memory_order_acquire);
+  const uint64_t found = write ? first->fetch_add(1, std::memory_order_acq_rel)
+                               : first->load(std::memory_order_acquire);
   const size_t index = 1 + worker.random.below(content_.words_per_page() - 1);
   const uint64_t word = reinterpret_cast<const volatile uint64_t*>(address)[index];
   const auto version = static_cast<uint32_t>(found);
-  if (found != content_.stamp(page, version) || version < least || word != content_.word(page, index)) {
+  if (found != content_.stamp(page, version) || version < least ||
+      word != content_.word(page, index)) {
     ++worker.mismatches;
   }
   if (write) versions_[page].fetch_add(1, std::memory_order_release);
@@ -192,7 +202,8 @@ void FaultChild::work(const RunOrder& order, Worker& worker) {
       worker.latencies.clear();
     }
     if (walking && worker.walk->step % worker.walk->steps_per_pass(stride) == 0) {
-      if (!worker.group->join_pass(*worker.walk, stride, [this] { return phase_.load() == kStop; })) break;
+      if (!worker.group->join_pass(*worker.walk, stride, [this] { return phase_.load() == kStop; }))
+        break;
       last = now_ns();
     }
     uint64_t page;
@@ -231,20 +242,23 @@ void FaultChild::work_prefetch(const RunOrder& order, Worker& worker) {
       addresses[i] = data_ + pages[i] * page_bytes_;
     }
     memory_->prefetch(addresses, kPrefetchBatch, page_bytes_);
-    for (const uint64_t page : pages) touch(page, worker.random.below(100) < order.write_percent, worker);
+    for (const uint64_t page : pages)
+      touch(page, worker.random.below(100) < order.write_percent, worker);
     worker.latencies.add((now_ns() - start) / kPrefetchBatch, kPrefetchBatch);
   }
 }
 
 std::vector<unsigned char> FaultChild::resident() const {
   std::vector<unsigned char> map(pages_);
-  if (mincore(data_, options_.data_bytes, map.data()) != 0) map.assign(pages_, 1);  // unknown: nothing must be read
+  if (mincore(data_, options_.data_bytes, map.data()) != 0)
+    map.assign(pages_, 1);  // unknown: nothing must be read
   return map;
 }
 
 double FaultChild::must_read_pages(const RunOrder& order, uint64_t ops,
                                    const std::vector<unsigned char>& resident_before,
-                                   const std::vector<Walk>& walks_before, const std::vector<Walk>& walks_after) const {
+                                   const std::vector<Walk>& walks_before,
+                                   const std::vector<Walk>& walks_after) const {
   if (order.workload == Workload::kSeq || order.workload == Workload::kStride) {
     const uint64_t stride = order.workload == Workload::kStride ? kStridePages : 1;
     uint64_t missing = 0;
@@ -260,22 +274,25 @@ double FaultChild::must_read_pages(const RunOrder& order, uint64_t ops,
     }
     return missing > kInFlightPagesMax ? static_cast<double>(missing - kInFlightPagesMax) : 0;
   }
-  const double hit = order.workload == Workload::kZipf ? zipf_->mass(static_cast<uint64_t>(limit_pages()))
-                                                       : std::fmin(1, limit_pages() / static_cast<double>(pages_));
+  const double hit = order.workload == Workload::kZipf
+                         ? zipf_->mass(static_cast<uint64_t>(limit_pages()))
+                         : std::fmin(1, limit_pages() / static_cast<double>(pages_));
   const double draws = static_cast<double>(ops);
   // Three standard deviations down: chance must not fail an honest short run.
   return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
 }
 
 RunResult FaultChild::run(const RunOrder& order) {
-  if (order.workload == Workload::kZipf && !zipf_) zipf_ = std::make_unique<ZipfGenerator>(pages_, kZipfTheta);
+  if (order.workload == Workload::kZipf && !zipf_)
+    zipf_ = std::make_unique<ZipfGenerator>(pages_, kZipfTheta);
   const bool walking = order.workload == Workload::kSeq || order.workload == Workload::kStride;
-  const std::string name =
-      std::string(kWorkloadNames[static_cast<size_t>(order.workload)]) + std::to_string(order.threads);
+  const std::string name = std::string(kWorkloadNames[static_cast<size_t>(order.workload)]) +
+                           std::to_string(order.threads);
   WalkGroup& group = walks_.group(name, order.threads, pages_);
   std::vector<Walk>& walks_now = group.walks;
   const std::vector<Walk> walks_before = walks_now;
-  const std::vector<unsigned char> resident_before = walking ? resident() : std::vector<unsigned char>();
+  const std::vector<unsigned char> resident_before =
+      walking ? resident() : std::vector<unsigned char>();
   std::vector<Worker> workers(order.threads);
   std::vector<std::thread> threads;
   // A walk needs no warm-up (it goes on), and its bound wants the clock to start at a known page.
@@ -309,7 +326,8 @@ RunResult FaultChild::run(const RunOrder& order) {
   RunResult run;
   finish(before, after, workers[0].latencies, &run);
   run.mismatches = static_cast<double>(workers[0].mismatches);
-  run.must_read_bytes = must_read_pages(order, workers[0].latencies.count(), resident_before, walks_before, walks_now) *
+  run.must_read_bytes = must_read_pages(order, workers[0].latencies.count(), resident_before,
+                                        walks_before, walks_now) *
                         static_cast<double>(page_bytes_);
   return run;
 }
@@ -330,9 +348,11 @@ RunResult FaultChild::verify() {
 RunOrder parse_order(std::istringstream& words) {
   RunOrder order;
   std::string name;
-  words >> name >> order.threads >> order.seconds >> order.warm_seconds >> order.write_percent >> order.seed;
+  words >> name >> order.threads >> order.seconds >> order.warm_seconds >> order.write_percent >>
+      order.seed;
   const auto* found = std::find(kWorkloadNames.begin(), kWorkloadNames.end(), name);
-  if (!words || found == kWorkloadNames.end()) throw std::runtime_error("bad order: " + words.str());
+  if (!words || found == kWorkloadNames.end())
+    throw std::runtime_error("bad order: " + words.str());
   order.workload = static_cast<Workload>(found - kWorkloadNames.begin());
   return order;
 }
@@ -376,7 +396,9 @@ int fault_child_main(int argc, char** argv) {
         throw std::runtime_error("unknown order: " + line);
       }
     }
-  } catch (const FlagsError& error) { return flags.refuse(error); } catch (const std::exception& error) {
+  } catch (const FlagsError& error) {
+    return flags.refuse(error);
+  } catch (const std::exception& error) {
     say(std::string("error ") + error.what());
     return 1;
   }

@@ -3,14 +3,15 @@
 //
 //   plain   the program alone
 //   below   `lunar run`: the tree stays below its budget, so all memory is plain
-//   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ACTIVATE_AT): huge pages are
-//           adopted, all stay resident
+//   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ACTIVATE_AT):
+//           huge pages are adopted, all stay resident
 //
-// Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`). Elapsed time: the three
-// take turns, and the order rotates. CPU time: the three run at once on one CPU, so that what the machine and its
-// neighbours do to the clock and the caches hits all alike (turns differ by 20% on a shared machine, this by 1%). A
-// ratio is that of one round, and its median is quoted with the least and the most. A system that did not do what it is
-// there for (armed: no activation, or pages were evicted; below: an activation) fails the run.
+// Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`).
+// Elapsed time: the three take turns, and the order rotates. CPU time: the three run at once on one
+// CPU, so that what the machine and its neighbours do to the clock and the caches hits all alike
+// (turns differ by 20% on a shared machine, this by 1%). A ratio is that of one round, and its
+// median is quoted with the least and the most. A system that did not do what it is there for
+// (armed: no activation, or pages were evicted; below: an activation) fails the run.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <dirent.h>
 #include <fcntl.h>
@@ -59,14 +60,15 @@ struct Cost {
   double elapsed_s = 0, cpu_s = 0;
 };
 
-// Huge pages for the whole machine while it lives; what it was is recorded, so that a killed run is put right by the
-// next.
+// Huge pages for the whole machine while it lives; what it was is recorded, so that a killed run is
+// put right by the next.
 class HugePages {
  public:
   HugePages(SetupJournal* journal, const std::string& mode) : journal_(journal) {
     const std::string text = read_text(kThpPath).value_or("");
     const size_t open = text.find('['), close = text.find(']');
-    if (close == std::string::npos) throw std::runtime_error("this kernel has no transparent huge pages");
+    if (close == std::string::npos)
+      throw std::runtime_error("this kernel has no transparent huge pages");
     before_ = text.substr(open + 1, close - open - 1);
     if (before_ == mode) return;
     line_ = fmt::format("thp {} {}", before_, SetupJournal::boot_id());
@@ -97,7 +99,9 @@ class HugePages {
 class WorkDirectory {
  public:
   explicit WorkDirectory(SetupJournal* journal)
-      : journal_(journal), path_(fmt::format("/var/tmp/lunar-bench-{}", getpid())), line_("directory " + path_) {
+      : journal_(journal),
+        path_(fmt::format("/var/tmp/lunar-bench-{}", getpid())),
+        line_("directory " + path_) {
     journal_->record(line_);
     if (mkdir(path_.c_str(), 0700) == 0) return;
     const int error = errno;
@@ -122,7 +126,8 @@ class WorkDirectory {
   std::string path_, line_;
 };
 
-// CPU time of a process that lives, all its threads, to the nanosecond (/proc/PID/task/TID/schedstat).
+// CPU time of a process that lives, all its threads, to the nanosecond
+// (/proc/PID/task/TID/schedstat).
 double cpu_seconds_of(pid_t pid) {
   double total = 0;
   const std::string tasks = fmt::format("/proc/{}/task", pid);
@@ -130,7 +135,10 @@ double cpu_seconds_of(pid_t pid) {
   for (const dirent* entry; directory != nullptr && (entry = readdir(directory)) != nullptr;) {
     if (entry->d_name[0] == '.') continue;
     total +=
-        strtod(read_text(fmt::format("{}/{}/schedstat", tasks, entry->d_name)).value_or("0").c_str(), nullptr) / 1e9;
+        strtod(
+            read_text(fmt::format("{}/{}/schedstat", tasks, entry->d_name)).value_or("0").c_str(),
+            nullptr) /
+        1e9;
   }
   if (directory != nullptr) closedir(directory);
   return total;
@@ -169,20 +177,26 @@ struct Started {
   std::string name, out, err;
 };
 
-Started start_program(std::vector<std::string> words, const std::string& directory, const std::string& label = "") {
+Started start_program(std::vector<std::string> words, const std::string& directory,
+                      const std::string& label = "") {
   Started started{0, 0, words[0], directory + "/out" + label, directory + "/err" + label};
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&files, 1, started.out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_addopen(&files, 2, started.err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&files, 1, started.out.c_str(), O_WRONLY | O_CREAT | O_TRUNC,
+                                   0600);
+  posix_spawn_file_actions_addopen(&files, 2, started.err.c_str(), O_WRONLY | O_CREAT | O_TRUNC,
+                                   0600);
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   started.at_ns = now_ns();
-  const int error = posix_spawnp(&started.pid, arguments[0], &files, nullptr, arguments.data(), environ);
+  const int error =
+      posix_spawnp(&started.pid, arguments[0], &files, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&files);
-  if (error != 0) throw std::runtime_error(fmt::format("{} cannot be started: {}", started.name, strerror(error)));
+  if (error != 0)
+    throw std::runtime_error(
+        fmt::format("{} cannot be started: {}", started.name, strerror(error)));
   return started;
 }
 
@@ -200,7 +214,8 @@ Ended end_of(const Started& started) {
   ended.errors = read_text(started.err).value_or("");
   check_interrupted();
   if (status != 0)
-    throw std::runtime_error(fmt::format("{} failed (status {}): {}", started.name, status, ended.errors));
+    throw std::runtime_error(
+        fmt::format("{} failed (status {}): {}", started.name, status, ended.errors));
   return ended;
 }
 
@@ -221,7 +236,8 @@ class FitsBench {
 
  private:
   std::vector<std::string> wrapper(const std::string& system, uint64_t activate_at_mib = 48) const;
-  void check_backend(const std::string& workload, const std::string& system, const std::string& stats);
+  void check_backend(const std::string& workload, const std::string& system,
+                     const std::string& stats);
   // One program is one operation: its mean is the elapsed time.
   void add(const std::string& workload, const std::string& system, double elapsed_s, double cpu_s) {
     BenchRow row;
@@ -249,7 +265,8 @@ class FitsBench {
   unsigned divisor_ = 1;  // --quick: so much less work
 };
 
-std::vector<std::string> FitsBench::wrapper(const std::string& system, uint64_t activate_at_mib) const {
+std::vector<std::string> FitsBench::wrapper(const std::string& system,
+                                            uint64_t activate_at_mib) const {
   if (system == "plain") return {};
   // The budget is never near: `armed` is activated by what it has committed.
   if (system == "armed")
@@ -259,12 +276,15 @@ std::vector<std::string> FitsBench::wrapper(const std::string& system, uint64_t 
   return {lunar_, "run", "--dram=2g", "--size=4g", "--lun=" + options_.lun, "--stats", "--"};
 }
 
-void FitsBench::check_backend(const std::string& workload, const std::string& system, const std::string& stats) {
+void FitsBench::check_backend(const std::string& workload, const std::string& system,
+                              const std::string& stats) {
   if (system == "plain") return;
   const uint64_t armed = figure(stats, "armed"), evictions = figure(stats, "evictions");
-  if (stats.find("lunar: stats: armed ") == std::string::npos || armed != (system == "armed" ? 1 : 0) || evictions != 0)
+  if (stats.find("lunar: stats: armed ") == std::string::npos ||
+      armed != (system == "armed" ? 1 : 0) || evictions != 0)
     report_.failures.push_back(
-        fmt::format("{} {}: armed {}, {} evictions: not what was to be measured", workload, system, armed, evictions));
+        fmt::format("{} {}: armed {}, {} evictions: not what was to be measured", workload, system,
+                    armed, evictions));
 }
 
 std::vector<std::string> FitsBench::redis_load(RedisServer& server, const std::string& test) const {
@@ -286,7 +306,8 @@ std::vector<std::string> FitsBench::redis_load(RedisServer& server, const std::s
           "--csv"};
 }
 
-// The three servers live at once, on one CPU; they answer in turn (elapsed) and then all together (their CPU time).
+// The three servers live at once, on one CPU; they answer in turn (elapsed) and then all together
+// (their CPU time).
 void FitsBench::redis_round(const std::string& mode, unsigned number) {
   std::vector<std::unique_ptr<RedisServer>> servers;
   for (const std::string& system : kSystems) {
@@ -300,14 +321,15 @@ void FitsBench::redis_round(const std::string& mode, unsigned number) {
     servers.push_back(std::make_unique<RedisServer>(setup));
   }
   const size_t count = kSystems.size();
-  for (const auto& [workload, test] : {std::pair{"fill", "set"}, std::pair{"set", "set"}, std::pair{"get", "get"}}) {
+  for (const auto& [workload, test] :
+       {std::pair{"fill", "set"}, std::pair{"set", "set"}, std::pair{"get", "get"}}) {
     std::vector<double> elapsed(count, 0), cpu(count, 0);
     const auto together = [&] {
       std::vector<Started> loads;
       for (size_t i = 0; i < count; ++i) cpu[i] -= cpu_seconds_of(servers[i]->pid());
       for (size_t i = 0; i < count; ++i)
-        loads.push_back(
-            start_program(redis_load(*servers[(i + number) % count], test), directory_, fmt::format("{}", i)));
+        loads.push_back(start_program(redis_load(*servers[(i + number) % count], test), directory_,
+                                      fmt::format("{}", i)));
       for (const Started& load : loads) (void)end_of(load);
       for (size_t i = 0; i < count; ++i) cpu[i] += cpu_seconds_of(servers[i]->pid());
     };
@@ -317,7 +339,8 @@ void FitsBench::redis_round(const std::string& mode, unsigned number) {
       elapsed[which] += run_to_end(redis_load(*servers[which], test), directory_).cost.elapsed_s;
     }
     together();
-    for (size_t i = 0; i < count; ++i) add(fmt::format("redis_{}_{}", workload, mode), kSystems[i], elapsed[i], cpu[i]);
+    for (size_t i = 0; i < count; ++i)
+      add(fmt::format("redis_{}_{}", workload, mode), kSystems[i], elapsed[i], cpu[i]);
   }
   for (size_t i = 0; i < count; ++i) {
     servers[i]->shut_down();
@@ -326,22 +349,27 @@ void FitsBench::redis_round(const std::string& mode, unsigned number) {
   }
 }
 
-// The interpreter itself: what is first on the PATH may be a script that starts a few dozen processes to find it
-// (pyenv).
+// The interpreter itself: what is first on the PATH may be a script that starts a few dozen
+// processes to find it (pyenv).
 std::string FitsBench::python() {
   if (python_.empty())
     python_ =
-        run_to_end({find_in_path("python3"), "-c", "import sys; print(sys.executable, end='')"}, directory_).output;
+        run_to_end({find_in_path("python3"), "-c", "import sys; print(sys.executable, end='')"},
+                   directory_)
+            .output;
   return python_;
 }
 
 std::vector<std::string> FitsBench::command(const std::string& program, const std::string& system) {
   const uint64_t chase_mib = 128 / divisor_;
-  const std::string interpreter = program == "python" ? python() : "";  // before LUNAR_ACTIVATE_AT is set
-  std::vector<std::string> words = program == "chase" ? wrapper(system, chase_mib + chase_mib / 2) : wrapper(system);
+  // before LUNAR_ACTIVATE_AT is set
+  const std::string interpreter = program == "python" ? python() : "";
+  std::vector<std::string> words =
+      program == "chase" ? wrapper(system, chase_mib + chase_mib / 2) : wrapper(system);
   if (program == "chase") {  // activated by the memory that comes behind the data
-    words.insert(words.end(), {own_directory() + "/lunar-bench", "fits-child", fmt::format("{}", chase_mib),
-                               fmt::format("{}", 20'000'000 / divisor_)});
+    words.insert(words.end(),
+                 {own_directory() + "/lunar-bench", "fits-child", fmt::format("{}", chase_mib),
+                  fmt::format("{}", 20'000'000 / divisor_)});
   } else if (program == "python") {
     words.insert(words.end(), {interpreter, "-c",
                                fmt::format("d = {{i: str(i) * 3 for i in range({0})}}\n"
@@ -353,12 +381,14 @@ std::vector<std::string> FitsBench::command(const std::string& program, const st
     words.insert(
         words.end(),
         {find_in_path("sqlite3"), ":memory:",
-         fmt::format("CREATE TABLE t (a INTEGER, b TEXT);"
-                     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
-                     " INSERT INTO t SELECT (i * 7919) % 1000003, hex(i * i) || 'abcdefghijklmnopqrstuvwxyz' FROM n;"
-                     "CREATE INDEX x ON t (b); SELECT count(*), sum(a) FROM t WHERE b > '4';"
-                     "SELECT sum(length(u.b)) FROM t, t AS u WHERE t.rowid % 7 = 0 AND u.rowid = t.a;",
-                     1'000'000 / divisor_)});
+         fmt::format(
+             "CREATE TABLE t (a INTEGER, b TEXT);"
+             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
+             " INSERT INTO t SELECT (i * 7919) % 1000003, hex(i * i) || "
+             "'abcdefghijklmnopqrstuvwxyz' FROM n;"
+             "CREATE INDEX x ON t (b); SELECT count(*), sum(a) FROM t WHERE b > '4';"
+             "SELECT sum(length(u.b)) FROM t, t AS u WHERE t.rowid % 7 = 0 AND u.rowid = t.a;",
+             1'000'000 / divisor_)});
   }
   return words;
 }
@@ -372,7 +402,8 @@ Cost FitsBench::cost_of(const std::string& program, const Ended& ended) const {
   return cost;
 }
 
-void FitsBench::program_round(const std::string& program, const std::string& mode, unsigned number) {
+void FitsBench::program_round(const std::string& program, const std::string& mode,
+                              unsigned number) {
   const size_t count = kSystems.size();
   const std::string workload = program + "_" + mode;
   std::vector<double> elapsed(count), cpu(count);
@@ -387,7 +418,8 @@ void FitsBench::program_round(const std::string& program, const std::string& mod
     OneCpu one;
     for (size_t i = 0; i < count; ++i) {
       const size_t which = (i + number) % count;
-      started[which] = start_program(command(program, kSystems[which]), directory_, kSystems[which]);
+      started[which] =
+          start_program(command(program, kSystems[which]), directory_, kSystems[which]);
     }
   }
   for (size_t i = 0; i < count; ++i) {
@@ -406,7 +438,9 @@ BenchReport FitsBench::run() {
   lunar_ = own_directory() + "/lunar";
   if (options_.quick) divisor_ = 2;
   const std::map<std::string, std::vector<std::string>> needs{
-      {"redis", {"redis-server", "redis-benchmark"}}, {"python", {"python3"}}, {"sqlite", {"sqlite3"}}};
+      {"redis", {"redis-server", "redis-benchmark"}},
+      {"python", {"python3"}},
+      {"sqlite", {"sqlite3"}}};
   Progress progress;
   for (const std::string& mode : options_.huge_pages) {
     std::unique_ptr<HugePages> huge;
@@ -425,28 +459,30 @@ BenchReport FitsBench::run() {
         report_.skipped[program] = missing + " is not installed";
         continue;
       }
-      progress.say(fmt::format("{}, huge pages {}: {} rounds of three", program, mode, options_.rounds));
+      progress.say(
+          fmt::format("{}, huge pages {}: {} rounds of three", program, mode, options_.rounds));
       for (unsigned number = 0; number < options_.rounds; ++number)
         program == "redis" ? redis_round(mode, number) : program_round(program, mode, number);
     }
   }
   for (const BenchRow& ours : report_.rows)
-    if (const BenchRow* plain = report_.find("plain", ours.workload, 1); ours.system != "plain" && plain != nullptr)
+    if (const BenchRow* plain = report_.find("plain", ours.workload, 1);
+        ours.system != "plain" && plain != nullptr)
       report_.compare("plain", ours.workload + "_" + ours.system + "_", ours, *plain);
   return std::move(report_);
 }
 
 }  // namespace
 
-// One cycle through all cache lines in a random order. The data is there before the pager is activated (by memory that
-// is committed and never touched), as in a program that grows.
+// One cycle through all cache lines in a random order. The data is there before the pager is
+// activated (by memory that is committed and never touched), as in a program that grows.
 int fits_child_main(int argc, char** argv) {
   struct alignas(64) Line {
     uint64_t next;
   };
   if (argc < 3) return 2;
-  const uint64_t bytes = strtoull(argv[1], nullptr, 10) * kMiBytes, steps = strtoull(argv[2], nullptr, 10),
-                 count = bytes / sizeof(Line);
+  const uint64_t bytes = strtoull(argv[1], nullptr, 10) * kMiBytes,
+                 steps = strtoull(argv[2], nullptr, 10), count = bytes / sizeof(Line);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return 1;
   auto* lines = static_cast<Line*>(memory);
@@ -464,22 +500,25 @@ int fits_child_main(int argc, char** argv) {
   const uint64_t start = now_ns(), cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
   for (uint64_t i = 0; i < steps; ++i) at = lines[at].next;
   const uint64_t end = now_ns(), cpu_end = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-  fmt::print("{:.6f} {:.6f} {}\n", static_cast<double>(end - start) / 1e9, static_cast<double>(cpu_end - cpu) / 1e9,
-             at);
+  fmt::print("{:.6f} {:.6f} {}\n", static_cast<double>(end - start) / 1e9,
+             static_cast<double>(cpu_end - cpu) / 1e9, at);
   return 0;
 }
 
 int fits_bench_main(int argc, char** argv) {
   Flags flags(
-      "what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the pager activated",
+      "what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the "
+      "pager activated",
       "lunar bench fits", true);
   FitsOptions options;
   const auto parse = [&] {
     options.rounds = 7;
     options.seconds = 0;  // a program takes the time that it takes
     const BenchFlags common(flags, options, "directory for the LUN", "half the work, 3 rounds");
-    add_choice(flags, "--programs", options.programs, std::vector<std::string>(options.programs), "what runs");
-    add_choice(flags, "--huge-pages", options.huge_pages, std::vector<std::string>(options.huge_pages),
+    add_choice(flags, "--programs", options.programs, std::vector<std::string>(options.programs),
+               "what runs");
+    add_choice(flags, "--huge-pages", options.huge_pages,
+               std::vector<std::string>(options.huge_pages),
                "for the whole machine, which is set back");
     flags.parse(argc, argv);
     common.settle(0, 3);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks of the seq and stride workloads: every thread goes over a part of the pages again and again, kept between
-// runs, so that a short run goes on where the last one ended. They go pass by pass, as parallel sweeps over an
-// array do: a thread that has finished a pass waits for the others. (Without that, a thread whose part happens to be
-// in memory would run round in it alone.)
-// Threading: a Walk belongs to one thread during a run; passes_done is shared by the threads of its group.
+// Walks of the seq and stride workloads: every thread goes over a part of the pages again and
+// again, kept between runs, so that a short run goes on where the last one ended. They go pass by
+// pass, as parallel sweeps over an array do: a thread that has finished a pass waits for the
+// others. (Without that, a thread whose part happens to be in memory would run round in it alone.)
+// Threading: a Walk belongs to one thread during a run; passes_done is shared by the threads of its
+// group.
 #pragma once
 #include <algorithm>
 #include <atomic>

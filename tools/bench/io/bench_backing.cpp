@@ -27,15 +27,18 @@ constexpr size_t kChunkBytes = 1 << 20;
 
 NoiseBuffer::NoiseBuffer(size_t bytes, uint64_t seed) : bytes_(bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) throw std::runtime_error(fmt::format("{} bytes of buffers: {}", bytes, strerror(errno)));
+  if (memory == MAP_FAILED)
+    throw std::runtime_error(fmt::format("{} bytes of buffers: {}", bytes, strerror(errno)));
   data_ = static_cast<char*>(memory);
   Random random(seed);
-  for (size_t i = 0; i < bytes / sizeof(uint64_t); ++i) reinterpret_cast<uint64_t*>(data_)[i] = random.next();
+  for (size_t i = 0; i < bytes / sizeof(uint64_t); ++i)
+    reinterpret_cast<uint64_t*>(data_)[i] = random.next();
 }
 
 NoiseBuffer::~NoiseBuffer() { munmap(data_, bytes_); }
 
-BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal)
+BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed,
+                           SetupJournal& journal)
     : uri_(lun), bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), journal_(journal) {
   struct stat info{};
   if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
@@ -54,9 +57,11 @@ BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed
 void BenchBacking::open() {
   if (!made_.empty()) {
     const int fd = ::open(made_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    const int error = fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(bytes_ + kLunOverheadBytes));
+    const int error =
+        fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(bytes_ + kLunOverheadBytes));
     if (fd >= 0) close(fd);
-    if (error != 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", made_, strerror(error)));
+    if (error != 0)
+      throw std::runtime_error(fmt::format("{} cannot be made: {}", made_, strerror(error)));
   }
   ErrorText why;
   DeviceOptions options;
@@ -64,8 +69,8 @@ void BenchBacking::open() {
   if (device_open(uri_.c_str(), options, &device_, &why) < 0) throw std::runtime_error(why.text);
   if (const int status = device_->reserve(DeviceOffset{0}, bytes_); status < 0) {
     device_close(device_);
-    throw std::runtime_error(
-        fmt::format("{}: space for {} MiB cannot be reserved: {}", uri_, bytes_ >> 20, errno_text(status)));
+    throw std::runtime_error(fmt::format("{}: space for {} MiB cannot be reserved: {}", uri_,
+                                         bytes_ >> 20, errno_text(status)));
   }
 }
 
@@ -113,8 +118,9 @@ void BenchBacking::fill(const std::function<void()>& pause) {
   const NoiseBuffer chunk(kChunkBytes, seed_);
   const auto must = [&](int64_t moved, size_t wanted) {
     if (moved == static_cast<int64_t>(wanted)) return;
-    throw std::runtime_error(fmt::format("{}: writing it whole failed: {}", uri_,
-                                         moved < 0 ? errno_text(static_cast<int>(moved)) : "a short write"));
+    throw std::runtime_error(
+        fmt::format("{}: writing it whole failed: {}", uri_,
+                    moved < 0 ? errno_text(static_cast<int>(moved)) : "a short write"));
   };
   for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {
     pause();
@@ -130,7 +136,8 @@ uint64_t BenchBacking::verify(const std::function<void()>& pause) const {
   uint64_t wrong = 0;
   for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {
     pause();
-    const bool read = move(Op::kRead, at, chunk.data(), kChunkBytes) == static_cast<int64_t>(kChunkBytes);
+    const bool read =
+        move(Op::kRead, at, chunk.data(), kChunkBytes) == static_cast<int64_t>(kChunkBytes);
     for (size_t inside = 0; inside < kChunkBytes; inside += kBlockBytes)
       if (!read || !stamps_->check((at + inside) / kBlockBytes, chunk.data() + inside)) ++wrong;
   }

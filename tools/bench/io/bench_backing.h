@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file or block device that all systems of `lunar bench superpipe` work on. Lunar opens it as a scratch LUN, which
-// refuses what holds data; the others use its path. It is written whole with incompressible, stamped blocks.
-// Threading: one thread opens, fills and verifies; device() and stamps() are for all.
+// The file or block device that all systems of `lunar bench superpipe` work on. Lunar opens it as a
+// scratch LUN, which refuses what holds data; the others use its path. It is written whole with
+// incompressible, stamped blocks. Threading: one thread opens, fills and verifies; device() and
+// stamps() are for all.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,8 +17,8 @@ namespace lunar::tools {
 
 class BenchBacking {
  public:
-  // lun: a directory (a file is made there, and removed with the BenchBacking), or what device_open takes.
-  // Throws std::runtime_error.
+  // lun: a directory (a file is made there, and removed with the BenchBacking), or what device_open
+  // takes. Throws std::runtime_error.
   BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal);
   ~BenchBacking();
   BenchBacking(const BenchBacking&) = delete;
@@ -27,7 +28,8 @@ class BenchBacking {
   BlockStamps& stamps() const { return *stamps_; }
   uint64_t bytes() const { return bytes_; }
   const std::string& uri() const { return uri_; }
-  // For systems other than Lunar: the path, and where in it the data lies. "" where there is no such path.
+  // For systems other than Lunar: the path, and where in it the data lies. "" where there is no
+  // such path.
   const std::string& path() const { return path_; }
   uint64_t path_offset() const { return path_offset_; }
   bool in_memory() const { return in_memory_; }                // pmem: reads and writes are copies

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The content that a block must have, and its claim by an operation: how Lunar's reads are checked.
 //
-//   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower half
+//   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower
+//                                          half
 //   all others                             noise, whatever the writer's buffer holds
 //
-// An operation claims its unit first and releases it when it is over, so that no other reads or writes it meanwhile: a
-// read must find exactly the last version written, in all three places. A taken unit is skipped for another.
-// Threading: any thread; a unit's claim is one atomic word.
+// An operation claims its unit first and releases it when it is over, so that no other reads or
+// writes it meanwhile: a read must find exactly the last version written, in all three places. A
+// taken unit is skipped for another. Threading: any thread; a unit's claim is one atomic word.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,7 +29,8 @@ class BlockStamps {
     for (;;) {
       const uint64_t unit = random.below(units_);
       uint32_t state = states_[unit].load(std::memory_order_relaxed);
-      if (!(state & kBusy) && states_[unit].compare_exchange_strong(state, state | kBusy, std::memory_order_acquire)) {
+      if (!(state & kBusy) &&
+          states_[unit].compare_exchange_strong(state, state | kBusy, std::memory_order_acquire)) {
         return unit;
       }
     }

@@ -18,7 +18,8 @@ std::optional<CpuTimes> parse_cpu_times(std::string_view text, long ticks_per_se
   std::istringstream words{std::string(text.substr(0, text.find('\n')))};
   std::string name;
   double user, nice, system, idle, iowait, irq, softirq, steal = 0;
-  if (!(words >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq) || name != "cpu")
+  if (!(words >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq) ||
+      name != "cpu")
     return std::nullopt;
   words >> steal;
   const auto ticks = static_cast<double>(ticks_per_second);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU time of the whole machine, for work that is done in short bursts.
 //
-// The user and system columns of /proc/stat are samples: the thread that runs when the tick comes is charged the whole
-// tick. A program that wakes, works 10 us and sleeps again is seldom seen; here that hid up to 40% of what blocking
-// reads cost, and nothing of what batches cost. The idle and iowait columns of a tickless kernel are clocked to the
-// nanosecond instead. So: total = elapsed x CPUs - idle - iowait - steal.
+// The user and system columns of /proc/stat are samples: the thread that runs when the tick comes
+// is charged the whole tick. A program that wakes, works 10 us and sleeps again is seldom seen;
+// here that hid up to 40% of what blocking reads cost, and nothing of what batches cost. The idle
+// and iowait columns of a tickless kernel are clocked to the nanosecond instead. So: total =
+// elapsed x CPUs - idle - iowait - steal.
 // Threading: free functions. May not be used by runtime/ (it allocates).
 #pragma once
 #include <optional>

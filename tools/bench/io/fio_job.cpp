@@ -43,7 +43,8 @@ std::string read_all(int fd, double seconds_max, const Tick& tick) {
   for (const double end = now_s() + seconds_max;;) {
     check_interrupted();
     tick();
-    if (now_s() > end) throw std::runtime_error(fmt::format("fio: no answer within {:.0f} s", seconds_max));
+    if (now_s() > end)
+      throw std::runtime_error(fmt::format("fio: no answer within {:.0f} s", seconds_max));
     pollfd wait{fd, POLLIN, 0};
     if (poll(&wait, 1, 20) <= 0) continue;
     const ssize_t got = read(fd, chunk, sizeof chunk);
@@ -55,7 +56,8 @@ std::string read_all(int fd, double seconds_max, const Tick& tick) {
 
 }  // namespace
 
-std::vector<std::string> fio_command(const std::string& fio, const FioTarget& target, const IoOrder& order) {
+std::vector<std::string> fio_command(const std::string& fio, const FioTarget& target,
+                                     const IoOrder& order) {
   std::vector<std::string> words{fio,
                                  "--name=lunar-bench",
                                  "--filename=" + target.path,
@@ -78,7 +80,9 @@ std::vector<std::string> fio_command(const std::string& fio, const FioTarget& ta
                                  "--clat_percentiles=0",
                                  "--percentile_list=50:99:99.9",
                                  "--output-format=json"};
-  const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
+  const auto add = [&](std::initializer_list<std::string> more) {
+    words.insert(words.end(), more);
+  };
   if (order.system == "legacy") {
     add({"--ioengine=psync", fmt::format("--numjobs={}", order.depth), "--group_reporting"});
     return words;
@@ -106,10 +110,13 @@ bool parse_fio(std::string_view text, RunResult* run) {
   run->ops_per_s = job.number_at({"read", "iops"}) + job.number_at({"write", "iops"});
   if (run->ops <= 0 || run->ops_per_s <= 0) return false;
   run->seconds = run->ops / run->ops_per_s;
-  // Of the two directions together: the mean is exact; percentiles are the worse of the two, as fio does not merge
-  // them.
-  const auto latency = [&](const char* way, const char* name) { return job.number_at({way, "lat_ns", name}); };
-  run->mean_ns = (latency("read", "mean") * run->reads + latency("write", "mean") * run->writes) / run->ops;
+  // Of the two directions together: the mean is exact; percentiles are the worse of the two, as fio
+  // does not merge them.
+  const auto latency = [&](const char* way, const char* name) {
+    return job.number_at({way, "lat_ns", name});
+  };
+  run->mean_ns =
+      (latency("read", "mean") * run->reads + latency("write", "mean") * run->writes) / run->ops;
   run->max_ns = std::max(latency("read", "max"), latency("write", "max"));
   const auto percentile = [&](const char* name) {
     return std::max(run->reads > 0 ? job.number_at({"read", "lat_ns", "percentile", name}) : 0,
@@ -128,7 +135,8 @@ void put_cpu_figures(RunResult* run) {
 
 RunResult measure_fio_run(const std::string& fio, const FioTarget& target, const IoOrder& order) {
   int out[2];
-  if (pipe2(out, O_CLOEXEC) != 0) throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
+  if (pipe2(out, O_CLOEXEC) != 0)
+    throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
   const auto disk_before = read_disk(target.disk_stat);
   StartOptions start;
   start.standard_output = out[1];
@@ -156,12 +164,15 @@ RunResult measure_fio_run(const std::string& fio, const FioTarget& target, const
     throw;
   }
   close(out[0]);
-  if (!parse_fio(text, &run)) throw std::runtime_error("fio's output is not understood: " + text.substr(0, 200));
+  if (!parse_fio(text, &run))
+    throw std::runtime_error("fio's output is not understood: " + text.substr(0, 200));
   const double window = last.at - first.at;
   if (first.at > 0 && window >= kWindowSecondsMin) {
     const double scale = run.seconds / window;
-    run.machine_cpu_s = cpu_between(first.machine, last.machine, window, sysconf(_SC_NPROCESSORS_ONLN)) * scale;
-    run.other_user_cpu_s = std::max(0.0, last.machine.user - first.machine.user - (last.user - first.user)) * scale;
+    run.machine_cpu_s =
+        cpu_between(first.machine, last.machine, window, sysconf(_SC_NPROCESSORS_ONLN)) * scale;
+    run.other_user_cpu_s =
+        std::max(0.0, last.machine.user - first.machine.user - (last.user - first.user)) * scale;
   }
   if (const auto disk_after = read_disk(target.disk_stat); disk_before && disk_after) {
     run.disk_read_bytes = static_cast<double>(disk_after->read - disk_before->read);

@@ -26,8 +26,10 @@ class SuperpipeEngine final : public IoEngine {
     options.buffer = buffers.data();
     options.buffer_bytes = buffers.bytes();
     if (const int status = device_.attach(options, &context_); status < 0)
-      throw std::runtime_error(fmt::format("{}: no context: {}", device_.name(), errno_text(status)));
-    for (unsigned i = 0; i < slots; ++i) parts_.push_back({buffers.data() + i * kBlockBytes, kBlockBytes});
+      throw std::runtime_error(
+          fmt::format("{}: no context: {}", device_.name(), errno_text(status)));
+    for (unsigned i = 0; i < slots; ++i)
+      parts_.push_back({buffers.data() + i * kBlockBytes, kBlockBytes});
   }
   ~SuperpipeEngine() override { device_.detach(context_); }
 
@@ -42,9 +44,11 @@ class SuperpipeEngine final : public IoEngine {
     }
     const auto room = static_cast<unsigned>(responses_.size());
     unsigned taken = 0;
-    const int got = context_->exchange(commands_.data(), n, &taken, responses_.data(), room, least, -1);
+    const int got =
+        context_->exchange(commands_.data(), n, &taken, responses_.data(), room, least, -1);
     if (taken < n && got >= 0) return -ENOBUFS;  // the context has room for all slots: never
-    for (int i = 0; i < got; ++i) out[i] = {static_cast<unsigned>(responses_[i].tag), responses_[i].result};
+    for (int i = 0; i < got; ++i)
+      out[i] = {static_cast<unsigned>(responses_[i].tag), responses_[i].result};
     return got == -EINTR ? 0 : got;
   }
 
@@ -61,7 +65,8 @@ class CblkEngine final : public IoEngine {
   // The reservation that stands in the way is the bench's own, so the open is a forced one.
   CblkEngine(const BenchBacking& backing, const NoiseBuffer& buffers, unsigned slots)
       : buffers_(buffers), first_block_(backing.path_offset() / kBlockBytes), slot_of_tag_(slots) {
-    id_ = cblk_open(backing.uri().c_str(), static_cast<int>(slots), O_RDWR, 0, CBLK_OPN_FORCED_RESERVE);
+    id_ = cblk_open(backing.uri().c_str(), static_cast<int>(slots), O_RDWR, 0,
+                    CBLK_OPN_FORCED_RESERVE);
     if (id_ == NULL_CHUNK_ID)
       throw std::runtime_error(fmt::format("cblk_open of {}: {}", backing.uri(), strerror(errno)));
   }
@@ -70,24 +75,27 @@ class CblkEngine final : public IoEngine {
   int exchange(const IoOp* ops, unsigned n, IoDone* out, unsigned least) override {
     if (slot_of_tag_.size() == 1) {
       if (n == 1) {
-        const int blocks = (ops[0].write ? cblk_write : cblk_read)(id_, buffers_.data(), block_at(ops[0].offset), 1, 0);
+        const int blocks = (ops[0].write ? cblk_write : cblk_read)(id_, buffers_.data(),
+                                                                   block_at(ops[0].offset), 1, 0);
         out[0] = {ops[0].slot, blocks < 0 ? -errno : bytes_of(blocks)};
       }
       return static_cast<int>(n);
     }
     for (unsigned i = 0; i < n; ++i) {
       int tag = 0;
-      const int status = (ops[i].write ? cblk_awrite : cblk_aread)(id_, buffers_.data() + ops[i].slot * kBlockBytes,
-                                                                   block_at(ops[i].offset), 1, &tag, nullptr, 0);
+      const int status = (ops[i].write ? cblk_awrite : cblk_aread)(
+          id_, buffers_.data() + ops[i].slot * kBlockBytes, block_at(ops[i].offset), 1, &tag,
+          nullptr, 0);
       if (status != 0) return status < 0 ? -errno : -EPROTO;  // done at once: only a cache could
       slot_of_tag_[static_cast<unsigned>(tag)] = ops[i].slot;
     }
     for (unsigned taken = 0;;) {
       int tag = 0;
       uint64_t moved = 0;
-      const int blocks =
-          cblk_aresult(id_, &tag, &moved, CBLK_ARESULT_NEXT_TAG | (taken < least ? CBLK_ARESULT_BLOCKING : 0));
-      if (blocks == 0 || (blocks < 0 && errno == ENOENT)) return static_cast<int>(taken);  // all are fetched
+      const int blocks = cblk_aresult(
+          id_, &tag, &moved, CBLK_ARESULT_NEXT_TAG | (taken < least ? CBLK_ARESULT_BLOCKING : 0));
+      if (blocks == 0 || (blocks < 0 && errno == ENOENT))
+        return static_cast<int>(taken);  // all are fetched
       if (blocks < 0) return -errno;
       out[taken++] = {slot_of_tag_[static_cast<unsigned>(tag)], bytes_of(blocks)};
     }

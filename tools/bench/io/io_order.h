@@ -16,8 +16,10 @@ struct IoOrder {
   uint64_t seed = 1;
 };
 
-// Commands handed over and responses waited for at once: 32 where 128 are in flight, a quarter of the depth where that
-// is less, one at depths up to 7.
-constexpr unsigned batch_of(unsigned depth) { return depth < 8 ? 1 : depth / 4 < 32 ? depth / 4 : 32; }
+// Commands handed over and responses waited for at once: 32 where 128 are in flight, a quarter of
+// the depth where that is less, one at depths up to 7.
+constexpr unsigned batch_of(unsigned depth) {
+  return depth < 8 ? 1 : depth / 4 < 32 ? depth / 4 : 32;
+}
 
 }  // namespace lunar::tools

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See io_worker.h. An operation's latency is from its hand-over to the moment its caller has it back; those of a batch
-// share their clock readings. Stamps are made and checked inside the clocked time.
+// See io_worker.h. An operation's latency is from its hand-over to the moment its caller has it
+// back; those of a batch share their clock readings. Stamps are made and checked inside the clocked
+// time.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/io_worker.h"
 
@@ -52,16 +53,21 @@ struct Tally {
     ++(write ? writes : reads);
     if (result == static_cast<int64_t>(kBlockBytes)) return;
     ++mismatches;
-    if (error.empty()) error = result < 0 ? strerror(static_cast<int>(-result)) : fmt::format("{} bytes moved", result);
+    if (error.empty())
+      error =
+          result < 0 ? strerror(static_cast<int>(-result)) : fmt::format("{} bytes moved", result);
   }
 };
 
-RunResult result_of(const Tally& all, const Counters& before, const Counters& after, unsigned slack) {
+RunResult result_of(const Tally& all, const Counters& before, const Counters& after,
+                    unsigned slack) {
   RunResult run;
   put_latencies(&run, all.latencies, static_cast<double>(after.ns - before.ns) / 1e9);
   run.cpu_s = after.cpu - before.cpu;
-  run.machine_cpu_s = cpu_between(before.machine, after.machine, run.seconds, sysconf(_SC_NPROCESSORS_ONLN));
-  run.other_user_cpu_s = std::max(0.0, after.machine.user - before.machine.user - (after.user - before.user));
+  run.machine_cpu_s =
+      cpu_between(before.machine, after.machine, run.seconds, sysconf(_SC_NPROCESSORS_ONLN));
+  run.other_user_cpu_s =
+      std::max(0.0, after.machine.user - before.machine.user - (after.user - before.user));
   run.reads = static_cast<double>(all.reads);
   run.writes = static_cast<double>(all.writes);
   run.mismatches = static_cast<double>(all.mismatches);
@@ -71,7 +77,9 @@ RunResult result_of(const Tally& all, const Counters& before, const Counters& af
     run.disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
   }
   // But for what was done when the clock started, and not yet counted.
-  const auto must = [&](uint64_t ops) { return static_cast<double>((ops > slack ? ops - slack : 0) * kBlockBytes); };
+  const auto must = [&](uint64_t ops) {
+    return static_cast<double>((ops > slack ? ops - slack : 0) * kBlockBytes);
+  };
   run.must_read_bytes = must(all.reads);
   run.must_write_bytes = must(all.writes);
   put_cpu_figures(&run);
@@ -105,7 +113,8 @@ RunResult measure_io_run(const BenchBacking& backing, const IoOrder& order) {
       before = count(backing.disk_stat());
       now = now_ns();
       phase = kMeasure;
-    } else if (phase == kMeasure && (interrupted() || now >= before.ns + static_cast<uint64_t>(order.seconds * 1e9))) {
+    } else if (phase == kMeasure &&
+               (interrupted() || now >= before.ns + static_cast<uint64_t>(order.seconds * 1e9))) {
       after = count(backing.disk_stat());
       phase = kStop;
     }
@@ -125,7 +134,8 @@ RunResult measure_io_run(const BenchBacking& backing, const IoOrder& order) {
     for (int i = 0; i < got; ++i) {
       const InFlight& entry = entries[done[i].slot];
       if (phase != kStop) tally.note(entry.write, done[i].result, now - entry.start);
-      if (!entry.write && !stamps.check(entry.unit, buffers.data() + done[i].slot * kBlockBytes)) ++tally.mismatches;
+      if (!entry.write && !stamps.check(entry.unit, buffers.data() + done[i].slot * kBlockBytes))
+        ++tally.mismatches;
       stamps.release(entry.unit);
       free.push_back(done[i].slot);
     }

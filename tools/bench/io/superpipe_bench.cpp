@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context and through the block library,
-// compared with the ways a program has without Lunar, on one file or block device that was written whole.
+// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context and
+// through the block library, compared with the ways a program has without Lunar, on one file or
+// block device that was written whole.
 //
-// The systems take turns A B A B, as many rounds as asked for, and up to three times as many when others disturbed
-// them; the quietest rounds count, and medians are quoted. Each read of Lunar's systems is checked against what was
-// last written there; fio runs the others. A run whose disk did not move what it must have fails the bench. CPU is the
-// machine's: tools/bench/io/cpu_time.h says how.
+// The systems take turns A B A B, as many rounds as asked for, and up to three times as many when
+// others disturbed them; the quietest rounds count, and medians are quoted. Each read of Lunar's
+// systems is checked against what was last written there; fio runs the others. A run whose disk did
+// not move what it must have fails the bench. CPU is the machine's: tools/bench/io/cpu_time.h says
+// how.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -30,7 +32,8 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr unsigned kNoisyFactor = 3;  // rounds where others disturb, as a multiple of those asked for
+// rounds where others disturb, as a multiple of those asked for
+constexpr unsigned kNoisyFactor = 3;
 const std::vector<std::string> kSystems{"lunar", "cblk", "fio", "libaio", "legacy"};
 
 struct IoWorkload {
@@ -47,14 +50,18 @@ struct IoOptions : BenchOptions {
 };
 
 constexpr const char* kFooter =
-    "lunar: a superpipe context; cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread, cblk_awrite\n"
-    "and cblk_aresult deeper). The bench checks each read of these. By fio: fio, its io_uring engine; libaio, Linux "
+    "lunar: a superpipe context; cblk: libcflsh_block (cblk_read and cblk_write at depth 1, "
+    "cblk_aread, cblk_awrite\n"
+    "and cblk_aresult deeper). The bench checks each read of these. By fio: fio, its io_uring "
+    "engine; libaio, Linux "
     "AIO;\n"
-    "legacy, --threads with one blocking pread or pwrite each. All with O_DIRECT. libaio and legacy run at the "
+    "legacy, --threads with one blocking pread or pwrite each. All with O_DIRECT. libaio and "
+    "legacy run at the "
     "greatest\n"
     "depth. At depth 1 lunar and cblk spin for a moment before they sleep, fio sleeps at once.\n"
     "kop/s a CPU: thousand operations per second of CPU time that was not idle, machine-wide.\n"
-    "Ratios: lunar and cblk by the others, WORKLOAD_qdDEPTH_; legacy by threads, WORKLOAD_tTHREADS_.";
+    "Ratios: lunar and cblk by the others, WORKLOAD_qdDEPTH_; legacy by threads, "
+    "WORKLOAD_tTHREADS_.";
 
 // One row: a system at a depth on a workload.
 struct Backend {
@@ -89,36 +96,44 @@ class SuperpipeBench {
   uint64_t runs_ = 0;
 };
 
-SuperpipeBench::SuperpipeBench(const IoOptions& options) : options_(options), fio_(find_in_path("fio")) {
+SuperpipeBench::SuperpipeBench(const IoOptions& options)
+    : options_(options), fio_(find_in_path("fio")) {
   host_ = check_bench_host(options_.lun, 64 << 20);
   std::error_code error;
   const auto space = std::filesystem::space(host_.directory, error);
-  if (std::filesystem::is_directory(options_.lun, error) && space.available < options_.size_bytes + (64 << 20))
-    throw std::runtime_error(fmt::format("{} has {} MiB free, {} are needed: use a smaller --size, or another --lun",
-                                         host_.directory, space.available >> 20, (options_.size_bytes >> 20) + 64));
-  backing_ = std::make_unique<BenchBacking>(options_.lun, options_.size_bytes, options_.seed, *host_.journal);
+  if (std::filesystem::is_directory(options_.lun, error) &&
+      space.available < options_.size_bytes + (64 << 20))
+    throw std::runtime_error(
+        fmt::format("{} has {} MiB free, {} are needed: use a smaller --size, or another --lun",
+                    host_.directory, space.available >> 20, (options_.size_bytes >> 20) + 64));
+  backing_ = std::make_unique<BenchBacking>(options_.lun, options_.size_bytes, options_.seed,
+                                            *host_.journal);
   report_.sizes["size_bytes"] = static_cast<double>(backing_->bytes());
   report_.notes["device"] = backing_->device().kind();
   auto& skipped = report_.skipped;
   if (backing_->disk_stat().empty())
-    skipped["disk_bytes"] = "no block device of its own is known under it: bytes moved cannot be checked";
+    skipped["disk_bytes"] =
+        "no block device of its own is known under it: bytes moved cannot be checked";
   for (const std::string& system : kSystems) {
     if (system == "lunar") continue;
     if (!wants(system))
       skipped[system] = "not asked for (--systems)";
     else if (backing_->path().empty())
-      skipped[system] = fmt::format("{} is reached by Lunar alone: give a file or block device", options_.lun);
+      skipped[system] =
+          fmt::format("{} is reached by Lunar alone: give a file or block device", options_.lun);
     else if (system == "cblk")
       continue;
     else if (backing_->in_memory())
-      skipped[system] = "not on mapped memory, where a copy is the I/O: give a file or block device";
+      skipped[system] =
+          "not on mapped memory, where a copy is the I/O: give a file or block device";
     else if (fio_.empty())
       skipped[system] = "fio is not installed: apt-get install fio";
   }
 }
 
 void SuperpipeBench::fill() {
-  progress_.say(fmt::format("writing {} MiB of {}", backing_->bytes() >> 20, backing_->device().name()));
+  progress_.say(
+      fmt::format("writing {} MiB of {}", backing_->bytes() >> 20, backing_->device().name()));
   backing_->fill(check_interrupted);
   stamped_ = true;
 }
@@ -134,11 +149,12 @@ RunResult SuperpipeBench::measure_run(const Backend& backend) {
   order.seed += ++runs_;
   const bool ours = backend.system == "lunar" || backend.system == "cblk";
   if (ours && !stamped_) fill();
-  const std::string what =
-      fmt::format("{} {} qd{} x{}", backend.system, backend.workload->name, backend.depth, backend.threads);
+  const std::string what = fmt::format("{} {} qd{} x{}", backend.system, backend.workload->name,
+                                       backend.depth, backend.threads);
   progress_.say(fmt::format("{} {} ...", progress_.count(), what));
   if (!ours && backend.workload->read_percent < 100) stamped_ = false;
-  const RunResult result = ours ? measure_io_run(*backing_, order) : measure_fio_run(fio_, target(), order);
+  const RunResult result =
+      ours ? measure_io_run(*backing_, order) : measure_fio_run(fio_, target(), order);
   report_.check(what, result);
   return result;
 }
@@ -149,10 +165,12 @@ void SuperpipeBench::measure(const std::vector<Backend>& backends) {
   for (unsigned round = 0; round < kNoisyFactor * options_.rounds; ++round) {
     if (round >= options_.rounds) {
       const std::vector<size_t> best = quietest_rounds(runs, options_.rounds);
-      const bool disturbed = std::any_of(runs.begin(), runs.end(), [&](const std::vector<RunResult>& of_one) {
-        return std::any_of(best.begin(), best.end(),
-                           [&](size_t i) { return i < of_one.size() && noisy_run(of_one[i], cpus); });
-      });
+      const bool disturbed =
+          std::any_of(runs.begin(), runs.end(), [&](const std::vector<RunResult>& of_one) {
+            return std::any_of(best.begin(), best.end(), [&](size_t i) {
+              return i < of_one.size() && noisy_run(of_one[i], cpus);
+            });
+          });
       if (!disturbed) break;
       progress_.total += static_cast<unsigned>(backends.size());
     }
@@ -180,7 +198,8 @@ void SuperpipeBench::measure(const std::vector<Backend>& backends) {
     for (const RunResult& run : counted) row.noisy += noisy_run(run, cpus) ? 1 : 0;
     report_.add(row, counted);
     if (one.system != "lunar" && one.system != "cblk")
-      report_.notes[one.system] = fmt::format("{}", fmt::join(fio_command(fio_, target(), order_of(one)), " "));
+      report_.notes[one.system] =
+          fmt::format("{}", fmt::join(fio_command(fio_, target(), order_of(one)), " "));
   }
 }
 
@@ -190,14 +209,17 @@ void SuperpipeBench::compare() {
     if (theirs.system == "lunar" || theirs.system == "cblk") continue;
     const bool blocking = theirs.system == "legacy";
     for (const BenchRow& ours : report_.rows) {
-      const bool by_fio = ours.system == "fio" && blocking;  // what Lunar's figure over threads is held against
-      if ((ours.system != "lunar" && ours.system != "cblk" && !by_fio) || ours.workload != theirs.workload) continue;
+      // what Lunar's figure over threads is held against
+      const bool by_fio = ours.system == "fio" && blocking;
+      if ((ours.system != "lunar" && ours.system != "cblk" && !by_fio) ||
+          ours.workload != theirs.workload)
+        continue;
       if (ours.depth != (blocking ? options_.depths.back() : theirs.depth)) continue;
-      report_.compare(
-          theirs.system,
-          fmt::format("{}_{}{}_{}", theirs.workload, blocking ? "t" : "qd", blocking ? theirs.threads : theirs.depth,
-                      ours.system == "lunar" ? "" : ours.system + "_"),
-          ours, theirs);
+      report_.compare(theirs.system,
+                      fmt::format("{}_{}{}_{}", theirs.workload, blocking ? "t" : "qd",
+                                  blocking ? theirs.threads : theirs.depth,
+                                  ours.system == "lunar" ? "" : ours.system + "_"),
+                      ours, theirs);
     }
   }
 }
@@ -206,15 +228,18 @@ BenchReport SuperpipeBench::run() {
   fill();
   std::vector<std::vector<Backend>> groups;
   for (const IoWorkload& workload : kWorkloads) {
-    if (std::find(options_.workloads.begin(), options_.workloads.end(), workload.name) == options_.workloads.end())
+    if (std::find(options_.workloads.begin(), options_.workloads.end(), workload.name) ==
+        options_.workloads.end())
       continue;
     for (const unsigned depth : options_.depths) {
       std::vector<Backend>& group = groups.emplace_back();
       const bool deepest = depth == options_.depths.back(), reads = workload.read_percent == 100;
       for (const std::string& system : kSystems) {
-        const bool now = system == "lunar" || deepest || (reads && (system == "cblk" || system == "fio"));
+        const bool now =
+            system == "lunar" || deepest || (reads && (system == "cblk" || system == "fio"));
         if (!now || !wants(system)) continue;
-        group.push_back({system, &workload, system == "legacy" ? options_.threads : 1, system == "legacy" ? 1 : depth});
+        group.push_back({system, &workload, system == "legacy" ? options_.threads : 1,
+                         system == "legacy" ? 1 : depth});
       }
       progress_.total += static_cast<unsigned>(group.size()) * options_.rounds;
     }
@@ -224,7 +249,8 @@ BenchReport SuperpipeBench::run() {
   if (stamped_) {
     progress_.say("verifying every block");
     if (const uint64_t wrong = backing_->verify(check_interrupted); wrong > 0)
-      report_.failures.push_back(fmt::format("at the end: {} blocks do not hold what was last written", wrong));
+      report_.failures.push_back(
+          fmt::format("at the end: {} blocks do not hold what was last written", wrong));
   }
   progress_.clear();
   return std::move(report_);
@@ -238,8 +264,10 @@ void parse(Flags& flags, IoOptions& options, int argc, char** argv) {
   flags.add("--size", size, "data to work on (default 1g; 256m with --quick)");
   flags.add("--depths", options.depths, "operations in flight").list().range(1, 4096);
   flags.add("--threads", options.threads, "threads of legacy").range(1, 1024);
-  add_choice(flags, "--workloads", options.workloads, std::vector<std::string>(options.workloads), "mixed: 70% reads");
-  const BenchFlags common(flags, options, "directory for the file, or file, block device, URI: it is written",
+  add_choice(flags, "--workloads", options.workloads, std::vector<std::string>(options.workloads),
+             "mixed: 70% reads");
+  const BenchFlags common(flags, options,
+                          "directory for the file, or file, block device, URI: it is written",
                           "a rough answer within a minute");
   flags.footer(kFooter);
   flags.parse(argc, argv);
@@ -247,19 +275,23 @@ void parse(Flags& flags, IoOptions& options, int argc, char** argv) {
   options.size_bytes = size_option("--size", !size.empty() ? size : options.quick ? "256m" : "1g");
   if (options.size_bytes < 16 << 20) throw FlagsError("--size", "at least 16m");
   std::sort(options.depths.begin(), options.depths.end());
-  options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
+  options.depths.erase(std::unique(options.depths.begin(), options.depths.end()),
+                       options.depths.end());
 }
 
 }  // namespace
 
 int superpipe_bench_main(int argc, char** argv) {
-  Flags flags("random block I/O through the superpipe and the block library, against fio, Linux AIO and threads",
-              "lunar bench superpipe", true);
+  Flags flags(
+      "random block I/O through the superpipe and the block library, against fio, Linux AIO and "
+      "threads",
+      "lunar bench superpipe", true);
   IoOptions options;
   return run_bench(
       flags, options, [&] { parse(flags, options, argc, argv); },
       [&] {
-        for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"})
+        for (const char* name :
+             {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"})
           unsetenv(name);
         return SuperpipeBench(options).run();
       });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store of libarkdb, Lunar's or IBM's, by the calls of arkdb.h alone. The library is opened by its path.
-// Threading: as in the header; the library's calls are for any thread. May not be used by runtime/ (it allocates).
+// A store of libarkdb, Lunar's or IBM's, by the calls of arkdb.h alone. The library is opened by
+// its path. Threading: as in the header; the library's calls are for any thread. May not be used by
+// runtime/ (it allocates).
 #include <arkdb.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -18,7 +19,8 @@ constexpr int kStoreThreads = 20, kCommandsMax = 8192, kBlocksMax = 400;
 
 struct ArkCalls {
   explicit ArkCalls(const std::string& path) {
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: its threads may outlive all users
+    // stays open: its threads may outlive all users
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) throw std::runtime_error(fmt::format("{}: {}", path, dlerror()));
     const auto find = [&](auto** out, const char* name) {
       *reinterpret_cast<void**>(out) = dlsym(library, name);
@@ -58,7 +60,8 @@ void call_back(int code, uint64_t tag, int64_t length) {
 
 class ArkSession : public KvSession {
  public:
-  ArkSession(const ArkCalls& calls, ARK* ark, size_t value_bytes) : calls_(calls), ark_(ark), bytes_(value_bytes) {}
+  ArkSession(const ArkCalls& calls, ARK* ark, size_t value_bytes)
+      : calls_(calls), ark_(ark), bytes_(value_bytes) {}
   int get(const KvKey& key, char* value, int64_t* length) override {
     return calls_.get(ark_, key.size(), plain(key.data()), bytes_, value, 0, length);
   }
@@ -85,12 +88,15 @@ class ArkSystem : public KvSystem {
  public:
   explicit ArkSystem(const KvSetup& setup) : setup_(setup), calls_(setup.library) {
     setenv("LUNAR_KV_DRAM", fmt::format("{}", setup.dram_bytes).c_str(), 1);
-    if (!setup.place.empty()) setenv("LUNAR_KV_SIZE", fmt::format("{}", setup.place_bytes).c_str(), 1);
+    if (!setup.place.empty())
+      setenv("LUNAR_KV_SIZE", fmt::format("{}", setup.place_bytes).c_str(), 1);
     if (setup.durability != "flush") setenv("LUNAR_KV_DURABILITY", setup.durability.c_str(), 1);
     std::string place = setup.place;
-    const int code = calls_.create(place.empty() ? nullptr : place.data(), &ark_, setup.place_bytes, 4096, setup.keys,
-                                   kStoreThreads, kBlocksMax, kCommandsMax, setup.kept ? ARK_KV_PERSIST_STORE : 0);
-    if (code != 0) throw std::runtime_error(fmt::format("ark_create {}: {}", setup.place, strerror(code)));
+    const int code = calls_.create(place.empty() ? nullptr : place.data(), &ark_, setup.place_bytes,
+                                   4096, setup.keys, kStoreThreads, kBlocksMax, kCommandsMax,
+                                   setup.kept ? ARK_KV_PERSIST_STORE : 0);
+    if (code != 0)
+      throw std::runtime_error(fmt::format("ark_create {}: {}", setup.place, strerror(code)));
   }
   ~ArkSystem() override { (void)calls_.remove(ark_); }
   std::unique_ptr<KvSession> connect() override {
@@ -101,7 +107,9 @@ class ArkSystem : public KvSystem {
   // Of a place that is to be full, all; of another what lives, as its size is the bench's choice.
   int64_t bytes_in_use() const override {
     uint64_t bytes;
-    return (setup_.full ? calls_.allocated : calls_.in_use)(ark_, &bytes) == 0 ? static_cast<int64_t>(bytes) : -1;
+    return (setup_.full ? calls_.allocated : calls_.in_use)(ark_, &bytes) == 0
+               ? static_cast<int64_t>(bytes)
+               : -1;
   }
 
  private:
@@ -112,6 +120,8 @@ class ArkSystem : public KvSystem {
 
 }  // namespace
 
-std::unique_ptr<KvSystem> make_ark_system(const KvSetup& setup) { return std::make_unique<ArkSystem>(setup); }
+std::unique_ptr<KvSystem> make_ark_system(const KvSetup& setup) {
+  return std::make_unique<ArkSystem>(setup);
+}
 
 }  // namespace lunar::tools

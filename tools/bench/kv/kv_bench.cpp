@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // `lunar bench kv`: Lunar's key/value store against RocksDB, LMDB and the bare disk.
 //
-// Each experiment is a stage or some: stores of the same pairs, each a child process (kv_child.cpp) in a memory cgroup
-// of the same limit, that take turns A B C A B C. Medians are quoted, a ratio is the median of the rounds' ratios. What
-// a store has to do behind its user's back (compaction, writing back) it does between the turns, untimed. A run whose
-// disk did not move what the work needs, and one with a wrong value, fails the bench. What is set up is undone at the
-// end, on a signal, and by the next run after kill -9 (bench/setup_journal.h).
+// Each experiment is a stage or some: stores of the same pairs, each a child process (kv_child.cpp)
+// in a memory cgroup of the same limit, that take turns A B C A B C. Medians are quoted, a ratio is
+// the median of the rounds' ratios. What a store has to do behind its user's back (compaction,
+// writing back) it does between the turns, untimed. A run whose disk did not move what the work
+// needs, and one with a wrong value, fails the bench. What is set up is undone at the end, on a
+// signal, and by the next run after kill -9 (bench/setup_journal.h).
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 #include <unistd.h>
@@ -24,7 +25,8 @@ constexpr uint64_t kMiBytes = 1 << 20;
 constexpr unsigned kColdDepth = 128, kYcsbThreads = 16, kStoreThreads = 20, kMemoryDepth = 32;
 constexpr unsigned kDurableThreads = 64;
 constexpr size_t kOverwriteBytes = 4000;
-// Bytes of DRAM budget a small pair: what a quarter of the budget holds as index entries, with some room.
+// Bytes of DRAM budget a small pair: what a quarter of the budget holds as index entries, with some
+// room.
 constexpr uint64_t kDramPerSmallPair = 80;
 // In memory a log holds three quarters of the budget; some is left for what is overwritten.
 constexpr uint64_t memory_budget(uint64_t keys, uint64_t value_bytes) {
@@ -37,15 +39,23 @@ constexpr const char* kFooter =
     "  memory  Lunar in memory, 4000-byte values: 32 asynchronous calls in flight, and 20 threads\n"
     "  index   bytes of DRAM per entry of the index\n"
     "  load    writes of new 8/24-byte pairs; at each --durability\n"
-    "  cold    gets of 4 KiB values, --data of them: uniform and zipfian with 128 in flight, uniform with one\n"
-    "  overwrite  uniform sets of half of --data of 4000-byte values again, in a place that is 70% and 80% full, by 1\n"
-    "          and 16 threads, durable at a flush and by group commit, after enough sets to reach a steady state\n"
+    "  cold    gets of 4 KiB values, --data of them: uniform and zipfian with 128 in flight, "
+    "uniform with one\n"
+    "  overwrite  uniform sets of half of --data of 4000-byte values again, in a place that is 70% "
+    "and 80% full, by 1\n"
+    "          and 16 threads, durable at a flush and by group commit, after enough sets to reach "
+    "a steady state\n"
     "  ycsb    YCSB A, B, C, D and F on --data of 1000-byte values, 16 threads\n"
-    "Systems: lunar = libarkdb by its ark_* calls; rocksdb, rocksdb-lz4 = RocksDB as its wiki says for point lookups,\n"
-    "without and with compression; lmdb; fio = uniform reads of a file of as many values, without a look at them. All\n"
-    "have the same memory cgroup limit and disk, and the bench checks every byte that is read. A system without\n"
-    "asynchronous calls gets a thread for each operation in flight. Durability: flush = a flush at the end (RocksDB\n"
-    "without log, LMDB without sync), group = every write, where writers share a sync, each = every write.";
+    "Systems: lunar = libarkdb by its ark_* calls; rocksdb, rocksdb-lz4 = RocksDB as its wiki says "
+    "for point lookups,\n"
+    "without and with compression; lmdb; fio = uniform reads of a file of as many values, without "
+    "a look at them. All\n"
+    "have the same memory cgroup limit and disk, and the bench checks every byte that is read. A "
+    "system without\n"
+    "asynchronous calls gets a thread for each operation in flight. Durability: flush = a flush at "
+    "the end (RocksDB\n"
+    "without log, LMDB without sync), group = every write, where writers share a sync, each = "
+    "every write.";
 
 class KvBench {
  public:
@@ -55,8 +65,10 @@ class KvBench {
  private:
   const KvOptions& options() const { return ground_.options(); }
   unsigned rounds() const { return options().rounds; }
-  KvStep step(const std::string& workload, const std::string& mix, KvDraw draw, unsigned threads, unsigned depth) const;
-  KvStageSetup stage(const char* experiment, bool in_memory, size_t value_bytes, uint64_t keys) const;
+  KvStep step(const std::string& workload, const std::string& mix, KvDraw draw, unsigned threads,
+              unsigned depth) const;
+  KvStageSetup stage(const char* experiment, bool in_memory, size_t value_bytes,
+                     uint64_t keys) const;
   uint64_t small_keys() const { return options().dram_bytes / kDramPerSmallPair; }
   void memory();
   void index();
@@ -68,12 +80,13 @@ class KvBench {
   KvGround ground_;
 };
 
-KvStep KvBench::step(const std::string& workload, const std::string& mix, KvDraw draw, unsigned threads,
-                     unsigned depth) const {
+KvStep KvBench::step(const std::string& workload, const std::string& mix, KvDraw draw,
+                     unsigned threads, unsigned depth) const {
   return {workload, mix, draw, threads, depth, options().seconds};
 }
 
-KvStageSetup KvBench::stage(const char* experiment, bool in_memory, size_t value_bytes, uint64_t keys) const {
+KvStageSetup KvBench::stage(const char* experiment, bool in_memory, size_t value_bytes,
+                            uint64_t keys) const {
   KvStageSetup setup;
   setup.experiment = experiment;
   setup.in_memory = in_memory;
@@ -98,7 +111,8 @@ void KvBench::index() {
   stores.measure_loads("load", rounds());
 }
 
-// Durable at a flush: all pairs. Else a store of a few pairs, to which many threads add others for a while.
+// Durable at a flush: all pairs. Else a store of a few pairs, to which many threads add others for
+// a while.
 void KvBench::load(const std::string& level) {
   KvStageSetup setup = stage("load", false, 24, level == "flush" ? small_keys() : 10'000);
   setup.keys_more = level == "flush" ? 0 : small_keys();
@@ -119,7 +133,8 @@ void KvBench::cold() {
   stores.measure(step("uniform_1", "get", KvDraw::kUniform, 1, 1), rounds());
 }
 
-// Stores that are so full, each overwritten until it is as it stays; then measured, by one thread and by many.
+// Stores that are so full, each overwritten until it is as it stays; then measured, by one thread
+// and by many.
 void KvBench::overwrite() {
   std::unique_ptr<KvStage> stores;
   unsigned full_percent = 0;
@@ -128,8 +143,9 @@ void KvBench::overwrite() {
     if (full_percent != one.full_percent) {
       full_percent = one.full_percent;
       stores.reset();
-      KvStageSetup setup = stage("overwrite", false, kOverwriteBytes,
-                                 options().data_bytes / (options().quick ? 8 : 2) / kOverwriteBytes);
+      KvStageSetup setup =
+          stage("overwrite", false, kOverwriteBytes,
+                options().data_bytes / (options().quick ? 8 : 2) / kOverwriteBytes);
       setup.full_percent = one.full_percent;
       setup.durability = one.durability;
       setup.load_threads = kDurableThreads;
@@ -154,15 +170,16 @@ void KvBench::ycsb() {
   stores.load_all();
   // D, which adds pairs, last.
   for (const char* mix : {"c", "b", "a", "f", "d"})
-    stores.measure(step(mix, mix, *mix == 'd' ? KvDraw::kLatest : KvDraw::kZipf, kYcsbThreads, 1), rounds());
+    stores.measure(step(mix, mix, *mix == 'd' ? KvDraw::kLatest : KvDraw::kZipf, kYcsbThreads, 1),
+                   rounds());
 }
 
 void KvBench::compare() {
   BenchReport& report = ground_.report;
   for (const BenchRow& ours : report.rows)
     for (const BenchRow& theirs : report.rows)
-      if (ours.system == "lunar" && theirs.system != "lunar" && theirs.experiment == ours.experiment &&
-          theirs.workload == ours.workload)
+      if (ours.system == "lunar" && theirs.system != "lunar" &&
+          theirs.experiment == ours.experiment && theirs.workload == ours.workload)
         report.compare(theirs.system, ours.experiment + "_" + ours.workload + "_", ours, theirs);
   report.targets = kv_targets(report);
 }
@@ -184,13 +201,16 @@ void parse(Flags& flags, KvOptions& options, int argc, char** argv) {
   options.seconds = 1;
   options.systems = {"lunar", "rocksdb", "rocksdb-lz4", "lmdb", "fio"};
   MemoryFlags memory(flags, options, {"128m", "64m", "96m", 64});
-  add_choice(flags, "--experiments", options.experiments, std::vector<std::string>(options.experiments), "see below");
+  add_choice(flags, "--experiments", options.experiments,
+             std::vector<std::string>(options.experiments), "see below");
   add_choice(flags, "--durability", options.durability, {"flush", "group", "each"}, "of load");
-  flags.add("--library", options.library, "another libarkdb, IBM's for one (default: this Lunar's)");
-  const BenchFlags common(flags, options,
-                          "directory for all files; or Lunar's place, a file, device or URI: the others stay in "
-                          "/var/tmp",
-                          "a rough answer within half a minute on a quiet machine, --rounds 1");
+  flags.add("--library", options.library,
+            "another libarkdb, IBM's for one (default: this Lunar's)");
+  const BenchFlags common(
+      flags, options,
+      "directory for all files; or Lunar's place, a file, device or URI: the others stay in "
+      "/var/tmp",
+      "a rough answer within half a minute on a quiet machine, --rounds 1");
   flags.footer(kFooter);
   flags.parse(argc, argv);
   common.settle(0.1, 1);
@@ -202,10 +222,14 @@ void parse(Flags& flags, KvOptions& options, int argc, char** argv) {
 }  // namespace
 
 int kv_bench_main(int argc, char** argv) {
-  Flags flags("Lunar's key/value store against RocksDB, LMDB and the bare disk, under the same memory limit",
-              "lunar bench kv", true);
+  Flags flags(
+      "Lunar's key/value store against RocksDB, LMDB and the bare disk, under the same memory "
+      "limit",
+      "lunar bench kv", true);
   KvOptions options;
-  return run_bench(flags, options, [&] { parse(flags, options, argc, argv); }, [&] { return KvBench(options).run(); });
+  return run_bench(
+      flags, options, [&] { parse(flags, options, argc, argv); },
+      [&] { return KvBench(options).run(); });
 }
 
 }  // namespace lunar::tools

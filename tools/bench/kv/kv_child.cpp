@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One store of `lunar bench kv`, in a process of its own. Reads orders (kv_order.h) from standard input, answers on
-// standard output. What was wrong ends it.
-// Threading: the main thread speaks the protocol; the driver has its own. May not be used by runtime/ (it allocates).
+// One store of `lunar bench kv`, in a process of its own. Reads orders (kv_order.h) from standard
+// input, answers on standard output. What was wrong ends it.
+// Threading: the main thread speaks the protocol; the driver has its own. May not be used by
+// runtime/ (it allocates).
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -21,9 +22,10 @@ namespace {
 KvOrder parse_order(std::istringstream& words) {
   KvOrder order;
   std::string mix, draw, mode;
-  words >> mix >> draw >> mode >> order.threads >> order.depth >> order.seconds >> order.warm_seconds >> order.seed;
-  const auto* found =
-      std::find_if(std::begin(kKvMixes), std::end(kKvMixes), [&](const KvMix& m) { return m.name == mix; });
+  words >> mix >> draw >> mode >> order.threads >> order.depth >> order.seconds >>
+      order.warm_seconds >> order.seed;
+  const auto* found = std::find_if(std::begin(kKvMixes), std::end(kKvMixes),
+                                   [&](const KvMix& m) { return m.name == mix; });
   const auto* drawn = std::find(std::begin(kKvDrawNames), std::end(kKvDrawNames), draw);
   if (!words || found == std::end(kKvMixes) || drawn == std::end(kKvDrawNames))
     throw std::runtime_error("bad order: " + words.str());
@@ -77,7 +79,9 @@ int kv_child_main(int argc, char** argv) {
     KvDriver driver(setup, limits, seed);
     say("ready");
     for (std::string line; std::getline(std::cin, line);) say(format_run(carry_out(driver, line)));
-  } catch (const FlagsError& error) { return flags.refuse(error); } catch (const std::exception& error) {
+  } catch (const FlagsError& error) {
+    return flags.refuse(error);
+  } catch (const std::exception& error) {
     say(std::string("error ") + error.what());
     return 1;
   }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pairs of the key/value bench: a key is 8 bytes, another for each number, in no order; a value depends on number
-// and version in every byte, so that a lost write, another pair's value or one changed bit cannot pass.
+// The pairs of the key/value bench: a key is 8 bytes, another for each number, in no order; a value
+// depends on number and version in every byte, so that a lost write, another pair's value or one
+// changed bit cannot pass.
 //
 //   word 0  tag of the number      word 1  version      word 2  mix of both
 //   from 3  a piece of the noise, which begins where number and version say
 //
-// Of the noise, the first half of each 128 bytes is random and the rest zeros, so that compression has something to do.
-// Threading: constant once made; may be shared.
+// Of the noise, the first half of each 128 bytes is random and the rest zeros, so that compression
+// has something to do. Threading: constant once made; may be shared.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -42,7 +43,8 @@ class KvContent {
     memcpy(value, words.data(), sizeof words);
     memcpy(static_cast<char*>(value) + sizeof words, &noise_[start(words)], bytes_ - sizeof words);
   }
-  // The version of a value of this number that is right in every byte; 0 where it is not. (Versions begin at 1.)
+  // The version of a value of this number that is right in every byte; 0 where it is not. (Versions
+  // begin at 1.)
   uint32_t check(uint64_t number, const void* value, int64_t length) const {
     if (length != static_cast<int64_t>(bytes_)) return 0;
     uint64_t version;
@@ -50,7 +52,9 @@ class KvContent {
     const Words words = words_of(number, static_cast<uint32_t>(version));
     if (memcmp(value, words.data(), sizeof words) != 0) return 0;
     const char* rest = static_cast<const char*>(value) + sizeof words;
-    return memcmp(rest, &noise_[start(words)], bytes_ - sizeof words) == 0 ? static_cast<uint32_t>(version) : 0;
+    return memcmp(rest, &noise_[start(words)], bytes_ - sizeof words) == 0
+               ? static_cast<uint32_t>(version)
+               : 0;
   }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See kv_driver.h. Values are made and checked inside the clocked time, by all systems alike; the latency of an
-// asynchronous operation is from its issue to its callback.
+// See kv_driver.h. Values are made and checked inside the clocked time, by all systems alike; the
+// latency of an asynchronous operation is from its issue to its callback.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/kv/kv_driver.h"
 
@@ -30,12 +30,15 @@ namespace {
 constexpr uint64_t kLoadChunk = 1000;
 constexpr double kShortSeconds = 1e-3;
 
-void sleep_seconds(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+void sleep_seconds(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
 
 }  // namespace
 
 void KvStates::loaded(uint64_t keys) {
-  for (uint64_t number = 0; number < keys; ++number) states_[number].store(1, std::memory_order_relaxed);
+  for (uint64_t number = 0; number < keys; ++number)
+    states_[number].store(1, std::memory_order_relaxed);
   keys_.store(keys, std::memory_order_release);
 }
 
@@ -140,7 +143,8 @@ RunResult KvDriver::result(const Counters& before, const Counters& after) {
   return run;
 }
 
-// Bytes of the disk in use for each byte of keys and values: what the store says, else what its files take.
+// Bytes of the disk in use for each byte of keys and values: what the store says, else what its
+// files take.
 double KvDriver::space() const {
   if (setup_.place.empty()) return kNone;
   auto bytes = static_cast<double>(system_->bytes_in_use());
@@ -155,14 +159,19 @@ double KvDriver::space() const {
   return bytes / static_cast<double>(states_.keys() * (sizeof(KvKey) + setup_.value_bytes));
 }
 
-// Memory of L bytes holds at most L / v of v bytes of values that are asked for alike; for zipf the mass of as many of
-// the hottest. Three standard deviations down: chance must not fail an honest short run.
+// Memory of L bytes holds at most L / v of v bytes of values that are asked for alike; for zipf the
+// mass of as many of the hottest. Three standard deviations down: chance must not fail an honest
+// short run.
 double KvDriver::must_read_bytes(const KvOrder& order, double reads) const {
-  if (setup_.place.empty() || setup_.system == "rocksdb-lz4" || order.draw == KvDraw::kLatest) return 0;
-  const auto value = static_cast<double>(setup_.value_bytes), keys = static_cast<double>(states_.keys());
+  if (setup_.place.empty() || setup_.system == "rocksdb-lz4" || order.draw == KvDraw::kLatest)
+    return 0;
+  const auto value = static_cast<double>(setup_.value_bytes),
+             keys = static_cast<double>(states_.keys());
   const double fit = static_cast<double>(limits_.memory_bytes) / value;
-  const double hit = order.draw == KvDraw::kZipf ? zipf_->mass(static_cast<uint64_t>(fit)) : std::fmin(1, fit / keys);
-  return value * std::fmax(0, reads * (1 - hit) - 3 * std::sqrt(reads * hit * (1 - hit)) - order.threads * order.depth);
+  const double hit = order.draw == KvDraw::kZipf ? zipf_->mass(static_cast<uint64_t>(fit))
+                                                 : std::fmin(1, fit / keys);
+  return value * std::fmax(0, reads * (1 - hit) - 3 * std::sqrt(reads * hit * (1 - hit)) -
+                                  order.threads * order.depth);
 }
 
 void KvDriver::load_range(uint64_t from, uint64_t to) {
@@ -172,7 +181,8 @@ void KvDriver::load_range(uint64_t from, uint64_t to) {
   for (uint64_t last = now_ns(); from < to && phase_.load() != kStop; from += numbers.size()) {
     numbers.resize(std::min(kLoadChunk, to - from));
     std::iota(numbers.begin(), numbers.end(), from);
-    if (const int code = session->set_many(numbers, content_, value.data()); code != 0) return fail(code, "load");
+    if (const int code = session->set_many(numbers, content_, value.data()); code != 0)
+      return fail(code, "load");
     const uint64_t now = now_ns();
     KvTally& mine = tally();
     mine.latencies.add((now - last) / numbers.size(), numbers.size());
@@ -187,8 +197,9 @@ RunResult KvDriver::load(unsigned threads) {
   const Counters before = count();
   std::vector<std::thread> workers;
   for (unsigned t = 0; t < threads; ++t)
-    workers.emplace_back(
-        [this, t, threads] { load_range(setup_.keys * t / threads, setup_.keys * (t + 1) / threads); });
+    workers.emplace_back([this, t, threads] {
+      load_range(setup_.keys * t / threads, setup_.keys * (t + 1) / threads);
+    });
   for (std::thread& worker : workers) worker.join();
   if (error_.empty()) {
     if (const int code = system_->flush(); code != 0) fail(code, "flush");
@@ -198,12 +209,14 @@ RunResult KvDriver::load(unsigned threads) {
   RunResult run = result(before, after);
   const auto bytes = static_cast<double>(setup_.keys * setup_.value_bytes);
   if (setup_.place.empty())
-    run.index_bytes = (static_cast<double>(process_memory(getpid(), "VmRSS") - bytes_without_store_) -
-                       static_cast<double>(system_->bytes_in_use())) /
-                      static_cast<double>(setup_.keys);
+    run.index_bytes =
+        (static_cast<double>(process_memory(getpid(), "VmRSS") - bytes_without_store_) -
+         static_cast<double>(system_->bytes_in_use())) /
+        static_cast<double>(setup_.keys);
   const bool kept = setup_.system != "lunar" || setup_.kept;
   if (!setup_.place.empty() && setup_.system != "rocksdb-lz4")
-    run.must_write_bytes = kept ? bytes : std::fmax(0, bytes - static_cast<double>(limits_.memory_bytes));
+    run.must_write_bytes =
+        kept ? bytes : std::fmax(0, bytes - static_cast<double>(limits_.memory_bytes));
   system_->settle();
   run.space = space();
   return run;
@@ -239,14 +252,17 @@ void KvDriver::work_async(const KvOrder& order, unsigned thread) {
   std::vector<std::unique_ptr<KvChain>> chains;
   for (unsigned i = 0; i < order.depth; ++i) {
     const uint64_t seed = (order.seed * 4096 + thread) * 4096 + i;
-    chains.push_back(std::make_unique<KvChain>(*this, *session, order, seed, values.data() + i * setup_.value_bytes));
+    chains.push_back(std::make_unique<KvChain>(*this, *session, order, seed,
+                                               values.data() + i * setup_.value_bytes));
   }
   for (const auto& chain : chains) chain->start();
-  for (uint32_t left; (left = chains_alive_.load(std::memory_order_acquire)) != 0;) chains_alive_.wait(left);
+  for (uint32_t left; (left = chains_alive_.load(std::memory_order_acquire)) != 0;)
+    chains_alive_.wait(left);
 }
 
 RunResult KvDriver::run(const KvOrder& order) {
-  if (order.draw != KvDraw::kUniform && !zipf_) zipf_ = std::make_unique<ZipfGenerator>(setup_.keys, kZipfTheta);
+  if (order.draw != KvDraw::kUniform && !zipf_)
+    zipf_ = std::make_unique<ZipfGenerator>(setup_.keys, kZipfTheta);
   begin_run();
   chains_alive_.store(order.threads * order.depth);
   std::vector<std::thread> workers;
@@ -268,8 +284,10 @@ RunResult KvDriver::run(const KvOrder& order) {
   int expected = kWarm;
   phase_.compare_exchange_strong(expected, kMeasure);
   sleep_seconds(order.seconds);
-  // On a busy machine a worker may begin later than a short run would end: no figure is not a figure of 0.
-  while (!measured_.load(std::memory_order_relaxed) && phase_.load(std::memory_order_acquire) != kStop)
+  // On a busy machine a worker may begin later than a short run would end: no figure is not a
+  // figure of 0.
+  while (!measured_.load(std::memory_order_relaxed) &&
+         phase_.load(std::memory_order_acquire) != kStop)
     sleep_seconds(kShortSeconds);
   phase_.store(kStop, std::memory_order_release);
   for (std::thread& worker : workers) worker.join();

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops that load a store, read and write it, and that check every value: what is read must be, in every byte, a
-// version of that key that was written, and no older than what was acknowledged when the read began.
+// The loops that load a store, read and write it, and that check every value: what is read must be,
+// in every byte, a version of that key that was written, and no older than what was acknowledged
+// when the read began.
 //
-// Keys are numbers; a number's state says which version was acknowledged last, and whether one is being written, by one
-// writer at a time. Synchronous loops are threads; asynchronous ones are chains: each operation's callback issues the
-// next, as programs of the interface do.
-// Threading: one thread calls; workers live for one call. May not be used by runtime/ (it allocates).
+// Keys are numbers; a number's state says which version was acknowledged last, and whether one is
+// being written, by one writer at a time. Synchronous loops are threads; asynchronous ones are
+// chains: each operation's callback issues the next, as programs of the interface do.
+// Threading: one thread calls; workers live for one call. May not be used by runtime/ (it
+// allocates).
 #pragma once
 #include <atomic>
 #include <memory>
@@ -24,9 +26,12 @@ namespace lunar::tools {
 class KvStates {
  public:
   static constexpr uint32_t kBusy = 1u << 31;
-  explicit KvStates(uint64_t capacity) : capacity_(capacity), states_(new std::atomic<uint32_t>[capacity] {}) {}
+  explicit KvStates(uint64_t capacity)
+      : capacity_(capacity), states_(new std::atomic<uint32_t>[capacity] {}) {}
   uint64_t capacity() const { return capacity_; }
-  uint64_t keys() const { return keys_.load(std::memory_order_acquire); }  // numbers from 0 on; the last may be absent
+  uint64_t keys() const {  // numbers from 0 on; the last may be absent
+    return keys_.load(std::memory_order_acquire);
+  }
   void loaded(uint64_t keys);
   // A new number, claimed; false when there is room for no more.
   bool add(uint64_t* number);
@@ -64,7 +69,8 @@ class KvDriver {
  public:
   // Opens the store. All of these throw std::runtime_error: what went wrong.
   KvDriver(const KvSetup& setup, const KvLimits& limits, uint64_t seed);
-  // All pairs, in no order of their keys, by `threads`, and the flush. What a store then does by itself is untimed.
+  // All pairs, in no order of their keys, by `threads`, and the flush. What a store then does by
+  // itself is untimed.
   RunResult load(unsigned threads);
   RunResult run(const KvOrder& order);
 

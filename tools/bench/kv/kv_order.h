@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `lunar bench kv` asks its children for, one line a message; they answer "result ..." (run_result.h) or
-// "error TEXT":
+// What `lunar bench kv` asks its children for, one line a message; they answer "result ..."
+// (run_result.h) or "error TEXT":
 //
 //   load THREADS | run MIX DRAW MODE THREADS DEPTH SECONDS WARM_SECONDS SEED
 //
@@ -10,7 +10,8 @@
 
 namespace lunar::tools {
 
-// Shares of operations in percent; what is left of 100 reads and then writes the same key (one operation).
+// Shares of operations in percent; what is left of 100 reads and then writes the same key (one
+// operation).
 struct KvMix {
   const char* name;
   unsigned reads, updates, inserts;
@@ -19,7 +20,8 @@ inline constexpr KvMix kKvMixes[] = {
     {"get", 100, 0, 0}, {"set", 0, 100, 0}, {"insert", 0, 0, 100}, {"a", 50, 50, 0},
     {"b", 95, 5, 0},    {"c", 100, 0, 0},   {"d", 95, 0, 5},       {"f", 50, 0, 0},
 };
-// Which keys: all alike, zipfian 0.99 scattered over all keys, or zipfian 0.99 from the newest key back.
+// Which keys: all alike, zipfian 0.99 scattered over all keys, or zipfian 0.99 from the newest key
+// back.
 enum class KvDraw { kUniform, kZipf, kLatest };
 inline constexpr const char* kKvDrawNames[] = {"uniform", "zipf", "latest"};
 

@@ -25,7 +25,8 @@ namespace {
 constexpr uint64_t kMiBytes = 1 << 20;
 constexpr double kPatienceSeconds = 400;
 constexpr uint64_t kLmdbAllowance = 16 * kMiBytes;  // code, stacks, the states of the keys
-// Space of a file for each byte of pairs: what a log needs to clean in, and what the others take without being asked.
+// Space of a file for each byte of pairs: what a log needs to clean in, and what the others take
+// without being asked.
 constexpr uint64_t kSpaceFactor = 2;
 // Keys and records' headers, for each pair.
 constexpr uint64_t kPairOverhead = 40;
@@ -34,7 +35,8 @@ constexpr uint64_t kPairOverhead = 40;
 
 KvGround::KvGround(const KvOptions& options) : options_(options), begun_ns_(now_ns()) {
   const uint64_t each = options.dram_bytes + options.allowance_bytes;
-  host_ = check_bench_host(options.lun, std::max<uint64_t>(options.systems.size() * each, 3 * options.dram_bytes));
+  host_ = check_bench_host(
+      options.lun, std::max<uint64_t>(options.systems.size() * each, 3 * options.dram_bytes));
   auto& skipped = report.skipped = host_.skipped;
   skipped.erase("swap");
   std::error_code ignored;
@@ -42,8 +44,10 @@ KvGround::KvGround(const KvOptions& options) : options_(options), begun_ns_(now_
   for (const char* system : {"lunar", "rocksdb", "rocksdb-lz4", "lmdb", "fio"})
     if (!has(system)) skipped[system] = "not asked for (--systems)";
   if (!host_.cgroup && has("lmdb"))
-    skipped["lmdb"] = "its cache is the page cache, which only a memory cgroup bounds: run with sudo";
-  if (!lun_is_directory_) skipped["overwrite"] = "--lun " + options.lun + " has the size that it has";
+    skipped["lmdb"] =
+        "its cache is the page cache, which only a memory cgroup bounds: run with sudo";
+  if (!lun_is_directory_)
+    skipped["overwrite"] = "--lun " + options.lun + " has the size that it has";
   fio_ = find_in_path("fio");
   if (fio_.empty()) skipped["fio"] = "not installed: apt-get install fio";
   skipped["ycsb e"] = "the interface has no scan in the order of keys";
@@ -60,25 +64,30 @@ KvGround::~KvGround() {
   journal().forget(recorded_);
 }
 
-// Of another library only the interface is known, and what its flush does is not: IBM's empties the store.
+// Of another library only the interface is known, and what its flush does is not: IBM's empties the
+// store.
 void KvGround::check_library() {
   std::string& library = options_.library;
   kept_ = library.empty() && lun_is_directory_;
   if (library.empty()) {
     std::string tried;
     library = find_own_library("runtime/kv/ark/libarkdb-0.so", "libarkdb-0.so", &tried);
-    if (library.empty()) report.skipped["lunar"] = "libarkdb-0.so is not there (looked at " + tried + ")";
+    if (library.empty())
+      report.skipped["lunar"] = "libarkdb-0.so is not there (looked at " + tried + ")";
   }
   // A library that does not know the variable would measure something else.
-  knows_levels_ = kept_ && read_text(library).value_or("").find("LUNAR_KV_DURABILITY") != std::string::npos;
+  knows_levels_ =
+      kept_ && read_text(library).value_or("").find("LUNAR_KV_DURABILITY") != std::string::npos;
   std::vector<std::string>& levels = options_.durability;
   if (knows_levels_ || levels == std::vector<std::string>{"flush"}) return;
-  report.skipped["durability"] = "lunar: " + library + " is not told by LUNAR_KV_DURABILITY: at a flush only";
+  report.skipped["durability"] =
+      "lunar: " + library + " is not told by LUNAR_KV_DURABILITY: at a flush only";
   levels = {"flush"};
 }
 
 void KvGround::say(const std::string& text) {
-  progress_.say(fmt::format("[{:>3.0f} s] {}", static_cast<double>(now_ns() - begun_ns_) / 1e9, text));
+  progress_.say(
+      fmt::format("[{:>3.0f} s] {}", static_cast<double>(now_ns() - begun_ns_) / 1e9, text));
 }
 
 void KvGround::attempt(const std::string& system, const std::function<void()>& work) {
@@ -89,11 +98,13 @@ void KvGround::attempt(const std::string& system, const std::function<void()>& w
     const std::string why = error.what();
     report.skipped[system] = why.substr(0, why.find('\n'));
     // What this machine does not have is no fault of the run.
-    if (why.find("built without") == std::string::npos) report.failures.push_back(fmt::format("{}: {}", system, why));
+    if (why.find("built without") == std::string::npos)
+      report.failures.push_back(fmt::format("{}: {}", system, why));
   }
 }
 
-KvStage::KvStage(KvGround& ground, KvStageSetup setup) : ground_(ground), setup_(std::move(setup)) {}
+KvStage::KvStage(KvGround& ground, KvStageSetup setup)
+    : ground_(ground), setup_(std::move(setup)) {}
 
 KvStage::~KvStage() {
   for (const std::string& system : setup_.systems) stop(system);
@@ -105,7 +116,8 @@ std::string KvStage::place_of(const std::string& system) const {
   return ground_.directory() + "/" + system;
 }
 
-// What LMDB's limit leaves it is its cache, all of it; the others take no more of the allowance than they need.
+// What LMDB's limit leaves it is its cache, all of it; the others take no more of the allowance
+// than they need.
 uint64_t KvStage::memory_limit(const std::string& system) const {
   const uint64_t allowance = ground_.options().allowance_bytes;
   return setup_.dram_bytes + (system == "lmdb" ? std::min(allowance, kLmdbAllowance) : allowance) +
@@ -114,7 +126,8 @@ uint64_t KvStage::memory_limit(const std::string& system) const {
 
 void KvStage::start(const std::string& system) {
   const std::string place = place_of(system);
-  if (system == "fio") return write_whole_file(place, setup_.keys * setup_.value_bytes, 0, 1, check_interrupted);
+  if (system == "fio")
+    return write_whole_file(place, setup_.keys * setup_.value_bytes, 0, 1, check_interrupted);
   // An empty file is one that Lunar may take and make as large as it needs.
   if (system == "lunar" && !setup_.in_memory && ground_.lun_is_directory()) {
     const int fd = open(place.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -123,7 +136,8 @@ void KvStage::start(const std::string& system) {
   }
   const auto number = [](uint64_t value) { return fmt::format("{}", value); };
   const uint64_t pairs = setup_.keys * (setup_.value_bytes + kPairOverhead);
-  uint64_t room = setup_.full_percent > 0 ? pairs * 100 / setup_.full_percent : kSpaceFactor * pairs + 512 * kMiBytes;
+  uint64_t room = setup_.full_percent > 0 ? pairs * 100 / setup_.full_percent
+                                          : kSpaceFactor * pairs + 512 * kMiBytes;
   // What a tiny store keeps back for cleaning and states is a large share of it.
   if (setup_.full_percent > 0 && ground_.options().quick) room += room / 8;
   SystemUnderTest::Setup child;
@@ -159,19 +173,21 @@ void KvStage::stop(const std::string& system) {
   std::filesystem::remove_all(place_of(system), ignored);
 }
 
-RunResult KvStage::ask(const std::string& system, const std::string& workload, const std::string& line,
-                       double seconds_max) {
+RunResult KvStage::ask(const std::string& system, const std::string& workload,
+                       const std::string& line, double seconds_max) {
   const RunResult run = stores_.at(system)->order(line, seconds_max);
   ground_.report.check(fmt::format("{} {} {}", setup_.experiment, workload, system), run);
   return run;
 }
 
 RunResult KvStage::load(const std::string& system, const std::string& workload) {
-  ground_.say(fmt::format("{} {}: {} loads {} pairs", setup_.experiment, workload, system, setup_.keys));
+  ground_.say(
+      fmt::format("{} {}: {} loads {} pairs", setup_.experiment, workload, system, setup_.keys));
   stop(system);
   start(system);
-  return system == "fio" ? RunResult()
-                         : ask(system, workload, fmt::format("load {}", setup_.load_threads), kPatienceSeconds);
+  return system == "fio"
+             ? RunResult()
+             : ask(system, workload, fmt::format("load {}", setup_.load_threads), kPatienceSeconds);
 }
 
 void KvStage::each(const std::function<void(const std::string& system)>& work) {
@@ -198,15 +214,16 @@ RunResult KvStage::run(const std::string& system, const KvStep& step) {
   if (system == "fio") return run_fio(step);
   const bool chains = system == "lunar" && step.depth > 1;
   return ask(system, step.workload,
-             fmt::format("run {} {} {} {} {} {} {} {}", step.mix, kKvDrawNames[static_cast<size_t>(step.draw)],
-                         chains ? "async" : "sync", chains ? step.threads : step.threads * step.depth,
-                         chains ? step.depth : 1, step.seconds, step.warm_share * step.seconds, ground_.next_seed()),
+             fmt::format("run {} {} {} {} {} {} {} {}", step.mix,
+                         kKvDrawNames[static_cast<size_t>(step.draw)], chains ? "async" : "sync",
+                         chains ? step.threads : step.threads * step.depth, chains ? step.depth : 1,
+                         step.seconds, step.warm_share * step.seconds, ground_.next_seed()),
              10 * step.seconds + kPatienceSeconds);
 }
 
 RunResult KvStage::run_fio(const KvStep& step) {
-  const FioTarget target{place_of("fio"), ground_.host().disk_stat, 0, setup_.keys * setup_.value_bytes,
-                         setup_.value_bytes};
+  const FioTarget target{place_of("fio"), ground_.host().disk_stat, 0,
+                         setup_.keys * setup_.value_bytes, setup_.value_bytes};
   IoOrder order;
   order.system = "fio";
   order.depth = step.depth;
@@ -233,14 +250,18 @@ void KvStage::measure(const KvStep& step, unsigned rounds) {
   }
 }
 
-void KvStage::add_row(const std::string& system, const KvStep& step, const std::vector<RunResult>& runs) {
+void KvStage::add_row(const std::string& system, const KvStep& step,
+                      const std::vector<RunResult>& runs) {
   const bool deep = step.depth > 1 && (system == "lunar" || system == "fio");
   BenchRow row;
   row.system = system;
   row.experiment = setup_.experiment;
   row.workload = step.workload;
-  row.place = setup_.in_memory ? "memory" : place_of(system) == ground_.options().lun ? "lun" : "file";
-  row.durability = setup_.in_memory || (system == "lunar" && !ground_.kept()) ? "none" : setup_.durability;
+  row.place = setup_.in_memory                            ? "memory"
+              : place_of(system) == ground_.options().lun ? "lun"
+                                                          : "file";
+  row.durability =
+      setup_.in_memory || (system == "lunar" && !ground_.kept()) ? "none" : setup_.durability;
   row.value_bytes = setup_.value_bytes;
   row.threads = deep ? step.threads : step.threads * step.depth;
   row.depth = deep ? step.depth : 1;

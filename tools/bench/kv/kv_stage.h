@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores that take turns: each a child process in a memory cgroup of the same limit, with the same pairs, on files of
-// the same disk. What they measured becomes rows of the report.
+// Stores that take turns: each a child process in a memory cgroup of the same limit, with the same
+// pairs, on files of the same disk. What they measured becomes rows of the report.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <functional>
@@ -20,7 +20,8 @@ namespace lunar::tools {
 // What the bench set up on the machine, and how far it is.
 class KvGround {
  public:
-  explicit KvGround(const KvOptions& options);  // throws std::runtime_error when the bench cannot run at all
+  // throws std::runtime_error when the bench cannot run at all
+  explicit KvGround(const KvOptions& options);
   ~KvGround();
   KvGround(const KvGround&) = delete;
   KvGround& operator=(const KvGround&) = delete;
@@ -31,8 +32,12 @@ class KvGround {
   const BenchHost& host() const { return host_; }
   // Whether a system or experiment is asked for and could be measured so far.
   bool has(const std::string& system) const { return report.wants(options_.systems, system); }
-  bool wants(const char* experiment) const { return report.wants(options_.experiments, experiment); }
-  bool kept() const { return kept_; }  // Lunar's store outlives its process, and a flush makes it durable
+  bool wants(const char* experiment) const {
+    return report.wants(options_.experiments, experiment);
+  }
+  bool kept() const {  // Lunar's store outlives its process, and a flush makes it durable
+    return kept_;
+  }
   bool knows_levels() const { return knows_levels_; }  // and LUNAR_KV_DURABILITY another level
   const std::string& fio() const { return fio_; }      // the program; "": not installed
   const std::string& directory() const { return directory_; }
@@ -56,7 +61,8 @@ class KvGround {
 struct KvStep {
   std::string workload, mix = "get";
   KvDraw draw = KvDraw::kUniform;
-  unsigned threads = 1, depth = 1;       // depth above 1: asynchronous by Lunar, threads * depth threads elsewhere
+  // depth above 1: asynchronous by Lunar, threads * depth threads elsewhere
+  unsigned threads = 1, depth = 1;
   double seconds = 0, warm_share = 0.1;  // so much of the time before it is unmeasured
 };
 
@@ -69,7 +75,8 @@ struct KvStageSetup {
   unsigned load_threads = 2;
   unsigned full_percent = 0;  // pairs of Lunar's place; 0: it has room enough
   std::string durability = "flush";
-  std::vector<std::string> systems;  // fio reads a file of as many values, uniformly, without a look at them
+  // fio reads a file of as many values, uniformly, without a look at them
+  std::vector<std::string> systems;
 };
 
 class KvStage {
@@ -87,12 +94,14 @@ class KvStage {
   RunResult run_fio(const KvStep& step);
   void add_row(const std::string& system, const KvStep& step, const std::vector<RunResult>& runs);
   void each(const std::function<void(const std::string& system)>& work);
-  RunResult load(const std::string& system, const std::string& workload);  // a store that is new, in place of the old
+  // a store that is new, in place of the old
+  RunResult load(const std::string& system, const std::string& workload);
   void start(const std::string& system);
   void stop(const std::string& system);
   std::string place_of(const std::string& system) const;
   uint64_t memory_limit(const std::string& system) const;
-  RunResult ask(const std::string& system, const std::string& workload, const std::string& line, double seconds_max);
+  RunResult ask(const std::string& system, const std::string& workload, const std::string& line,
+                double seconds_max);
   KvGround& ground_;
   KvStageSetup setup_;
   std::map<std::string, std::unique_ptr<SystemUnderTest>> stores_;

@@ -13,14 +13,17 @@ class Targets {
  public:
   explicit Targets(const BenchReport& report) : report_(report) {}
   std::vector<BenchTarget> take() { return std::move(targets_); }
-  void at_least(const std::string& name, const std::string& what, double goal, std::vector<double> rounds) {
+  void at_least(const std::string& name, const std::string& what, double goal,
+                std::vector<double> rounds) {
     targets_.push_back({name, what, goal, false, std::move(rounds)});
   }
-  void at_most(const std::string& name, const std::string& what, double goal, std::vector<double> rounds) {
+  void at_most(const std::string& name, const std::string& what, double goal,
+               std::vector<double> rounds) {
     targets_.push_back({name, what, goal, true, std::move(rounds)});
   }
-  std::vector<double> figures(const std::string& experiment, const std::string& workload, double RunResult::* quantity,
-                              const std::string& system = "lunar", double factor = 1) const {
+  std::vector<double> figures(const std::string& experiment, const std::string& workload,
+                              double RunResult::* quantity, const std::string& system = "lunar",
+                              double factor = 1) const {
     std::vector<double> out;
     for (const BenchRow& one : report_.rows)
       if (one.system == system && one.experiment == experiment && one.workload == workload)
@@ -28,8 +31,8 @@ class Targets {
     return out;
   }
   // Lunar's over that system's, round by round.
-  std::vector<double> against(const std::string& system, const std::string& experiment, const std::string& workload,
-                              double RunResult::* quantity) const {
+  std::vector<double> against(const std::string& system, const std::string& experiment,
+                              const std::string& workload, double RunResult::* quantity) const {
     const std::vector<double> ours = figures(experiment, workload, quantity),
                               theirs = figures(experiment, workload, quantity, system);
     std::vector<double> out;
@@ -45,7 +48,9 @@ class Targets {
 
 }  // namespace
 
-std::string KvOverwrite::workload() const { return fmt::format("{}_{}_t{}", durability, full_percent, threads); }
+std::string KvOverwrite::workload() const {
+  return fmt::format("{}_{}_t{}", durability, full_percent, threads);
+}
 
 std::vector<KvOverwrite> kv_overwrites() {
   std::vector<KvOverwrite> all;
@@ -74,20 +79,22 @@ std::vector<BenchTarget> kv_targets(const BenchReport& report) {
     for (const std::string system : {"rocksdb", "lmdb"}) {
       const std::vector<double> rounds = all.against(system, "load", workload, ops);
       if (!rounds.empty() || workload == "load_flush")
-        all.at_least(workload + "_" + system,
-                     fmt::format("writes of new 8/24-byte pairs, durable at {}: over {}", level, system),
-                     system == "rocksdb" ? 3 : 5, rounds);
+        all.at_least(
+            workload + "_" + system,
+            fmt::format("writes of new 8/24-byte pairs, durable at {}: over {}", level, system),
+            system == "rocksdb" ? 3 : 5, rounds);
     }
   }
   for (const std::string draw : {"uniform", "zipf"})
     for (const char* system : {"rocksdb", "rocksdb-lz4", "lmdb"})
-      all.at_least(fmt::format("cold_{}_{}", draw, system),
-                   fmt::format("gets of data larger than DRAM, {}, 128 in flight: over {}", draw, system),
-                   draw == "uniform" ? 1.5 : 1.3, all.against(system, "cold", draw, ops));
+      all.at_least(
+          fmt::format("cold_{}_{}", draw, system),
+          fmt::format("gets of data larger than DRAM, {}, 128 in flight: over {}", draw, system),
+          draw == "uniform" ? 1.5 : 1.3, all.against(system, "cold", draw, ops));
   for (const KvOverwrite& one : kv_overwrites()) {
     const std::string name = "overwrite_" + one.workload(),
-                      what = fmt::format("uniform overwrites, {}% full, {} threads, durable at {}", one.full_percent,
-                                         one.threads, one.durability);
+                      what = fmt::format("uniform overwrites, {}% full, {} threads, durable at {}",
+                                         one.full_percent, one.threads, one.durability);
     all.at_most(name + "_ms", what + ": p99.9, ms", 10,
                 all.figures("overwrite", one.workload(), &RunResult::p999_ns, "lunar", 1e-6));
     all.at_most(name + "_wa", what + ": bytes written a byte set", 1.5,
@@ -95,9 +102,11 @@ std::vector<BenchTarget> kv_targets(const BenchReport& report) {
   }
   for (const char* mix : {"a", "b", "c", "d", "f"}) {
     for (const char* system : {"rocksdb", "rocksdb-lz4"}) {
-      all.at_least(fmt::format("ycsb_{}_{}", mix, system), fmt::format("YCSB {}: op/s over {}", mix, system), 1.3,
+      all.at_least(fmt::format("ycsb_{}_{}", mix, system),
+                   fmt::format("YCSB {}: op/s over {}", mix, system), 1.3,
                    all.against(system, "ycsb", mix, ops));
-      all.at_most(fmt::format("ycsb_{}_p99_{}", mix, system), fmt::format("YCSB {}: p99 over {}", mix, system), 0.8,
+      all.at_most(fmt::format("ycsb_{}_p99_{}", mix, system),
+                  fmt::format("YCSB {}: p99 over {}", mix, system), 0.8,
                   all.against(system, "ycsb", mix, &RunResult::p99_ns));
     }
   }

@@ -15,7 +15,8 @@ uint64_t KvWorker::draw() {
   const uint64_t keys = driver_.states_.keys();
   if (order_.draw == KvDraw::kUniform) return random_.below(keys);
   const uint64_t rank = driver_.zipf_->rank(random_);
-  return order_.draw == KvDraw::kZipf ? driver_.zipf_->scattered(rank) : keys - 1 - std::min(rank, keys - 1);
+  return order_.draw == KvDraw::kZipf ? driver_.zipf_->scattered(rank)
+                                      : keys - 1 - std::min(rank, keys - 1);
 }
 
 void KvWorker::take(uint64_t number, bool writes) {
@@ -34,11 +35,13 @@ void KvWorker::begin() {
   writes_next_ = false;
   if (dice < mix.reads) {
     uint64_t number = draw();
-    while (driver_.states_.least(number) == 0 && number > 0) --number;  // an insert that is not acknowledged yet
+    while (driver_.states_.least(number) == 0 && number > 0)
+      --number;  // an insert that is not acknowledged yet
     return take(number, false);
   }
   uint64_t number;
-  const bool inserts = dice >= mix.reads + mix.updates && dice < mix.reads + mix.updates + mix.inserts;
+  const bool inserts =
+      dice >= mix.reads + mix.updates && dice < mix.reads + mix.updates + mix.inserts;
   if (inserts && driver_.states_.add(&number)) return take(number, true);
   do { number = draw(); } while (!driver_.states_.claim(number));
   writes_next_ = dice >= mix.reads + mix.updates + mix.inserts;

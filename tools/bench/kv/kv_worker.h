@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One operation after the other, as an order says: which key, read or write, and whether what came back is right.
-// Threading: a worker is used by one thread at a time. May not be used by runtime/ (it allocates).
+// One operation after the other, as an order says: which key, read or write, and whether what came
+// back is right. Threading: a worker is used by one thread at a time. May not be used by runtime/
+// (it allocates).
 #pragma once
 #include "tools/bench/kv/kv_driver.h"
 
@@ -33,7 +34,8 @@ class KvWorker {
   bool writing_ = false, writes_next_ = false;
 };
 
-// A worker whose operations are asynchronous: each callback issues the next, until the phase says stop.
+// A worker whose operations are asynchronous: each callback issues the next, until the phase says
+// stop.
 class KvChain : private KvDone {
  public:
   KvChain(KvDriver& driver, KvSession& session, const KvOrder& order, uint64_t seed, char* value)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// LMDB, set up as its documentation says for random reads of data larger than memory: no read-ahead, a read transaction
-// a thread that is renewed. Its cache is the page cache that the memory cgroup leaves it. Loads go 1000 pairs a
-// transaction where they are durable at a flush (MDB_NOSYNC and mdb_env_sync), else one.
+// LMDB, set up as its documentation says for random reads of data larger than memory: no
+// read-ahead, a read transaction a thread that is renewed. Its cache is the page cache that the
+// memory cgroup leaves it. Loads go 1000 pairs a transaction where they are durable at a flush
+// (MDB_NOSYNC and mdb_env_sync), else one.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/kv/kv_system.h"
 
@@ -36,7 +37,8 @@ class LmdbSession : public KvSession {
     if (reader_) mdb_txn_abort(reader_);
   }
   int get(const KvKey& key, char* value, int64_t* length) override {
-    int status = reader_ ? mdb_txn_renew(reader_) : mdb_txn_begin(store_.env, nullptr, MDB_RDONLY, &reader_);
+    int status =
+        reader_ ? mdb_txn_renew(reader_) : mdb_txn_begin(store_.env, nullptr, MDB_RDONLY, &reader_);
     if (status != 0) return code_of(status);
     MDB_val wanted = val(key.data(), key.size()), found;
     status = mdb_get(reader_, store_.dbi, &wanted, &found);
@@ -50,7 +52,8 @@ class LmdbSession : public KvSession {
   int set(const KvKey& key, const char* value) override {
     return write([&](MDB_txn* writer) { return put(writer, key, value); });
   }
-  int set_many(const std::vector<uint64_t>& numbers, const KvContent& content, char* value) override {
+  int set_many(const std::vector<uint64_t>& numbers, const KvContent& content,
+               char* value) override {
     int code = 0;
     for (size_t at = 0; at < numbers.size() && code == 0;) {
       code = write([&](MDB_txn* writer) {
@@ -90,7 +93,8 @@ class LmdbSystem : public KvSystem {
   explicit LmdbSystem(const KvSetup& setup) {
     store_.value_bytes = setup.value_bytes;
     if (setup.durability != "flush") store_.batch = 1;
-    const unsigned flags = MDB_NORDAHEAD | MDB_NOTLS | (setup.durability == "flush" ? MDB_NOSYNC : 0);
+    const unsigned flags =
+        MDB_NORDAHEAD | MDB_NOTLS | (setup.durability == "flush" ? MDB_NOSYNC : 0);
     mkdir(setup.place.c_str(), 0700);
     expect(mdb_env_create(&store_.env));
     expect(mdb_env_set_mapsize(store_.env, 8 * setup.keys * setup.value_bytes + (size_t{1} << 30)));
@@ -115,7 +119,9 @@ class LmdbSystem : public KvSystem {
 
 }  // namespace
 
-std::unique_ptr<KvSystem> make_lmdb_system(const KvSetup& setup) { return std::make_unique<LmdbSystem>(setup); }
+std::unique_ptr<KvSystem> make_lmdb_system(const KvSetup& setup) {
+  return std::make_unique<LmdbSystem>(setup);
+}
 
 }  // namespace lunar::tools
 #else

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// RocksDB, set up as its wiki says for point lookups: full bloom filters of 10 bits (none for the last level: every key
-// that is asked for is there), hash indexes in the blocks, index and filters in the block cache, direct I/O.
+// RocksDB, set up as its wiki says for point lookups: full bloom filters of 10 bits (none for the
+// last level: every key that is asked for is there), hash indexes in the blocks, index and filters
+// in the block cache, direct I/O.
 //
-// The DRAM budget goes to two memtables and the block cache: a quarter and a half for a load (compaction wants the
-// rest), which ends with a full compaction (untimed), an eighth and the rest from then on. Durable at a flush: no
-// write-ahead log, and a flush of the memtables; every write: a synced log, which concurrent writers share, and loads
-// without batches.
+// The DRAM budget goes to two memtables and the block cache: a quarter and a half for a load
+// (compaction wants the rest), which ends with a full compaction (untimed), an eighth and the rest
+// from then on. Durable at a flush: no write-ahead log, and a flush of the memtables; every write:
+// a synced log, which concurrent writers share, and loads without batches.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/kv/kv_system.h"
 
@@ -49,7 +50,8 @@ class RocksSession : public KvSession {
   explicit RocksSession(const Rocks& store) : store_(store) {}
   int get(const KvKey& key, char* value, int64_t* length) override {
     rocksdb::PinnableSlice found;
-    const rocksdb::Status status = store_.db->Get({}, store_.db->DefaultColumnFamily(), slice_of(key), &found);
+    const rocksdb::Status status =
+        store_.db->Get({}, store_.db->DefaultColumnFamily(), slice_of(key), &found);
     if (!status.ok()) return code_of(status);
     memcpy(value, found.data(), std::min(found.size(), store_.value_bytes));
     *length = static_cast<int64_t>(found.size());
@@ -58,7 +60,8 @@ class RocksSession : public KvSession {
   int set(const KvKey& key, const char* value) override {
     return code_of(store_.db->Put(store_.writes, slice_of(key), {value, store_.value_bytes}));
   }
-  int set_many(const std::vector<uint64_t>& numbers, const KvContent& content, char* value) override {
+  int set_many(const std::vector<uint64_t>& numbers, const KvContent& content,
+               char* value) override {
     int code = 0;
     for (size_t at = 0; at < numbers.size() && code == 0;) {
       rocksdb::WriteBatch batch;
@@ -106,7 +109,8 @@ void RocksSystem::open(uint64_t memtable_bytes, uint64_t cache_bytes) {
   rocksdb::Options options;
   options.create_if_missing = true;
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
-  options.compression = setup_.system == "rocksdb-lz4" ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
+  options.compression =
+      setup_.system == "rocksdb-lz4" ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
   options.write_buffer_size = memtable_bytes;
   options.max_write_buffer_number = 2;
   options.memtable_prefix_bloom_size_ratio = 0.02;
@@ -136,19 +140,23 @@ void RocksSystem::settle() {
     uint64_t value = 0;
     return store_.db->GetIntProperty("rocksdb." + what, &value) && value > 0;
   };
-  while (at_work("compaction-pending") || at_work("num-running-compactions") || at_work("num-running-flushes"))
+  while (at_work("compaction-pending") || at_work("num-running-compactions") ||
+         at_work("num-running-flushes"))
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
 }  // namespace
 
-std::unique_ptr<KvSystem> make_rocksdb_system(const KvSetup& setup) { return std::make_unique<RocksSystem>(setup); }
+std::unique_ptr<KvSystem> make_rocksdb_system(const KvSetup& setup) {
+  return std::make_unique<RocksSystem>(setup);
+}
 
 }  // namespace lunar::tools
 #else
 namespace lunar::tools {
 std::unique_ptr<KvSystem> make_rocksdb_system(const KvSetup&) {
-  throw std::runtime_error("built without RocksDB: apt-get install librocksdb-dev, and build again");
+  throw std::runtime_error(
+      "built without RocksDB: apt-get install librocksdb-dev, and build again");
 }
 }  // namespace lunar::tools
 #endif

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See dataset.h. Requests are written by hand (no printf on the way: the load generator shares the machine with the
-// server it measures); replies come from hiredis' reader, which is the same in 0.14 and 1.x.
+// See dataset.h. Requests are written by hand (no printf on the way: the load generator shares the
+// machine with the server it measures); replies come from hiredis' reader, which is the same in
+// 0.14 and 1.x.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/redis/dataset.h"
 
@@ -35,7 +36,8 @@ void append_field(unsigned field, std::string* out) {
 
 void append_number_word(uint64_t number, std::string* out) {
   char text[24];
-  append_word({text, static_cast<size_t>(std::to_chars(text, text + sizeof text, number).ptr - text)}, out);
+  append_word(
+      {text, static_cast<size_t>(std::to_chars(text, text + sizeof text, number).ptr - text)}, out);
 }
 
 // What a key of each kind holds; part_bytes 0: a share of the value size.
@@ -51,7 +53,8 @@ const Shape& shape_of(DataKind kind) { return kShapes[static_cast<size_t>(kind)]
 
 size_t part_bytes_of(DataKind kind, size_t value_bytes) {
   const Shape& shape = shape_of(kind);
-  return shape.part_bytes != 0 ? shape.part_bytes : std::max(sizeof(uint64_t), value_bytes / shape.parts);
+  return shape.part_bytes != 0 ? shape.part_bytes
+                               : std::max(sizeof(uint64_t), value_bytes / shape.parts);
 }
 
 }  // namespace
@@ -70,7 +73,8 @@ void append_word(std::string_view word, std::string* out) {
   *out += "\r\n";
 }
 
-Dataset::Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed, bool compressible)
+Dataset::Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed,
+                 bool compressible)
     : kind_(kind),
       compressible_(compressible),
       parts_(shape_of(kind).parts),
@@ -148,7 +152,9 @@ void Dataset::append(const Request& request, std::string* out) const {
       return;
     }
     case Verb::kRead:
-      begin(kind_ == DataKind::kStrings ? 2 : 3, kind_ == DataKind::kStrings ? "GET" : is_hash() ? "HGET" : "ZSCORE");
+      begin(kind_ == DataKind::kStrings ? 2 : 3, kind_ == DataKind::kStrings ? "GET"
+                                                 : is_hash()                 ? "HGET"
+                                                                             : "ZSCORE");
       if (is_hash()) append_field(part, out);
       if (kind_ == DataKind::kSortedSets) append_part(request.key, part, 0, out);
       return;
@@ -171,12 +177,14 @@ bool Dataset::version_fits(const Request& request, unsigned part, uint32_t versi
 }
 
 bool Dataset::is_part(const Request& request, unsigned part, const redisReply& reply) const {
-  if (reply.type != REDIS_REPLY_STRING || static_cast<size_t>(reply.len) != part_bytes_) return false;
+  if (reply.type != REDIS_REPLY_STRING || static_cast<size_t>(reply.len) != part_bytes_)
+    return false;
   uint64_t stamp;
   memcpy(&stamp, reply.str, sizeof stamp);
   const uint64_t key_item = item(request.key, part);
   const auto version = static_cast<uint32_t>(stamp);
-  const bool fits = kind_ == DataKind::kSortedSets ? version == 0 : version_fits(request, part, version);
+  const bool fits =
+      kind_ == DataKind::kSortedSets ? version == 0 : version_fits(request, part, version);
   if (!fits || stamp != content_.stamp(key_item, version)) return false;
   fill(key_item, version, expected_.data());
   return memcmp(expected_.data(), reply.str, part_bytes_) == 0;
@@ -190,7 +198,8 @@ bool Dataset::is_whole(const Request& request, const redisReply& reply) const {
     const redisReply& field = *reply.element[i];
     if (field.type != REDIS_REPLY_STRING || field.len < 2 || field.str[0] != 'f') return false;
     const auto part = static_cast<unsigned>(strtoul(field.str + 1, nullptr, 10));
-    if (part >= parts_ || seen[part] || !is_part(request, part, *reply.element[i + 1])) return false;
+    if (part >= parts_ || seen[part] || !is_part(request, part, *reply.element[i + 1]))
+      return false;
     seen[part] = true;
   }
   return true;
@@ -201,17 +210,20 @@ bool Dataset::is_right(const Request& request, const redisReply& reply) const {
     case Verb::kLoad:
     case Verb::kLoadDue:
     case Verb::kWrite:
-      if (kind_ == DataKind::kStrings) return reply.type == REDIS_REPLY_STATUS && strcmp(reply.str, "OK") == 0;
+      if (kind_ == DataKind::kStrings)
+        return reply.type == REDIS_REPLY_STATUS && strcmp(reply.str, "OK") == 0;
       // How many fields or members are new.
-      return reply.type == REDIS_REPLY_INTEGER && reply.integer == (request.verb == Verb::kWrite ? 0 : parts_);
+      return reply.type == REDIS_REPLY_INTEGER &&
+             reply.integer == (request.verb == Verb::kWrite ? 0 : parts_);
     case Verb::kRead: {
       if (kind_ != DataKind::kSortedSets) return is_part(request, request.part, reply);
       if (reply.type != REDIS_REPLY_STRING) return false;
       char* end = nullptr;
       const long score = strtol(reply.str, &end, 10);
       if (end == reply.str || *end != 0) return false;
-      return request.part == 0 ? score <= 0 && version_fits(request, 0, static_cast<uint32_t>(-score))
-                               : score == request.part;
+      return request.part == 0
+                 ? score <= 0 && version_fits(request, 0, static_cast<uint32_t>(-score))
+                 : score == request.part;
     }
     case Verb::kRange:
       if (reply.type != REDIS_REPLY_ARRAY || reply.elements != kRangeMembers) return false;
@@ -229,13 +241,15 @@ std::string Dataset::check(const Request& request, const redisReply& reply) {
   const bool right = is_right(request, reply);
   if (request.verb == Verb::kWrite) versions_[request.key] = request.version;
   if (right) return {};
-  static constexpr const char* kVerbs[] = {"load", "load", "read", "range read", "whole read", "write"};
-  std::string got = reply.type == REDIS_REPLY_ERROR    ? fmt::format("the error {}", reply.str)
-                    : reply.type == REDIS_REPLY_NIL    ? std::string("nothing")
-                    : reply.type == REDIS_REPLY_STRING ? fmt::format("{} other bytes", reply.len)
-                                                       : fmt::format("a reply of type {}", reply.type);
-  return fmt::format("{} of key {} part {}: the server answers {}", kVerbs[static_cast<size_t>(request.verb)],
-                     request.key, request.part, got);
+  static constexpr const char* kVerbs[] = {"load",       "load",       "read",
+                                           "range read", "whole read", "write"};
+  std::string got = reply.type == REDIS_REPLY_ERROR ? fmt::format("the error {}", reply.str)
+                    : reply.type == REDIS_REPLY_NIL ? std::string("nothing")
+                    : reply.type == REDIS_REPLY_STRING
+                        ? fmt::format("{} other bytes", reply.len)
+                        : fmt::format("a reply of type {}", reply.type);
+  return fmt::format("{} of key {} part {}: the server answers {}",
+                     kVerbs[static_cast<size_t>(request.verb)], request.key, request.part, got);
 }
 
 }  // namespace lunar::tools

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data of `lunar bench redis`, and what it says to a server: RESP requests, and whether a reply is the right one.
+// The data of `lunar bench redis`, and what it says to a server: RESP requests, and whether a reply
+// is the right one.
 //
-// Everything follows from the seed, a key's number and a version, so that each reply is checked byte by byte and
-// nothing but the versions is stored. Values are incompressible, or repeat themselves. A key has parts; part 0 is the
-// one that is written:
+// Everything follows from the seed, a key's number and a version, so that each reply is checked
+// byte by byte and nothing but the versions is stored. Values are incompressible, or repeat
+// themselves. A key has parts; part 0 is the one that is written:
 //
-//   strings      key -> value                                    1 part of value_bytes   GET | SET
-//   hashes       key -> 16 fields of value_bytes / 16            (listpack at 1 KiB)     HGET | HSET field 0
-//   sorted sets  key -> 160 members of 64 bytes, score = number  (skiplist: above 128)   ZSCORE, ZRANGE | ZADD member 0
-//   big hashes   key -> 3000 fields of 100 bytes                 (hash table)            HGET, HGETALL | HSET field 0
+//   strings      value                                   1 part of value_bytes   GET | SET
+//   hashes       16 fields of value_bytes / 16           (listpack at 1 KiB)     HGET | HSET field
+//   0 sorted sets  160 members of 64 bytes, score: number  (skiplist: above 128)   ZSCORE, ZRANGE |
+//                                                                                ZADD member 0
+//   big hashes   3000 fields of 100 bytes                (hash table)            HGET, HGETALL |
+//                                                                                HSET field 0
 //
 // Compressible values repeat their first third twice.
-// A key has at most one write in flight, so a read must find a version between the last one acknowledged when it was
-// sent and the last one sent when it came back.
+// A key has at most one write in flight, so a read must find a version between the last one
+// acknowledged when it was sent and the last one sent when it came back.
 // Threading: one thread an object. May not be used by runtime/ (it allocates).
 #pragma once
 #include <hiredis/hiredis.h>
@@ -29,7 +32,9 @@ namespace lunar::tools {
 enum class DataKind { kStrings, kHashes, kSortedSets, kBigHashes };
 
 enum class Verb : uint8_t { kLoad, kLoadDue, kRead, kRange, kWhole, kWrite };
-inline bool is_read(Verb verb) { return verb == Verb::kRead || verb == Verb::kRange || verb == Verb::kWhole; }
+inline bool is_read(Verb verb) {
+  return verb == Verb::kRead || verb == Verb::kRange || verb == Verb::kWhole;
+}
 
 struct Request {
   Verb verb = Verb::kRead;
@@ -41,19 +46,22 @@ struct Request {
 
 class Dataset {
  public:
-  static constexpr unsigned kHashFields = 16, kSetMembers = 160, kMemberBytes = 64, kRangeMembers = 10,
-                            kBigHashFields = 3000, kBigFieldBytes = 100;
+  static constexpr unsigned kHashFields = 16, kSetMembers = 160, kMemberBytes = 64,
+                            kRangeMembers = 10, kBigHashFields = 3000, kBigFieldBytes = 100;
   static constexpr size_t kValueBytesMin = 16, kValueBytesMax = 512 << 10;
 
   // As many keys as hold `data_bytes` of values. pre: value_bytes between the limits.
-  Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed, bool compressible = false);
+  Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed,
+          bool compressible = false);
   uint64_t keys() const { return keys_; }
   uint64_t key_bytes() const { return parts_ * part_bytes_; }  // of values a key holds
   uint64_t data_bytes() const { return keys_ * key_bytes(); }
 
   Request load(uint64_t key) const { return {Verb::kLoad, 0, 0, key}; }
   // The same of a key that expires, by the wall clock. pre: kStrings
-  Request load_due(uint64_t key, uint64_t due_ms) const { return {Verb::kLoadDue, 0, 0, key, due_ms}; }
+  Request load_due(uint64_t key, uint64_t due_ms) const {
+    return {Verb::kLoadDue, 0, 0, key, due_ms};
+  }
   // All parts. pre: kBigHashes
   Request read_whole(uint64_t key) const { return {Verb::kWhole, 0, acknowledged(key), key}; }
   Request read(uint64_t key, Random& random) const;

@@ -50,7 +50,8 @@ struct LoadGenerator::Connection {
   }
 };
 
-LoadGenerator::LoadGenerator(const std::vector<uint16_t>& ports, unsigned connections, Dataset& data)
+LoadGenerator::LoadGenerator(const std::vector<uint16_t>& ports, unsigned connections,
+                             Dataset& data)
     : data_(data), epoll_(epoll_create1(EPOLL_CLOEXEC)), buffer_(kBufferBytes) {
   try {
     if (epoll_ < 0) throw std::runtime_error(fmt::format("epoll: {}", strerror(errno)));
@@ -77,10 +78,13 @@ void LoadGenerator::connect_all(const std::vector<uint16_t>& ports, unsigned cou
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u32 = i;
-    if (one->fd < 0 || connect(one->fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+    if (one->fd < 0 ||
+        connect(one->fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
         setsockopt(one->fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes) != 0 ||
-        fcntl(one->fd, F_SETFL, O_NONBLOCK) != 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, one->fd, &event) != 0) {
-      throw std::runtime_error(fmt::format("connection {} to 127.0.0.1:{}: {}", i + 1, port, strerror(errno)));
+        fcntl(one->fd, F_SETFL, O_NONBLOCK) != 0 ||
+        epoll_ctl(epoll_, EPOLL_CTL_ADD, one->fd, &event) != 0) {
+      throw std::runtime_error(
+          fmt::format("connection {} to 127.0.0.1:{}: {}", i + 1, port, strerror(errno)));
     }
     one->reader = redisReaderCreate();
     if (one->reader == nullptr) throw std::runtime_error("no memory for a reader of replies");
@@ -90,9 +94,11 @@ void LoadGenerator::connect_all(const std::vector<uint16_t>& ports, unsigned cou
 
 void LoadGenerator::flush(Connection& who) {
   while (who.out_at < who.out.size()) {
-    const ssize_t put = send(who.fd, who.out.data() + who.out_at, who.out.size() - who.out_at, MSG_NOSIGNAL);
+    const ssize_t put =
+        send(who.fd, who.out.data() + who.out_at, who.out.size() - who.out_at, MSG_NOSIGNAL);
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0 && errno != EAGAIN) throw std::runtime_error(fmt::format("sending to the server: {}", strerror(errno)));
+    if (put < 0 && errno != EAGAIN)
+      throw std::runtime_error(fmt::format("sending to the server: {}", strerror(errno)));
     if (put < 0) break;
     who.out_at += static_cast<size_t>(put);
   }
@@ -125,8 +131,10 @@ void LoadGenerator::send_batch(Connection& who, const LoadPlan& plan) {
   flush(who);
 }
 
-void LoadGenerator::take(Connection& who, const redisReply& reply, uint64_t now, LoadCounts* counts) {
-  if (who.answered >= who.batch.size()) throw std::runtime_error("the server sent a reply without a request");
+void LoadGenerator::take(Connection& who, const redisReply& reply, uint64_t now,
+                         LoadCounts* counts) {
+  if (who.answered >= who.batch.size())
+    throw std::runtime_error("the server sent a reply without a request");
   const Request& request = who.batch[who.answered++];
   --outstanding_;
   ++replies_;
@@ -142,8 +150,8 @@ void LoadGenerator::receive(Connection& who, const LoadPlan& plan, LoadCounts* c
   const ssize_t got = recv(who.fd, buffer_.data(), buffer_.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got <= 0) {
-    throw std::runtime_error(
-        fmt::format("the server closed a connection{}{}", got < 0 ? ": " : "", got < 0 ? strerror(errno) : ""));
+    throw std::runtime_error(fmt::format("the server closed a connection{}{}", got < 0 ? ": " : "",
+                                         got < 0 ? strerror(errno) : ""));
   }
   const uint64_t now = now_ns();
   if (redisReaderFeed(who.reader, buffer_.data(), static_cast<size_t>(got)) != REDIS_OK) {
@@ -152,10 +160,12 @@ void LoadGenerator::receive(Connection& who, const LoadPlan& plan, LoadCounts* c
   for (;;) {
     void* raw = nullptr;
     if (redisReaderGetReply(who.reader, &raw) != REDIS_OK) {
-      throw std::runtime_error(fmt::format("the server does not speak RESP: {}", who.reader->errstr));
+      throw std::runtime_error(
+          fmt::format("the server does not speak RESP: {}", who.reader->errstr));
     }
     if (raw == nullptr) break;
-    const std::unique_ptr<redisReply, decltype(&freeReplyObject)> reply(static_cast<redisReply*>(raw), freeReplyObject);
+    const std::unique_ptr<redisReply, decltype(&freeReplyObject)> reply(
+        static_cast<redisReply*>(raw), freeReplyObject);
     take(who, *reply, now, counts);
   }
   if (who.answered < who.batch.size()) return;
@@ -187,7 +197,8 @@ void LoadGenerator::serve(const LoadPlan& plan, LoadCounts* counts) {
   }
   const timespec wait{0, static_cast<long>(wait_ns)};
   const int ready = epoll_pwait2(epoll_, events, kEventsMax, &wait, nullptr);
-  if (ready < 0 && errno != EINTR) throw std::runtime_error(fmt::format("epoll: {}", strerror(errno)));
+  if (ready < 0 && errno != EINTR)
+    throw std::runtime_error(fmt::format("epoll: {}", strerror(errno)));
   for (int i = 0; i < ready; ++i) {
     Connection& who = *connections_[events[i].data.u32];
     if ((events[i].events & EPOLLOUT) != 0) flush(who);
@@ -203,7 +214,9 @@ LoadCounts LoadGenerator::run(const LoadPlan& plan) {
   replies_ = 0;
   const uint64_t begin = now_ns();
   uint64_t start = 0, cpu = 0, told = begin, moved = begin, moved_replies = 0;
-  const size_t paced = plan.rate <= 0 ? 0 : plan.first_group > 0 ? plan.first_group : connections_.size();
+  const size_t paced = plan.rate <= 0         ? 0
+                       : plan.first_group > 0 ? plan.first_group
+                                              : connections_.size();
   for (auto& one : connections_) {
     one->period_ns = one->index < paced ? ns_of(static_cast<double>(paced) / plan.rate) : 0;
     one->idle = one->period_ns > 0;

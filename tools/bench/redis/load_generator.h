@@ -3,11 +3,12 @@
 //
 //   per connection:  write `pipeline` requests -> read and check their replies -> again
 //
-// A closed loop: a connection sends when it has all its replies. Latency is from the write of a batch to the reading of
-// the reply, so it holds the time that replies wait for this thread when it is the busy part; its own CPU is measured,
-// so that this shows. With a rate, connections send by the clock, and latency is from the moment a request was due (a
-// stall counts for all the requests it held up). With groups, the rate is that of group 0, and group 1 a closed loop.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// A closed loop: a connection sends when it has all its replies. Latency is from the write of a
+// batch to the reading of the reply, so it holds the time that replies wait for this thread when it
+// is the busy part; its own CPU is measured, so that this shows. With a rate, connections send by
+// the clock, and latency is from the moment a request was due (a stall counts for all the requests
+// it held up). With groups, the rate is that of group 0, and group 1 a closed loop. Threading: one
+// thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <array>
 #include <functional>
@@ -23,7 +24,7 @@ namespace lunar::tools {
 struct LoadPlan {
   unsigned connections = 50, pipeline = 1;
   unsigned first_group = 0;  // connections of group 0; the others are group 1. 0: all are group 0
-  double rate = 0;           // batches a second, of the connections of group 0 together; 0: closed loop
+  double rate = 0;  // batches a second, of the connections of group 0 together; 0: closed loop
   double warm_seconds = 0;
   double seconds = 0;  // measured; 0: until is_over(), or until nothing is left to send
   // The next request of a connection; false: it has none any more.
@@ -49,7 +50,8 @@ class LoadGenerator {
   LoadGenerator(const LoadGenerator&) = delete;
   LoadGenerator& operator=(const LoadGenerator&) = delete;
 
-  // Throws std::runtime_error when the server is gone or silent for a minute, Interrupted when the user is impatient.
+  // Throws std::runtime_error when the server is gone or silent for a minute, Interrupted when the
+  // user is impatient.
   LoadCounts run(const LoadPlan& plan);
 
  private:

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // See redis_backend.h.
 //
-// What the disk must have moved is bounded from below without asking the server. Memory of L bytes holds at most L/D of
-// D bytes of equally likely values (for zipf: the mass of as many of the hottest), and what the server may know of
-// coming requests is at most what is outstanding; each read that misses reads a page at least. What was loaded beyond
-// L was written; a save reads what does not lie in memory and writes every value.
+// What the disk must have moved is bounded from below without asking the server. Memory of L bytes
+// holds at most L/D of D bytes of equally likely values (for zipf: the mass of as many of the
+// hottest), and what the server may know of coming requests is at most what is outstanding; each
+// read that misses reads a page at least. What was loaded beyond L was written; a save reads what
+// does not lie in memory and writes every value.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/redis/redis_backend.h"
 
@@ -28,11 +29,13 @@ namespace lunar::tools {
 
 namespace {
 constexpr unsigned kLoadPipelineMax = 16;
-constexpr uint64_t kLoadBatchBytes = 64 << 10;  // of a connection: what the server has not read takes its memory
-constexpr uint64_t kReplicaSample = 1000;       // keys that are read from a replica after each run
-constexpr double kPageBytes = 4096;             // the least a miss reads, whatever the page size here
+// of a connection: what the server has not read takes its memory
+constexpr uint64_t kLoadBatchBytes = 64 << 10;
+constexpr uint64_t kReplicaSample = 1000;  // keys that are read from a replica after each run
+constexpr double kPageBytes = 4096;        // the least a miss reads, whatever the page size here
 constexpr double kJobSecondsMax = 900;
-constexpr double kDueSecondsLeast = 1, kDueSpare = 2;  // what writing keys with an expiry may take longer than loading
+// what writing keys with an expiry may take longer than loading
+constexpr double kDueSecondsLeast = 1, kDueSpare = 2;
 
 double now_seconds() { return static_cast<double>(now_ns()) / 1e9; }
 
@@ -55,7 +58,8 @@ struct RedisBackend::Counters {
   std::optional<uint64_t> server_read;
 };
 
-// The servers' work while clients work, all shards at once: begins when this is made, and ends the run.
+// The servers' work while clients work, all shards at once: begins when this is made, and ends the
+// run.
 class RedisBackend::Job {
  public:
   Job(SideJob what, Servers& servers, double due)
@@ -73,7 +77,8 @@ class RedisBackend::Job {
     if (what_ == SideJob::kExpiry) run->expired_ahead = -expired_before_;
     for (auto& server : servers_) {
       if (what_ == SideJob::kSave)
-        run->fork_us = std::fmax(run->fork_us, std::stod("0" + server->info("stats", "latest_fork_usec")));
+        run->fork_us =
+            std::fmax(run->fork_us, std::stod("0" + server->info("stats", "latest_fork_usec")));
       if (what_ == SideJob::kExpiry) run->expired_ahead += expired_ahead(*server);
     }
   }
@@ -91,8 +96,9 @@ class RedisBackend::Job {
     return std::stod("0" + server.info("lunar", "lunar_gate_expired"));
   }
   bool goes_on(RedisServer& server) const {
-    return what_ == SideJob::kSave ? server.info("persistence", "rdb_bgsave_in_progress") != "0"
-                                   : server.info("keyspace", "db0").find("expires=0,") == std::string::npos;
+    return what_ == SideJob::kSave
+               ? server.info("persistence", "rdb_bgsave_in_progress") != "0"
+               : server.info("keyspace", "db0").find("expires=0,") == std::string::npos;
   }
   void follow() {
     try {
@@ -103,7 +109,8 @@ class RedisBackend::Job {
           if (now_seconds() - start > kJobSecondsMax) throw std::runtime_error("not done in time");
           usleep(10'000);
         }
-        if (what_ == SideJob::kSave && server->info("persistence", "rdb_last_bgsave_status") != "ok")
+        if (what_ == SideJob::kSave &&
+            server->info("persistence", "rdb_last_bgsave_status") != "ok")
           error_ = "failed\n" + server->log_tail();
       }
       seconds_ = now_seconds() - start;
@@ -137,7 +144,8 @@ RedisBackend::RedisBackend(const Setup& setup, SetupJournal& journal)
 
 RedisBackend::~RedisBackend() { end(); }
 
-void RedisBackend::start_server(const std::string& name, const Setup::Words& words, bool in_cgroup, Servers* into) {
+void RedisBackend::start_server(const std::string& name, const Setup::Words& words, bool in_cgroup,
+                                Servers* into) {
   ServerSetup server;
   if (in_cgroup && cgroup_) server.cgroup_procs = cgroup_->procs_path();
   server.redis_server = setup_.redis_server;
@@ -153,7 +161,8 @@ void RedisBackend::start_server(const std::string& name, const Setup::Words& wor
 // Both are empty. Nothing but its own speed bounds how far the server may fall behind.
 void RedisBackend::follow_master(unsigned shard) {
   RedisServer& master = *masters_[shard];
-  (void)master.command({"CONFIG", "SET", "client-output-buffer-limit", "replica 0 0 0", "repl-timeout", "3600"});
+  (void)master.command(
+      {"CONFIG", "SET", "client-output-buffer-limit", "replica 0 0 0", "repl-timeout", "3600"});
   (void)servers_[shard]->command({"REPLICAOF", "127.0.0.1", fmt::format("{}", master.port())});
   while (servers_[shard]->info("replication", "master_link_status") != "up") {
     check_interrupted();
@@ -199,9 +208,9 @@ void RedisBackend::lost(const std::string& why) {
   const bool out_of_memory = cgroup_ && cgroup_->oom_kills() > 0;
   std::string tails;
   for (const auto& server : servers_) tails += "\n" + server->log_tail();
-  throw std::runtime_error(fmt::format("{}: {}{}{}", setup_.system, why,
-                                       out_of_memory ? "; killed for passing its memory limit (--allowance)" : "",
-                                       tails));
+  throw std::runtime_error(fmt::format(
+      "{}: {}{}{}", setup_.system, why,
+      out_of_memory ? "; killed for passing its memory limit (--allowance)" : "", tails));
 }
 
 RedisBackend::Counters RedisBackend::count() const {
@@ -210,7 +219,8 @@ RedisBackend::Counters RedisBackend::count() const {
   counters.server_read = 0;
   for (const auto& server : servers_) {
     const std::optional<uint64_t> read = process_read_bytes(server->pid());
-    counters.server_read = read && counters.server_read ? std::optional(*counters.server_read + *read) : std::nullopt;
+    counters.server_read =
+        read && counters.server_read ? std::optional(*counters.server_read + *read) : std::nullopt;
     counters.cpu += process_cpu_seconds(server->pid());
   }
   counters.machine_cpu = machine_cpu_seconds();
@@ -221,18 +231,20 @@ RedisBackend::Counters RedisBackend::count() const {
 double RedisBackend::catch_up() {
   const double start = now_seconds();
   for (unsigned i = 0; i < masters_.size(); ++i) {
-    const uint64_t wanted = std::stoull("0" + masters_[i]->info("replication", "master_repl_offset"));
+    const uint64_t wanted =
+        std::stoull("0" + masters_[i]->info("replication", "master_repl_offset"));
     while (std::stoull("0" + servers_[i]->info("replication", "slave_repl_offset")) < wanted) {
       check_interrupted();
-      if (now_seconds() - start > kJobSecondsMax) throw std::runtime_error("the replica does not catch up");
+      if (now_seconds() - start > kJobSecondsMax)
+        throw std::runtime_error("the replica does not catch up");
       usleep(1000);
     }
   }
   return masters_.empty() ? 0 : now_seconds() - start;
 }
 
-// Runs the plan and frames it with the counters. Group 0's latencies are the run's; what a replica needs to catch up
-// belongs to its time.
+// Runs the plan and frames it with the counters. Group 0's latencies are the run's; what a replica
+// needs to catch up belongs to its time.
 LoadCounts RedisBackend::drive(LoadPlan plan, RunResult* run) {
   Counters before, after;
   double lag_s = 0;
@@ -271,8 +283,8 @@ LoadCounts RedisBackend::drive(LoadPlan plan, RunResult* run) {
 
 // One request for each of the indices first, first + step, ... below `end` of every shard.
 void RedisBackend::send_each(LoadPlan plan, uint64_t first, uint64_t step,
-                             const std::function<Request(uint64_t index, unsigned shard)>& request, uint64_t end,
-                             RunResult* run) {
+                             const std::function<Request(uint64_t index, unsigned shard)>& request,
+                             uint64_t end, RunResult* run) {
   std::vector<uint64_t> next(shards(), first);
   plan.pipeline = load_pipeline();
   plan.next = [&](unsigned connection, Request* out) {
@@ -287,38 +299,46 @@ void RedisBackend::send_each(LoadPlan plan, uint64_t first, uint64_t step,
 }
 
 unsigned RedisBackend::load_pipeline() const {
-  return static_cast<unsigned>(std::clamp<uint64_t>(kLoadBatchBytes / data_.key_bytes(), 1, kLoadPipelineMax));
+  return static_cast<unsigned>(
+      std::clamp<uint64_t>(kLoadBatchBytes / data_.key_bytes(), 1, kLoadPipelineMax));
 }
 
 RunResult RedisBackend::load(const Say& say) {
   LoadPlan plan;
   plan.on_progress = [&](uint64_t done) {
-    say(fmt::format("loading {}: {}% of {} MiB", setup_.system, done * 100 / keys(), data_.data_bytes() >> 20));
+    say(fmt::format("loading {}: {}% of {} MiB", setup_.system, done * 100 / keys(),
+                    data_.data_bytes() >> 20));
   };
   RunResult run;
-  const auto request = [this](uint64_t index, unsigned shard) { return data_.load(key_of(index, shard)); };
+  const auto request = [this](uint64_t index, unsigned shard) {
+    return data_.load(key_of(index, shard));
+  };
   const double start = now_seconds();
   send_each(plan, 0, 1, request, keys_of_shard(), &run);
   load_seconds_ = now_seconds() - start;
   if (setup_.reads_disk)
-    run.must_write_bytes =
-        std::fmax(0, static_cast<double>(data_.data_bytes()) - static_cast<double>(setup_.limit_bytes));
+    run.must_write_bytes = std::fmax(
+        0, static_cast<double>(data_.data_bytes()) - static_cast<double>(setup_.limit_bytes));
   return run;
 }
 
 uint64_t RedisBackend::hot_keys(const RedisBase& what) const {
   if (what.hot_share == 0) return 1;
-  return std::clamp<uint64_t>(setup_.dram_bytes / what.hot_share / data_.key_bytes() / shards(), 1, keys_of_shard());
+  return std::clamp<uint64_t>(setup_.dram_bytes / what.hot_share / data_.key_bytes() / shards(), 1,
+                              keys_of_shard());
 }
 
-// Every other key is due at one moment, after all of them were written and clients have warmed up. Not by DEBUG
-// SET-ACTIVE-EXPIRE, which keeps the keys: it is a client's wish, and the module would leave expiry to the server.
+// Every other key is due at one moment, after all of them were written and clients have warmed up.
+// Not by DEBUG SET-ACTIVE-EXPIRE, which keeps the keys: it is a client's wish, and the module would
+// leave expiry to the server.
 void RedisBackend::make_due(double warm_seconds) {
   for (double spare = kDueSpare;; spare *= 2) {
     RunResult ignored;
     due_ = wall_seconds() + warm_seconds + kDueSecondsLeast + spare * load_seconds_;
     const auto ms = static_cast<uint64_t>(due_ * 1e3);
-    const auto request = [&](uint64_t index, unsigned shard) { return data_.load_due(key_of(index, shard), ms); };
+    const auto request = [&](uint64_t index, unsigned shard) {
+      return data_.load_due(key_of(index, shard), ms);
+    };
     send_each({}, 1, 2, request, keys_of_shard(), &ignored);
     if (wall_seconds() + warm_seconds < due_) break;
   }
@@ -339,13 +359,15 @@ void RedisBackend::prepare(const RedisBase& what, double warm_seconds) {
   if (what.job == SideJob::kExpiry) make_due(warm_seconds);
   if (what.keys == KeyChoice::kNew) {
     for (auto& server : servers_)
-      (void)server->command(
-          {"CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", server->info("memory", "used_memory")});
+      (void)server->command({"CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory",
+                             server->info("memory", "used_memory")});
   }
 }
 
 RedisBackend::Choose RedisBackend::chooser(const RedisBase& what, Random* random) {
-  const auto uniform = [this, random](unsigned c) { return key_of(random->below(keys_of_shard()), c); };
+  const auto uniform = [this, random](unsigned c) {
+    return key_of(random->below(keys_of_shard()), c);
+  };
   const auto hot = [this, random, count = hot_keys(what)](unsigned c) {
     return key_of(hot_index(random->below(count), count), c);
   };
@@ -353,14 +375,18 @@ RedisBackend::Choose RedisBackend::chooser(const RedisBase& what, Random* random
     case KeyChoice::kZipf:
       if (!zipf_) zipf_ = std::make_unique<ZipfGenerator>(keys_of_shard(), kZipfTheta);
       return [=, this](unsigned c, Request* request) {
-        return *request = data_.read(key_of(zipf_->scattered(zipf_->rank(*random)), c), *random), true;
+        return *request = data_.read(key_of(zipf_->scattered(zipf_->rank(*random)), c), *random),
+               true;
       };
     case KeyChoice::kHot:
-      return [=, this](unsigned c, Request* request) { return *request = data_.read(hot(c), *random), true; };
+      return [=, this](unsigned c, Request* request) {
+        return *request = data_.read(hot(c), *random), true;
+      };
     case KeyChoice::kHotAndCold:
-      return [=, this, whole = what.whole, first = setup_.connections / 2](unsigned c, Request* request) {
-        *request =
-            c >= first && whole ? data_.read_whole(uniform(c)) : data_.read(c < first ? hot(c) : uniform(c), *random);
+      return [=, this, whole = what.whole, first = setup_.connections / 2](unsigned c,
+                                                                           Request* request) {
+        *request = c >= first && whole ? data_.read_whole(uniform(c))
+                                       : data_.read(c < first ? hot(c) : uniform(c), *random);
         return true;
       };
     case KeyChoice::kKept:  // of every two
@@ -378,7 +404,8 @@ RedisBackend::Choose RedisBackend::chooser(const RedisBase& what, Random* random
   }
   return [=, this, writes = what.write_percent](unsigned c, Request* request) {
     uint64_t key = uniform(c);
-    for (unsigned tries = 0; writes == 100 && data_.writing(key) && tries < 100; ++tries) key = uniform(c);
+    for (unsigned tries = 0; writes == 100 && data_.writing(key) && tries < 100; ++tries)
+      key = uniform(c);
     const bool write = random->below(100) < writes && !data_.writing(key);
     return *request = write ? data_.write(key) : data_.read(key, *random), true;
   };
@@ -394,17 +421,19 @@ double RedisBackend::missed_reads(const RedisBase& what, double draws, unsigned 
   return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
 }
 
-void RedisBackend::put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding,
-                                 RunResult* run) {
+void RedisBackend::put_must_move(const RedisBase& what, const LoadCounts& counts,
+                                 unsigned outstanding, RunResult* run) {
   if (!setup_.reads_disk || what.keys == KeyChoice::kHot || what.job == SideJob::kExpiry) return;
-  const double data = static_cast<double>(data_.data_bytes()), limit = static_cast<double>(setup_.limit_bytes);
+  const double data = static_cast<double>(data_.data_bytes()),
+               limit = static_cast<double>(setup_.limit_bytes);
   if (what.job == SideJob::kSave) {
     run->must_read_bytes = std::fmax(0, data - limit);
     run->must_write_bytes = data;
     return;
   }
   const bool groups = what.keys == KeyChoice::kHotAndCold;
-  const double draws = groups ? static_cast<double>(counts.latencies[1].count()) : static_cast<double>(counts.reads);
+  const double draws =
+      groups ? static_cast<double>(counts.latencies[1].count()) : static_cast<double>(counts.reads);
   run->must_read_bytes = missed_reads(what, draws, outstanding) * kPageBytes;
 }
 
@@ -428,7 +457,8 @@ void RedisBackend::check_replica(RunResult* run) {
 RunResult RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
   const RedisBase& what = *workload.base;
   const bool groups = what.keys == KeyChoice::kHotAndCold;
-  const double warm_seconds = what.stage->replica ? 0 : how.warm_seconds;  // a replica would begin behind
+  // a replica would begin behind
+  const double warm_seconds = what.stage->replica ? 0 : how.warm_seconds;
   prepare(what, warm_seconds);
   Random random(how.seed);
   RunResult run;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One backend of `lunar bench redis`: a redis-server, or a few that share the keys, in one memory cgroup; the data they
-// hold, and the clients that load them. Connection i serves shard i modulo their number, key k lies on shard k modulo
-// that. In a replica stage each server has a plain master outside of the cgroup, and the clients talk to that.
-// Threading: one thread (during a save a second one asks for its progress). May not be used by runtime/ (it allocates).
+// One backend of `lunar bench redis`: a redis-server, or a few that share the keys, in one memory
+// cgroup; the data they hold, and the clients that load them. Connection i serves shard i modulo
+// their number, key k lies on shard k modulo that. In a replica stage each server has a plain
+// master outside of the cgroup, and the clients talk to that. Threading: one thread (during a save
+// a second one asks for its progress). May not be used by runtime/ (it allocates).
 #pragma once
 #include <functional>
 #include <memory>
@@ -65,25 +66,32 @@ class RedisBackend {
   using Servers = std::vector<std::unique_ptr<RedisServer>>;
   using Choose = std::function<bool(unsigned connection, Request*)>;
   void start();
-  void start_server(const std::string& name, const Setup::Words& words, bool in_cgroup, Servers* into);
+  void start_server(const std::string& name, const Setup::Words& words, bool in_cgroup,
+                    Servers* into);
   void follow_master(unsigned shard);
   double catch_up();
   void end();
   Counters count() const;
   LoadCounts drive(LoadPlan plan, RunResult* run);
   void send_each(LoadPlan plan, uint64_t first, uint64_t step,
-                 const std::function<Request(uint64_t index, unsigned shard)>& request, uint64_t end, RunResult* run);
+                 const std::function<Request(uint64_t index, unsigned shard)>& request,
+                 uint64_t end, RunResult* run);
   Choose chooser(const RedisBase& what, Random* random);
   void prepare(const RedisBase& what, double warm_seconds);
   void make_due(double warm_seconds);
-  void put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding, RunResult* run);
+  void put_must_move(const RedisBase& what, const LoadCounts& counts, unsigned outstanding,
+                     RunResult* run);
   void check_replica(RunResult* run);
   uint64_t shards() const { return servers_.size(); }
   uint64_t keys_of_shard() const { return data_.keys() / setup_.shards.size(); }
   uint64_t keys() const { return keys_of_shard() * shards(); }
-  uint64_t key_of(uint64_t index, uint64_t shard) const { return index * shards() + shard % shards(); }
+  uint64_t key_of(uint64_t index, uint64_t shard) const {
+    return index * shards() + shard % shards();
+  }
   uint64_t hot_keys(const RedisBase& what) const;  // of a shard
-  uint64_t hot_index(uint64_t index, uint64_t count) const { return index * (keys_of_shard() / count); }
+  uint64_t hot_index(uint64_t index, uint64_t count) const {
+    return index * (keys_of_shard() / count);
+  }
   double missed_reads(const RedisBase& what, double draws, unsigned outstanding);
   std::vector<uint16_t> ports(const Servers& servers) const;
   [[noreturn]] void lost(const std::string& why);

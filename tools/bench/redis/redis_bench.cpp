@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench redis`: redis-server with the Lunar module, under `lunar run`, and with kernel swap on a file of the
-// same disk, each in a memory cgroup of the same limit.
+// `lunar bench redis`: redis-server with the Lunar module, under `lunar run`, and with kernel swap
+// on a file of the same disk, each in a memory cgroup of the same limit.
 //
-//   a stage is a kind of data and its size:   start all servers -> load all -> workloads, taking turns A B C A B C
+//   a stage is a kind of data and its size:   start all servers -> load all -> workloads, taking
+//                                             turns A B C A B C
 //
-// Medians are quoted; a ratio is the median of the rounds' ratios. Files are written whole before any clock starts;
-// swap runs at the better of vm.page-cluster 0 and 3 for each workload; every reply is checked; a run whose disk did
-// not move what the work needs fails the bench. The limit is --dram plus --allowance (code, buffers, page tables), for
-// all; only swap's server may swap. What is set up is undone at the end, on a signal, and by the next run after kill -9
+// Medians are quoted; a ratio is the median of the rounds' ratios. Files are written whole before
+// any clock starts; swap runs at the better of vm.page-cluster 0 and 3 for each workload; every
+// reply is checked; a run whose disk did not move what the work needs fails the bench. The limit is
+// --dram plus --allowance (code, buffers, page tables), for all; only swap's server may swap. What
+// is set up is undone at the end, on a signal, and by the next run after kill -9
 // (bench/setup_journal.h). Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -41,11 +43,12 @@ class RedisBench {
     const uint64_t shards = options_.shards;
     limit_bytes_ = options_.dram_bytes + options_.allowance_bytes;
     const uint64_t footprint =
-        (redis_footprint(options_.data_bytes, options_.value_bytes) / kMiBytes + 64 * shards) * kMiBytes;
+        (redis_footprint(options_.data_bytes, options_.value_bytes) / kMiBytes + 64 * shards) *
+        kMiBytes;
     masters_bytes_ = replicas() ? footprint * options_.systems.size() : 0;
     swap_bytes_ = footprint / 2 * 3 + 64 * kMiBytes;
-    // A fork reserves as much again as is there; of a LUN file of fixed size the first process gets half, a child an
-    // eighth.
+    // A fork reserves as much again as is there; of a LUN file of fixed size the first process gets
+    // half, a child an eighth.
     lun_bytes_ = 9 * footprint / 4;
     lun_file_bytes_ = forks() ? 17 * footprint / 2 : 2 * lun_bytes_;
   }
@@ -55,11 +58,14 @@ class RedisBench {
  private:
   bool forks() const {
     return std::any_of(options_.workloads.begin(), options_.workloads.end(),
-                       [](const std::string& name) { return known_redis_workload(name).base->job == SideJob::kSave; });
+                       [](const std::string& name) {
+                         return known_redis_workload(name).base->job == SideJob::kSave;
+                       });
   }
   bool replicas() const {
-    return std::any_of(options_.workloads.begin(), options_.workloads.end(),
-                       [](const std::string& name) { return known_redis_workload(name).base->stage->replica; });
+    return std::any_of(
+        options_.workloads.begin(), options_.workloads.end(),
+        [](const std::string& name) { return known_redis_workload(name).base->stage->replica; });
   }
   bool wants(const std::string& system) const { return report_.wants(options_.systems, system); }
   void check_host();
@@ -71,12 +77,14 @@ class RedisBench {
   void run_stage(const RedisStage& stage, bool fits, const std::vector<RedisWorkload>& workloads);
   void run_workload(const RedisWorkload& workload);
   using Runs = std::map<std::string, std::vector<RunResult>>;  // of each system
-  void try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster);
-  RunResult better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds, int* page_cluster);
+  void try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs,
+                    int* page_cluster);
+  RunResult better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds,
+                                int* page_cluster);
   RunResult measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds);
   void check_result(const RedisBackend& backend, const std::string& workload, const RunResult& run);
-  void add_result(const std::string& system, const std::string& workload, unsigned pipeline, int page_cluster,
-                  const std::vector<RunResult>& runs);
+  void add_result(const std::string& system, const std::string& workload, unsigned pipeline,
+                  int page_cluster, const std::vector<RunResult>& runs);
   // Runs `work`; a backend that is lost in it is out of the run, with the reason.
   template <class Work>
   void attempt(const std::string& system, const Work& work);
@@ -84,7 +92,8 @@ class RedisBench {
   RedisOptions options_;
   BenchReport report_;
   std::string directory_, disk_stat_, work_directory_;
-  uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0, masters_bytes_ = 0, runs_ = 0;
+  uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0,
+           masters_bytes_ = 0, runs_ = 0;
   std::optional<CgroupPlace> cgroup_;
   Progress progress_;
   // Undone from the last to the first: servers, then the files and the swap they fill.
@@ -107,7 +116,8 @@ RedisBench::~RedisBench() {
 }
 
 void RedisBench::check_host() {
-  BenchHost host = check_bench_host(options_.lun, limit_bytes_ * options_.systems.size() + masters_bytes_);
+  BenchHost host =
+      check_bench_host(options_.lun, limit_bytes_ * options_.systems.size() + masters_bytes_);
   journal_ = std::move(host.journal);
   directory_ = host.directory;
   disk_stat_ = host.disk_stat;
@@ -115,20 +125,25 @@ void RedisBench::check_host() {
   report_.skipped = std::move(host.skipped);
   if (std::string& module = options_.module; module.empty()) {
     std::string tried;
-    module = find_own_library("adapters/redis/liblunar-redis.so", "redis/modules/liblunar-redis.so", &tried);
-    if (module.empty()) report_.skipped["lunar"] = "liblunar-redis.so is not there (looked at " + tried + ")";
+    module = find_own_library("adapters/redis/liblunar-redis.so", "redis/modules/liblunar-redis.so",
+                              &tried);
+    if (module.empty())
+      report_.skipped["lunar"] = "liblunar-redis.so is not there (looked at " + tried + ")";
   }
   for (const char* system : {"lunar", "run", "swap"}) {
-    if (!wants(system) && report_.skipped.count(system) == 0) report_.skipped[system] = "not asked for (--systems)";
+    if (!wants(system) && report_.skipped.count(system) == 0)
+      report_.skipped[system] = "not asked for (--systems)";
   }
 }
 
-// Files of their own, written whole, where --lun is a directory; else --lun itself, which serves one server at a time.
+// Files of their own, written whole, where --lun is a directory; else --lun itself, which serves
+// one server at a time.
 std::vector<std::string> RedisBench::prepare_luns(const std::string& system) {
   struct stat info{};
   if (stat(options_.lun.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
     if (luns_.empty() && options_.shards == 1) return {options_.lun};
-    report_.skipped[system] = "--lun " + options_.lun + " serves one server at a time: give a directory";
+    report_.skipped[system] =
+        "--lun " + options_.lun + " serves one server at a time: give a directory";
     return {};
   }
   std::vector<std::string> paths;
@@ -147,7 +162,8 @@ void RedisBench::check_space() const {
   uint64_t wanted = wants("swap") && options_.swap != "zram" ? swap_bytes_ : 0;
   for (const char* system : {"lunar", "run"})
     wanted += wants(system) ? lun_file_bytes_ + options_.shards * kLunOverheadBytes : 0;
-  if (forks()) wanted += options_.systems.size() * redis_footprint(options_.data_bytes, options_.value_bytes);
+  if (forks())
+    wanted += options_.systems.size() * redis_footprint(options_.data_bytes, options_.value_bytes);
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(directory_, error);
   if (!error && space.available < wanted) {
@@ -166,7 +182,8 @@ void RedisBench::prepare_files() {
   std::filesystem::create_directory(work_directory_);
   for (const char* system : {"lunar", "run"}) {
     if (!wants(system)) continue;
-    if (std::vector<std::string> luns = prepare_luns(system); !luns.empty()) luns_[system] = std::move(luns);
+    if (std::vector<std::string> luns = prepare_luns(system); !luns.empty())
+      luns_[system] = std::move(luns);
   }
   if (!wants("swap")) return;
   progress_.say(fmt::format("making {} MiB of swap ({})", swap_bytes_ / kMiBytes, options_.swap));
@@ -174,13 +191,15 @@ void RedisBench::prepare_files() {
     const SwapKind kind = options_.swap == "zram"    ? SwapKind::kZram
                           : options_.swap == "zswap" ? SwapKind::kZswap
                                                      : SwapKind::kFile;
-    swap_file_ = std::make_unique<SwapFile>(kind, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()),
-                                            swap_bytes_, *journal_, check_interrupted);
+    swap_file_ = std::make_unique<SwapFile>(
+        kind, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_, *journal_,
+        check_interrupted);
     report_.notes["swap_state"] = swap_file_->state();
   } catch (const std::runtime_error& error) { report_.skipped["swap"] = error.what(); }
 }
 
-RedisBackend::Setup RedisBench::setup_of(const std::string& system, const RedisStage& stage, bool fits) const {
+RedisBackend::Setup RedisBench::setup_of(const std::string& system, const RedisStage& stage,
+                                         bool fits) const {
   RedisBackend::Setup setup;
   setup.system = system;
   setup.redis_server = options_.redis_server;
@@ -205,9 +224,11 @@ RedisBackend::Setup::Words RedisBench::words_of(const std::string& system, unsig
   RedisBackend::Setup::Words words;
   if (system == "swap") return words;
   const std::string dram = fmt::format("{}", options_.dram_bytes / options_.shards),
-                    size = fmt::format("{}", lun_bytes_ / options_.shards), lun = luns_.at(system)[shard];
+                    size = fmt::format("{}", lun_bytes_ / options_.shards),
+                    lun = luns_.at(system)[shard];
   if (system == "run") {
-    words.wrapper = {own_directory() + "/lunar", "run", "--dram", dram, "--lun", lun, "--size", size};
+    words.wrapper = {
+        own_directory() + "/lunar", "run", "--dram", dram, "--lun", lun, "--size", size};
     for (const auto& [name, value] : lunar_options(options_.lunar_options))
       words.wrapper.push_back(fmt::format("--{}={}", name, value));
     words.wrapper.push_back("--");
@@ -230,9 +251,10 @@ void RedisBench::attempt(const std::string& system, const Work& work) {
   }
 }
 
-void RedisBench::check_result(const RedisBackend& backend, const std::string& workload, const RunResult& run) {
-  // On a machine where others use the disk, too, its bytes prove little: what the server itself read must suffice. (A
-  // save is read by its child.)
+void RedisBench::check_result(const RedisBackend& backend, const std::string& workload,
+                              const RunResult& run) {
+  // On a machine where others use the disk, too, its bytes prove little: what the server itself
+  // read must suffice. (A save is read by its child.)
   RunResult checked = run;
   if (run.server_read_bytes >= 0 && std::isnan(run.job_s)) {
     checked.disk_read_bytes = std::min(run.disk_read_bytes, run.server_read_bytes);
@@ -240,7 +262,8 @@ void RedisBench::check_result(const RedisBackend& backend, const std::string& wo
   report_.check(backend.system() + " " + workload, checked);
 }
 
-RunResult RedisBench::measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds) {
+RunResult RedisBench::measure_run(RedisBackend& backend, const RedisWorkload& workload,
+                                  double seconds) {
   progress_.say(fmt::format("{} {}: {} ...", progress_.count(), workload.name, backend.system()));
   RedisBackend::Plan how;
   how.pipeline = options_.pipeline;
@@ -253,7 +276,8 @@ RunResult RedisBench::measure_run(RedisBackend& backend, const RedisWorkload& wo
   return result;
 }
 
-void RedisBench::add_result(const std::string& system, const std::string& workload, unsigned pipeline, int page_cluster,
+void RedisBench::add_result(const std::string& system, const std::string& workload,
+                            unsigned pipeline, int page_cluster,
                             const std::vector<RunResult>& runs) {
   BenchRow row;
   row.system = system;
@@ -265,27 +289,29 @@ void RedisBench::add_result(const std::string& system, const std::string& worklo
 }
 
 // Swap at the better page-cluster; the better run itself.
-RunResult RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds,
-                                          int* page_cluster) {
+RunResult RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload& workload,
+                                          double seconds, int* page_cluster) {
   constexpr int kChoice[2] = {0, 3};
   RunResult trials[2];
   for (int i = 0; i < 2; ++i) {
     swap_file_->set_page_cluster(kChoice[i]);
     trials[i] = measure_run(swap, workload, seconds);
   }
-  const bool second =
-      trials[0].job_s > 0 ? trials[1].job_s < trials[0].job_s : trials[1].ops_per_s > trials[0].ops_per_s;
+  const bool second = trials[0].job_s > 0 ? trials[1].job_s < trials[0].job_s
+                                          : trials[1].ops_per_s > trials[0].ops_per_s;
   *page_cluster = kChoice[second ? 1 : 0];
   swap_file_->set_page_cluster(*page_cluster);
   return trials[second ? 1 : 0];
 }
 
-// Runs before those that count: the memory of the backends takes the workload's shape, swap finds its page-cluster. A
-// job of the servers is long and needs no shape: its trials count.
-void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster) {
+// Runs before those that count: the memory of the backends takes the workload's shape, swap finds
+// its page-cluster. A job of the servers is long and needs no shape: its trials count.
+void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs,
+                              int* page_cluster) {
   const double seconds = options_.seconds / 2;
   const bool job = workload.base->job != SideJob::kNone;
-  if (backend.system() == "swap" && !workload.fits) {  // data that fits is not read: page-cluster is idle
+  if (backend.system() == "swap" &&
+      !workload.fits) {  // data that fits is not read: page-cluster is idle
     const RunResult better = better_page_cluster(backend, workload, seconds, page_cluster);
     if (job) (*runs)["swap"].push_back(better);
   } else if (!job) {
@@ -298,7 +324,9 @@ void RedisBench::run_workload(const RedisWorkload& workload) {
   int page_cluster = -1;
   const auto each = [&](const auto& work) {
     for (const auto& backend : backends_) attempt(backend->system(), [&] { work(*backend); });
-    std::erase_if(backends_, [&](const auto& backend) { return report_.skipped.count(backend->system()) != 0; });
+    std::erase_if(backends_, [&](const auto& backend) {
+      return report_.skipped.count(backend->system()) != 0;
+    });
   };
   each([&](RedisBackend& backend) { try_workload(backend, workload, &runs, &page_cluster); });
   for (unsigned round = 0; round < options_.rounds; ++round) {
@@ -313,7 +341,8 @@ void RedisBench::run_workload(const RedisWorkload& workload) {
   }
 }
 
-void RedisBench::run_stage(const RedisStage& stage, bool fits, const std::vector<RedisWorkload>& workloads) {
+void RedisBench::run_stage(const RedisStage& stage, bool fits,
+                           const std::vector<RedisWorkload>& workloads) {
   const std::string name = load_workload_name(stage, fits);
   for (const std::string& system : options_.systems) {
     if (!wants(system)) continue;
@@ -321,7 +350,8 @@ void RedisBench::run_stage(const RedisStage& stage, bool fits, const std::vector
       progress_.say(fmt::format("starting and loading {}", system));
       auto backend = std::make_unique<RedisBackend>(setup_of(system, stage, fits), *journal_);
       report_.notes["redis_version"] = backend->redis_version();
-      const RunResult load = backend->load([&](const std::string& text) { progress_.follow(text); });
+      const RunResult load =
+          backend->load([&](const std::string& text) { progress_.follow(text); });
       check_result(*backend, name, load);
       add_result(system, name, backend->load_pipeline(), -1, {load});
       backends_.push_back(std::move(backend));
@@ -343,26 +373,31 @@ void RedisBench::run_stage(const RedisStage& stage, bool fits, const std::vector
 BenchReport RedisBench::run() {
   check_host();
   prepare_files();
-  std::vector<std::pair<std::pair<const RedisStage*, bool>, std::vector<RedisWorkload>>>
-      stages;  // in order of appearance
+  // in order of appearance
+  std::vector<std::pair<std::pair<const RedisStage*, bool>, std::vector<RedisWorkload>>> stages;
   for (const std::string& name : options_.workloads) {
     const RedisWorkload workload = known_redis_workload(name);
     const std::pair<const RedisStage*, bool> key{workload.base->stage, workload.fits};
-    auto found = std::find_if(stages.begin(), stages.end(), [&](const auto& stage) { return stage.first == key; });
+    auto found = std::find_if(stages.begin(), stages.end(),
+                              [&](const auto& stage) { return stage.first == key; });
     if (found == stages.end()) found = stages.insert(stages.end(), {key, {}});
     found->second.push_back(workload);
     for (const std::string& system : options_.systems) {
-      const bool swaps = system == "swap" && !workload.fits, job = workload.base->job != SideJob::kNone;
+      const bool swaps = system == "swap" && !workload.fits,
+                 job = workload.base->job != SideJob::kNone;
       if (wants(system)) progress_.total += options_.rounds + (swaps ? 2 : 1) - (job ? 1 : 0);
     }
   }
   for (const auto& [key, workloads] : stages) run_stage(*key.first, key.second, workloads);
   progress_.clear();
-  for (const auto& [name, ours, baseline] : {std::array{"swap", "lunar", "swap"}, std::array{"run", "lunar", "run"},
-                                             std::array{"run_over_swap", "run", "swap"}}) {
+  for (const auto& [name, ours, baseline] :
+       {std::array{"swap", "lunar", "swap"}, std::array{"run", "lunar", "run"},
+        std::array{"run_over_swap", "run", "swap"}}) {
     for (const BenchRow& one : report_.rows) {
-      const BenchRow* other = one.system == ours ? report_.find(baseline, one.workload, one.threads) : nullptr;
-      if (other != nullptr) report_.compare(name, fmt::format("{}_t{}_", one.workload, one.threads), one, *other);
+      const BenchRow* other =
+          one.system == ours ? report_.find(baseline, one.workload, one.threads) : nullptr;
+      if (other != nullptr)
+        report_.compare(name, fmt::format("{}_t{}_", one.workload, one.threads), one, *other);
     }
   }
   return std::move(report_);
@@ -371,8 +406,10 @@ BenchReport RedisBench::run() {
 }  // namespace
 
 int redis_bench_main(int argc, char** argv) {
-  Flags flags("redis-server with Lunar against redis-server with kernel swap, on the same disk and memory limit",
-              "lunar bench redis", true);
+  Flags flags(
+      "redis-server with Lunar against redis-server with kernel swap, on the same disk and memory "
+      "limit",
+      "lunar bench redis", true);
   RedisOptions options;
   return run_bench(
       flags, options, [&] { parse_redis_options(flags, options, argc, argv); },

@@ -20,21 +20,27 @@ constexpr uint64_t kMiBytes = 1 << 20;
 constexpr uint64_t kKeyBytes = 112;  // entry, key, object and their share of the table
 
 std::string footer() {
-  return "Workloads (a name may end in -pipe: --pipeline requests at once; and in -fits: on data that fits into "
+  return "Workloads (a name may end in -pipe: --pipeline requests at once; and in -fits: on data "
+         "that fits into "
          "DRAM):\n" +
          workloads_help() +
-         "  (load: the fill before the measurements, up to 16 requests at once; load-hash, load-fits ...)\n"
-         "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = with kernel swap, or "
+         "  (load: the fill before the measurements, up to 16 requests at once; load-hash, "
+         "load-fits ...)\n"
+         "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = "
+         "with kernel swap, or "
          "plain\n"
-         "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / "
+         "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar "
+         "/ swap and lunar / "
          "run,\n"
-         "and (run_over_swap) run / swap. Clients are one thread, which takes one CPU: see CPUs (of the servers) and "
+         "and (run_over_swap) run / swap. Clients are one thread, which takes one CPU: see CPUs "
+         "(of the servers) and "
          "client CPUs.";
 }
 
 const std::vector<std::string> kDefault{
-    "get",  "zipf", "hot",      "mixed",      "half",          "set",         "get-pipe", "hotcold", "paced",  "save",
-    "hash", "zset", "get-fits", "mixed-fits", "get-pipe-fits", "collections", "expire",   "evict",   "replica"};
+    "get",           "zipf",        "hot",    "mixed", "half",   "set",      "get-pipe",
+    "hotcold",       "paced",       "save",   "hash",  "zset",   "get-fits", "mixed-fits",
+    "get-pipe-fits", "collections", "expire", "evict", "replica"};
 const std::vector<std::string> kQuick{"get", "zipf", "hotcold", "get-fits"};
 
 std::string check_workload(const std::string& name) {
@@ -43,10 +49,12 @@ std::string check_workload(const std::string& name) {
 
 void finish(RedisOptions& options, const std::string& value_size) {
   options.value_bytes = size_option("--value-size", value_size);
-  if (options.value_bytes < Dataset::kValueBytesMin || options.value_bytes > Dataset::kValueBytesMax) {
+  if (options.value_bytes < Dataset::kValueBytesMin ||
+      options.value_bytes > Dataset::kValueBytesMax) {
     throw FlagsError("--value-size", "from 16 to 512k");
   }
-  if (options.dram_bytes / options.shards < 16 * kMiBytes || options.connections < 2 * options.shards) {
+  if (options.dram_bytes / options.shards < 16 * kMiBytes ||
+      options.connections < 2 * options.shards) {
     throw FlagsError("--shards", "each needs 16m of --dram, and two of --connections");
   }
   for (const auto& [name, value] : lunar_options(options.lunar_options)) {
@@ -83,22 +91,32 @@ void parse_redis_options(Flags& flags, RedisOptions& options, int argc, char** a
   MemoryFlags memory(flags, options, {"256m", "64m", "48m"});
   flags.add("--value-size", value_size, "bytes of a value");
   flags.add("--connections", options.connections, "clients").range(2, 1000);
-  flags.add("--pipeline", options.pipeline, "requests at once of the -pipe workloads").range(1, 1000);
-  flags.add("--shards", options.shards, "servers of each system, which share its DRAM, LUN space and keys")
+  flags.add("--pipeline", options.pipeline, "requests at once of the -pipe workloads")
+      .range(1, 1000);
+  flags
+      .add("--shards", options.shards,
+           "servers of each system, which share its DRAM, LUN space and keys")
       .range(1, 16);
   flags.add("--compressible", options.compressible, "values that repeat their first third twice");
-  flags.add("--swap", options.swap, "where the servers of swap swap to: file, zswap in front of it, or zram")
+  flags
+      .add("--swap", options.swap,
+           "where the servers of swap swap to: file, zswap in front of it, or zram")
       .one_of({"file", "zswap", "zram"});
-  const Flag workloads = flags.add("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
-                             .list()
-                             .checked(check_workload, "WORKLOAD");
+  const Flag workloads =
+      flags.add("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
+          .list()
+          .checked(check_workload, "WORKLOAD");
   flags.add("--fits", options.fits, "run the workloads on data that fits into DRAM only");
-  flags.add("--rate", options.rate, "requests a second of clients that send by the clock: save, paced, expire")
+  flags
+      .add("--rate", options.rate,
+           "requests a second of clients that send by the clock: save, paced, expire")
       .range(1.0, 1e6);
   flags.add("--redis-server", options.redis_server, "the server (default: the first in PATH)");
-  flags.add("--module", options.module, "the Lunar module (default: liblunar-redis.so of this Lunar)");
-  const BenchFlags common(flags, options, "directory for LUNs, swap file and dumps, or Lunar's LUN: file, device, URI",
-                          "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
+  flags.add("--module", options.module,
+            "the Lunar module (default: liblunar-redis.so of this Lunar)");
+  const BenchFlags common(
+      flags, options, "directory for LUNs, swap file and dumps, or Lunar's LUN: file, device, URI",
+      "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
   flags.footer(footer());
   flags.parse(argc, argv);
   common.settle(1, 1);
@@ -126,8 +144,10 @@ uint64_t redis_footprint(uint64_t data_bytes, size_t value_bytes) {
 uint64_t stage_data_bytes(const RedisOptions& options, DataKind kind, bool fits) {
   uint64_t bytes = options.data_bytes;
   if (fits) {
-    const double footprint_per_byte = 1.35 + static_cast<double>(kKeyBytes) / static_cast<double>(options.value_bytes);
-    bytes = static_cast<uint64_t>(0.75 * static_cast<double>(options.dram_bytes) / footprint_per_byte);
+    const double footprint_per_byte =
+        1.35 + static_cast<double>(kKeyBytes) / static_cast<double>(options.value_bytes);
+    bytes =
+        static_cast<uint64_t>(0.75 * static_cast<double>(options.dram_bytes) / footprint_per_byte);
   }
   return kind == DataKind::kSortedSets ? bytes / 2 : bytes;
 }

@@ -25,10 +25,11 @@ struct RedisOptions : BenchOptions {
 void parse_redis_options(Flags& flags, RedisOptions& options, int argc, char** argv);
 // "spin=no,follow=no" in pairs; names with dashes, as flags and the module's arguments have them.
 std::vector<std::pair<std::string, std::string>> lunar_options(const std::string& text);
-// An upper bound for a server's memory with `data_bytes` of string values: size classes of the allocator, and for each
-// value its key, entry and object.
+// An upper bound for a server's memory with `data_bytes` of string values: size classes of the
+// allocator, and for each value its key, entry and object.
 uint64_t redis_footprint(uint64_t data_bytes, size_t value_bytes);
-// Bytes of values in a stage: --data, or what surely fits; sorted sets get half (their nodes take as much again).
+// Bytes of values in a stage: --data, or what surely fits; sorted sets get half (their nodes take
+// as much again).
 uint64_t stage_data_bytes(const RedisOptions& options, DataKind kind, bool fits);
 
 }  // namespace lunar::tools

@@ -16,7 +16,10 @@ namespace {
 constexpr RedisBase kBases[] = {
     {.name = "get", .help = "GET of uniformly random keys"},
     {.name = "zipf", .help = "GET, zipfian 0.99", .keys = KeyChoice::kZipf},
-    {.name = "hot", .help = "GET of a hot set (a 16th of --dram)", .keys = KeyChoice::kHot, .hot_share = 16},
+    {.name = "hot",
+     .help = "GET of a hot set (a 16th of --dram)",
+     .keys = KeyChoice::kHot,
+     .hot_share = 16},
     {.name = "mixed", .help = "GET and 10% SET, uniform", .write_percent = 10},
     {.name = "half", .help = "GET and 50% SET, uniform", .write_percent = 50},
     {.name = "set", .help = "SET of uniformly random keys that are there", .write_percent = 100},
@@ -34,14 +37,17 @@ constexpr RedisBase kBases[] = {
      .write_percent = 10,
      .by_clock = true,
      .job = SideJob::kSave},
-    {.name = "hash", .help = "HGET and 10% HSET of hashes with 16 fields", .stage = &kHashStage, .write_percent = 10},
+    {.name = "hash",
+     .help = "HGET and 10% HSET of hashes with 16 fields",
+     .stage = &kHashStage,
+     .write_percent = 10},
     {.name = "zset",
      .help = "ZSCORE, ZRANGE of 10, 10% ZADD; sets of 160 members",
      .stage = &kSortedSetStage,
      .write_percent = 10},
     {.name = "collections",
-     .help =
-         "half of the clients HGET of hot hashes (shown), the others HGETALL of cold ones: 3000 fields of 100 bytes",
+     .help = "half of the clients HGET of hot hashes (shown), the others HGETALL of cold ones: "
+             "3000 fields of 100 bytes",
      .stage = &kCollectionStage,
      .keys = KeyChoice::kHotAndCold,
      .hot_share = 16,
@@ -58,13 +64,15 @@ constexpr RedisBase kBases[] = {
      .keys = KeyChoice::kNew,
      .write_percent = 100},
     {.name = "replica",
-     .help = "SET at a plain master without a limit; the time ends when its replica, the server measured, has them all",
+     .help = "SET at a plain master without a limit; the time ends when its replica, the server "
+             "measured, has them all",
      .stage = &kReplicaStage,
      .write_percent = 100},
 };
 
 bool drop_suffix(std::string* text, const std::string& suffix) {
-  if (text->size() <= suffix.size() || text->compare(text->size() - suffix.size(), suffix.size(), suffix) != 0) {
+  if (text->size() <= suffix.size() ||
+      text->compare(text->size() - suffix.size(), suffix.size(), suffix) != 0) {
     return false;
   }
   text->resize(text->size() - suffix.size());
@@ -81,8 +89,8 @@ std::optional<RedisWorkload> parse_redis_workload(const std::string& name) {
   std::string base = name;
   workload.fits = drop_suffix(&base, "-fits");
   workload.pipelined = drop_suffix(&base, "-pipe");
-  const auto* found =
-      std::find_if(std::begin(kBases), std::end(kBases), [&](const RedisBase& one) { return base == one.name; });
+  const auto* found = std::find_if(std::begin(kBases), std::end(kBases),
+                                   [&](const RedisBase& one) { return base == one.name; });
   if (found == std::end(kBases)) return std::nullopt;
   workload.base = found;
   return workload;

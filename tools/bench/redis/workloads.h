@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of workloads of `lunar bench redis`: what a row's servers hold, which keys its clients ask for, and what
-// the servers do meanwhile. A new row is a line in workloads.cpp.
+// The table of workloads of `lunar bench redis`: what a row's servers hold, which keys its clients
+// ask for, and what the servers do meanwhile. A new row is a line in workloads.cpp.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -12,16 +12,20 @@
 
 namespace lunar::tools {
 
-// What a server holds, and where it gets it from. Workloads of one stage run on the same servers, one after the other.
+// What a server holds, and where it gets it from. Workloads of one stage run on the same servers,
+// one after the other.
 struct RedisStage {
   const char* suffix;  // of the row "load"
   DataKind kind;
   bool replica;  // the clients write to a plain master of the server
 };
-inline constexpr RedisStage kPlainStage{"", DataKind::kStrings, false}, kHashStage{"-hash", DataKind::kHashes, false},
+inline constexpr RedisStage kPlainStage{"", DataKind::kStrings, false},
+    kHashStage{"-hash", DataKind::kHashes, false},
     kSortedSetStage{"-zset", DataKind::kSortedSets, false},
-    kCollectionStage{"-collections", DataKind::kBigHashes, false}, kExpiryStage{"-expire", DataKind::kStrings, false},
-    kEvictionStage{"-evict", DataKind::kStrings, false}, kReplicaStage{"-replica", DataKind::kStrings, true};
+    kCollectionStage{"-collections", DataKind::kBigHashes, false},
+    kExpiryStage{"-expire", DataKind::kStrings, false},
+    kEvictionStage{"-evict", DataKind::kStrings, false},
+    kReplicaStage{"-replica", DataKind::kStrings, true};
 
 // kHotAndCold: half of the clients each.
 enum class KeyChoice : uint8_t { kUniform, kZipf, kHot, kHotAndCold, kKept, kNew };
@@ -42,7 +46,8 @@ struct RedisBase {
 };
 std::span<const RedisBase> redis_bases();
 
-// BASE[-pipe][-fits]: `-pipe` sends --pipeline commands at once, `-fits` works on data that fits into DRAM.
+// BASE[-pipe][-fits]: `-pipe` sends --pipeline commands at once, `-fits` works on data that fits
+// into DRAM.
 struct RedisWorkload {
   std::string name;
   const RedisBase* base = nullptr;
