@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "config/trust.h"
@@ -16,8 +17,8 @@
 #include "lun/compose.h"
 #include "lun/raw_io.h"
 #include "sys/file.h"
-#include "sys/proc.h"
 #include "sys/thread.h"
+#include "sys/usable_memory.h"
 
 namespace lunar::kv {
 namespace {
@@ -304,9 +305,7 @@ int dram_of_stores(const char* caller, uint64_t* bytes, ErrorText* why) {
   if (const int status = size_variable("LUNAR_KV_DRAM", caller, bytes, why);
       status < 0 || *bytes != 0)
     return status;
-  const int64_t available = sys::machine_memory_bytes("MemAvailable");
-  *bytes = available > 0 ? static_cast<uint64_t>(available) / 4 : 0;
-  if (*bytes < kDramLeast) *bytes = kDramLeast;
+  *bytes = std::max(sys::usable_memory().bytes / 4, kDramLeast);
   return 0;
 }
 

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/host_guard.h"
 #include "base/test_switches.h"
 #include "pager/account/account_find.h"
@@ -21,17 +23,12 @@
 #include "sys/memory_copy.h"
 #include "sys/numa.h"
 #include "sys/proc.h"
+#include "sys/usable_memory.h"
 
 namespace lunar {
 namespace {
 
 constexpr uint64_t kDramMin = 16 * kMiB, kPagesMin = 1024;
-
-// 0: not known.
-uint64_t meminfo(const char* key) {
-  const int64_t bytes = sys::machine_memory_bytes(key);
-  return bytes < 0 ? 0 : static_cast<uint64_t>(bytes);
-}
 
 // Frames, windows and what eviction keeps free are counted in pages: with large pages the least is
 // more.
@@ -39,21 +36,33 @@ uint64_t dram_least(const PagerState& state) {
   return kDramMin > kPagesMin << state.page_shift ? kDramMin : kPagesMin << state.page_shift;
 }
 
+// Whether `lunar run` has checked the options, for the whole tree.
+bool has_account(const Options& options) {
+  return options.account != nullptr && options.account[0] != 0;
+}
+
 int check_dram(const PagerState& state, uint64_t bytes, ErrorText* why) {
-  const uint64_t least = dram_least(state), total = meminfo("MemTotal");
+  const uint64_t least = dram_least(state);
+  const uint64_t total = sys::machine_memory_bytes("MemTotal");
   if (bytes < least)
     return why->set(-EINVAL, "dram: %s is too small; give at least %s", format_size(bytes).text,
                     format_size(least).text);
   if (total != 0 && bytes > total)
     return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less",
                     format_size(bytes).text, format_size(total).text);
+  // one process of a tree may be in a smaller group than the others
+  if (has_account(state.options)) return 0;
+  if (const sys::UsableMemory memory = sys::usable_memory(); bytes > memory.limit_bytes)
+    return why->set(-EINVAL, "dram: %s is more than the memory cgroup allows (%s in %s); give less",
+                    format_size(bytes).text, format_size(memory.limit_bytes).text,
+                    memory.limit_file);
   return 0;
 }
 
 int check_sizes(PagerState& state, ErrorText* why) {
-  const uint64_t least = dram_least(state), available = meminfo("MemAvailable");
-  state.dram_bytes = state.options.dram != 0 ? state.options.dram : available / 4;
-  if (state.options.dram == 0 && state.dram_bytes < least) state.dram_bytes = least;
+  state.dram_bytes = state.options.dram;
+  if (state.dram_bytes == 0)
+    state.dram_bytes = std::max(sys::usable_memory().bytes / 4, dram_least(state));
   if (const int rc = check_dram(state, state.dram_bytes, why); rc < 0) return rc;
   state.luns.bytes = state.options.size;
   if (state.luns.bytes != 0 && state.luns.bytes < state.dram_bytes)
@@ -66,7 +75,7 @@ int check_sizes(PagerState& state, ErrorText* why) {
 // -1: the process has its own account. Searches for it where a raw system call has closed it since
 // the start.
 int account_descriptor(const Options& options, ErrorText* why) {
-  if (options.account == nullptr || options.account[0] == 0) return -1;
+  if (!has_account(options)) return -1;
   return account_is(account_number()) ? account_number()
                                       : account_find(options.account, sizeof(AccountShared), why);
 }
@@ -155,9 +164,8 @@ int pager_create(const Options& options, ErrorText* why) {
   if (rc < 0) return why->set(rc, "pager: no random numbers (getrandom: %s)", errno_text(rc));
   standby_open(state, false);
   if (!has_lun_directory(state)) signature_prepare();
-  // `lunar run` has looked for its tree: a program of it that has fewer rights, and stays small,
-  // needs none.
-  bool vouched = options.account != nullptr && options.account[0] != 0;
+  // a program of the tree that has fewer rights, and stays small, needs none
+  const bool vouched = has_account(options);
   if (!vouched) {
     if (rc = sys::kernel_check(why); rc < 0) return rc;
     if (state.uffd < 0) rc = open_uffd(state, why);

@@ -371,7 +371,10 @@ static int64_t bytes_of_line(const char* path, const char* key) {
 }
 
 int64_t own_status_bytes(const char* key) { return bytes_of_line("/proc/self/status", key); }
-int64_t machine_memory_bytes(const char* key) { return bytes_of_line("/proc/meminfo", key); }
+uint64_t machine_memory_bytes(const char* key) {
+  const int64_t bytes = bytes_of_line("/proc/meminfo", key);
+  return bytes < 0 ? 0 : static_cast<uint64_t>(bytes);
+}
 
 uint64_t pid_namespace() {
   struct stat status;

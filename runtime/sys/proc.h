@@ -39,8 +39,8 @@ bool process_lives(int process_id);  // until its parent has waited for it
 [[noreturn]] void end_as_first_thread();
 // The value of a line of /proc/self/status that is in KiB (VmHWM, VmPin), in bytes; or -errno.
 [[nodiscard]] int64_t own_status_bytes(const char* key);
-// likewise of /proc/meminfo (MemTotal, MemAvailable)
-[[nodiscard]] int64_t machine_memory_bytes(const char* key);
+// likewise of /proc/meminfo (MemTotal, MemAvailable); 0: there is no such line, or no /proc
+uint64_t machine_memory_bytes(const char* key);
 // Number of entries of a directory of descriptors in /proc; where /proc is not there, a value that
 // changes with every call.
 uint64_t directory_size(const char* path);

@@ -9,7 +9,9 @@
 
 #include <stdexcept>
 
+#include "sys/proc.h"
 #include "tools/bench/swap_file.h"
+#include "tools/support/host.h"
 #include "tools/support/process.h"
 #include "tools/support/procfs.h"
 
@@ -35,7 +37,7 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
   for (const std::string& line : host.journal->sweep())
     fmt::print(stderr, "lunar: bench: {}\n", line);
   host.directory = directory_for_files(lun);
-  const uint64_t available = machine_memory("MemAvailable");
+  const uint64_t available = sys::machine_memory_bytes("MemAvailable");
   const uint64_t wanted = memory_bytes + 64 * kMiBytes;
   if (available < wanted) {
     throw std::runtime_error(fmt::format(
@@ -43,7 +45,8 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
         "--dram",
         available / kMiBytes, wanted / kMiBytes));
   }
-  if (is_memory_file_system(host.directory)) {
+  FileSystem system;
+  if (probe_file_system(host.directory, &system) == 0 && system.in_memory) {
     throw std::runtime_error(fmt::format(
         "{} is a memory file system: give a directory on a disk by --lun DIR", host.directory));
   }

@@ -12,9 +12,9 @@
 #include <numeric>
 #include <sstream>
 
+#include "sys/proc.h"
 #include "tools/bench/setup_journal.h"
 #include "tools/support/json_writer.h"
-#include "tools/support/procfs.h"
 #include "tools/support/text_file.h"
 #include "tools/support/text_table.h"
 #include "tools/support/version.h"
@@ -49,7 +49,8 @@ void write_host(JsonWriter& json) {
       .field("kernel", std::string(names.release))
       .field("machine", std::string(names.machine));
   json.field("cpu", cpu_model()).field("cpus", sysconf(_SC_NPROCESSORS_ONLN));
-  json.field("memory_bytes", machine_memory("MemTotal")).field("page_bytes", sysconf(_SC_PAGESIZE));
+  json.field("memory_bytes", sys::machine_memory_bytes("MemTotal"))
+      .field("page_bytes", sysconf(_SC_PAGESIZE));
   json.field("lunar", version_text()).field("date", today()).field("thp", file(kThpPath));
   json.field("zswap", file(kZswapPath) + " " + file("/sys/module/zswap/parameters/compressor"));
   json.field("swappiness", file("/proc/sys/vm/swappiness")).close('}');

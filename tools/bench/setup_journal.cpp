@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "sys/file.h"
 #include "tools/bench/swap_file.h"
 #include "tools/support/cgroup.h"
 #include "tools/support/text_file.h"
@@ -54,7 +54,7 @@ BenchLock::BenchLock() {
   if (fd_ < 0)
     throw std::runtime_error(
         fmt::format("the bench lock {} cannot be opened: {}", path, strerror(errno)));
-  if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+  if (sys::lock_range(fd_, sys::RangeLock::kExclusive, 0, 0) != 0) {
     const std::string holder = trimmed(read_text(path).value_or(""));
     close(fd_);
     throw std::runtime_error(fmt::format(

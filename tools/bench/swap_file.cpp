@@ -14,8 +14,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "sys/proc.h"
 #include "tools/bench/random.h"
-#include "tools/support/procfs.h"
 #include "tools/support/text_file.h"
 
 namespace lunar::tools {
@@ -190,7 +190,7 @@ void SwapFile::undo() {
 }
 
 uint64_t SwapFile::memory_bytes() const {
-  if (kind_ == SwapKind::kZswap) return machine_memory("Zswap");
+  if (kind_ == SwapKind::kZswap) return sys::machine_memory_bytes("Zswap");
   if (kind_ == SwapKind::kFile) return 0;
   std::istringstream words(read_text(fmt::format("/sys/block/zram{}/mm_stat", zram_)).value_or(""));
   uint64_t stored = 0, compressed = 0, used = 0;

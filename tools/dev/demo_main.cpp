@@ -22,6 +22,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "sys/proc.h"
 #include "tools/bench/size_option.h"
 #include "tools/dev/scratch_directory.h"
 #include "tools/dev/values.h"
@@ -30,7 +31,6 @@
 #include "tools/support/cgroup.h"
 #include "tools/support/flags.h"
 #include "tools/support/process.h"
-#include "tools/support/procfs.h"
 #include "tools/support/redis_server.h"
 
 namespace lunar::tools {
@@ -278,7 +278,7 @@ void Demo::save() {
 }
 
 void Demo::load_dump() {
-  const bool roomy = machine_memory("MemAvailable") >
+  const bool roomy = sys::machine_memory_bytes("MemAvailable") >
                      options_.data_bytes + options_.data_bytes / 2 + 512 * kDemoMiB;
   say(fmt::format("a second, {} server loads the dump of {} MiB ...",
                   roomy ? "plain" : "tiered (memory is short)", mib(record_.dump_bytes)));

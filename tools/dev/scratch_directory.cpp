@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,8 +12,9 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "sys/file.h"
 #include "tools/support/cgroup.h"
-#include "tools/support/procfs.h"
+#include "tools/support/host.h"
 #include "tools/support/text_file.h"
 
 namespace lunar::tools {
@@ -25,7 +25,8 @@ constexpr const char* kLockName = "/owner.lock";  // its text: the memory cgroup
 }  // namespace
 
 ScratchDirectory::ScratchDirectory(const std::string& parent) {
-  if (is_memory_file_system(parent)) {
+  FileSystem system;
+  if (probe_file_system(parent, &system) == 0 && system.in_memory) {
     throw std::runtime_error(
         fmt::format("{} is a memory file system: give a directory on a disk by --dir", parent));
   }
@@ -36,7 +37,7 @@ ScratchDirectory::ScratchDirectory(const std::string& parent) {
   }
   path_ = pattern;
   lock_ = open((path_ + kLockName).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (lock_ < 0 || flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+  if (lock_ < 0 || sys::lock_range(lock_, sys::RangeLock::kExclusive, 0, 0) != 0) {
     throw std::runtime_error(
         fmt::format("{}{} cannot be locked: {}", path_, kLockName, strerror(errno)));
   }
@@ -66,7 +67,7 @@ std::vector<std::string> ScratchDirectory::sweep(const std::string& parent) {
       continue;
     const int lock = open((path + kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (lock < 0) continue;  // being made just now, or not ours
-    if (flock(lock, LOCK_EX | LOCK_NB) == 0) {
+    if (sys::lock_range(lock, sys::RangeLock::kExclusive, 0, 0) == 0) {
       const std::string cgroup = trimmed(read_text(path + kLockName).value_or(""));
       if (cgroup.find(std::string("/") + kPrefix) != std::string::npos)
         (void)MemoryCgroup::remove(cgroup);

@@ -24,6 +24,8 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "sys/kernel.h"
+#include "sys/proc.h"
+#include "sys/usable_memory.h"
 #include "tools/run/run_checks.h"
 #include "tools/support/host.h"
 #include "tools/support/text.h"
@@ -235,24 +237,23 @@ Finding check_memory_limits() {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-Finding check_memory(const MemoryState& memory) {
-  return {
-      "memory", memory.usable_bytes() / 4 >= kDramMin ? Health::kOk : Health::kWarn,
-      text_of("%s, %s usable: default DRAM budget %s", size_text(memory.total_bytes).c_str(),
-              size_text(memory.usable_bytes()).c_str(),
-              size_text(round_down(memory.usable_bytes() / 4, kMiB)).c_str()),
-      memory.usable_bytes() / 4 >= kDramMin ? "" : "a quarter of it is below the minimum budget",
-      memory.usable_bytes() / 4 >= kDramMin ? "" : "`lunar run --dram 16m -- COMMAND`"};
+Finding check_memory(const sys::UsableMemory& memory) {
+  return {"memory", memory.bytes / 4 >= kDramMin ? Health::kOk : Health::kWarn,
+          text_of("%s, %s usable: default DRAM budget %s",
+                  size_text(sys::machine_memory_bytes("MemTotal")).c_str(),
+                  size_text(memory.bytes).c_str(),
+                  size_text(round_down(memory.bytes / 4, kMiB)).c_str()),
+          memory.bytes / 4 >= kDramMin ? "" : "a quarter of it is below the minimum budget",
+          memory.bytes / 4 >= kDramMin ? "" : "`lunar run --dram 16m -- COMMAND`"};
 }
 
-Finding check_cgroup(const MemoryState& memory) {
+Finding check_cgroup(const sys::UsableMemory& memory) {
   if (memory.cgroup_version == 0)
     return {"memory cgroup", Health::kInfo, "no memory controller is mounted", "", ""};
-  std::string limit =
-      memory.limit_bytes == UINT64_MAX
-          ? "no limit"
-          : text_of("limit %s (%s), used %s", size_text(memory.limit_bytes).c_str(),
-                    memory.limit_file.c_str(), size_text(memory.used_bytes).c_str());
+  std::string limit = memory.limit_bytes == UINT64_MAX
+                          ? "no limit"
+                          : text_of("limit %s (%s), used %s", size_text(memory.limit_bytes).c_str(),
+                                    memory.limit_file, size_text(memory.used_bytes).c_str());
   return {"memory cgroup", Health::kOk,
           text_of("version %d, %s", memory.cgroup_version, limit.c_str()), "", ""};
 }
@@ -329,10 +330,9 @@ std::string better_directory() {
   return best;
 }
 
-Finding check_lun_place(const Options& options, const MemoryState& memory) {
+Finding check_lun_place(const Options& options, const sys::UsableMemory& memory) {
   Options wanted = options;
-  if (wanted.dram == 0)
-    wanted.dram = std::max(round_down(memory.usable_bytes() / 4, kMiB), kDramMin);
+  if (wanted.dram == 0) wanted.dram = std::max(round_down(memory.bytes / 4, kMiB), kDramMin);
   std::string why;
   bool good =
       check_lun(wanted, [](const char* name) { return std::string("option ") + name; }, &why);
@@ -411,7 +411,7 @@ Finding check_preload() {
 }  // namespace
 
 std::vector<Finding> examine_host(const Options& options) {
-  MemoryState memory = probe_memory();
+  const sys::UsableMemory memory = sys::usable_memory();
   std::vector<Finding> all = {
       check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),
       check_io_uring(),     check_discard_vector(), check_privileges(),

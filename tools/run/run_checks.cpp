@@ -8,6 +8,8 @@
 #include "base/error.h"
 #include "sys/kernel.h"
 #include "sys/mem.h"
+#include "sys/proc.h"
+#include "sys/usable_memory.h"
 #include "tools/support/host.h"
 #include "tools/support/text.h"
 
@@ -24,25 +26,25 @@ std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
 }  // namespace
 
 bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why) {
-  MemoryState memory = probe_memory();
+  const sys::UsableMemory memory = sys::usable_memory();
+  const uint64_t total = sys::machine_memory_bytes("MemTotal");
   // Whole mebibytes: the number is passed on, and shown.
   if (origin_of("dram").find("default") != std::string::npos)
-    options->dram = round_down(memory.usable_bytes() / 4, kMiB);
+    options->dram = round_down(memory.bytes / 4, kMiB);
   std::string origin = origin_of("dram");
   std::string dram = size_text(options->dram);
   if (options->dram < kDramMin) {
     return refuse(why, text_of("%s: %s is less than the minimum of %s; give --dram 16m or more",
                                origin.c_str(), dram.c_str(), size_text(kDramMin).c_str()));
   }
-  if (memory.total_bytes && options->dram > memory.total_bytes) {
-    return refuse(why,
-                  text_of("%s: %s is more than this machine has (%s); give less", origin.c_str(),
-                          dram.c_str(), size_text(memory.total_bytes).c_str()));
+  if (total != 0 && options->dram > total) {
+    return refuse(why, text_of("%s: %s is more than this machine has (%s); give less",
+                               origin.c_str(), dram.c_str(), size_text(total).c_str()));
   }
   if (options->dram > memory.limit_bytes) {
     return refuse(why, text_of("%s: %s is more than the memory cgroup allows (%s in %s); give less",
                                origin.c_str(), dram.c_str(), size_text(memory.limit_bytes).c_str(),
-                               memory.limit_file.c_str()));
+                               memory.limit_file));
   }
   bool size_given = origin_of("size").find("default") == std::string::npos;
   if (size_given && options->size < options->dram) {

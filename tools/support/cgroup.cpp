@@ -12,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "sys/usable_memory.h"
 #include "tools/support/text_file.h"
 
 namespace lunar::tools {
@@ -23,10 +24,6 @@ bool has_word(std::string_view text, std::string_view word, char separator) {
     if (trimmed(one) == word) return true;
   }
   return false;
-}
-
-std::string controllers_of_mount(const std::string& mount) {
-  return read_text(mount + "/cgroup.controllers").value_or("");
 }
 
 void must_write(const std::string& path, const std::string& text) {
@@ -44,36 +41,12 @@ std::vector<pid_t> members(const std::string& directory) {
 }
 }  // namespace
 
-CgroupPlace parse_cgroup_place(std::string_view mountinfo,
-                               std::string (*controllers_of)(const std::string& mount)) {
-  CgroupPlace second;
-  bool any = false;
-  std::istringstream lines{std::string(mountinfo)};
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string id, parent, device, root, mount, word, type, source, options;
-    words >> id >> parent >> device >> root >> mount;
-    while (words >> word && word != "-") {}
-    if (!(words >> type >> source >> options)) continue;
-    if (type == "cgroup") {
-      any = true;
-      if (has_word(options, "memory", ',')) return {1, mount, ""};
-    } else if (type == "cgroup2") {
-      any = true;
-      if (second.version == 0 && has_word(controllers_of(mount), "memory", ' '))
-        second = {2, mount, ""};
-    }
-  }
-  if (second.version == 0) {
-    second.why_not = any ? "no mounted cgroup hierarchy has the memory controller (boot with "
-                           "cgroup_enable=memory)"
-                         : "no cgroup hierarchy is mounted (mount -t cgroup2 none /sys/fs/cgroup)";
-  }
-  return second;
-}
-
 CgroupPlace find_cgroup_place() {
-  return parse_cgroup_place(read_text("/proc/self/mountinfo").value_or(""), controllers_of_mount);
+  const sys::MemoryHierarchy found = sys::memory_hierarchy();
+  if (found.version != 0) return {found.version, found.mount, ""};
+  return {0, "",
+          "no cgroup hierarchy that is mounted has the memory controller (boot with "
+          "cgroup_enable=memory, or mount -t cgroup2 none /sys/fs/cgroup)"};
 }
 
 uint64_t parse_counter(std::string_view text, std::string_view name) {

@@ -23,10 +23,6 @@ struct CgroupPlace {
   std::string mount;    // directory under which groups are made
   std::string why_not;  // one line when version is 0
 };
-// From the text of /proc/self/mountinfo; `controllers_of` gives the text of a v2 mount's
-// cgroup.controllers. Version 1 wins: a machine that has it there cannot have it in version 2.
-CgroupPlace parse_cgroup_place(std::string_view mountinfo,
-                               std::string (*controllers_of)(const std::string& mount));
 CgroupPlace find_cgroup_place();
 // Values of "name value" lines (memory.events, memory.oom_control); 0 when missing.
 uint64_t parse_counter(std::string_view text, std::string_view name);

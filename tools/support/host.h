@@ -34,18 +34,6 @@ int probe_io_uring();  // 0 or -errno
 // process_madvise(DONTNEED) on this process (6.14+): 0 or -errno (-EPERM: a filter).
 int probe_discard_vector();
 
-struct MemoryState {
-  uint64_t total_bytes = 0, available_bytes = 0;  // of the machine
-  int cgroup_version = 0;                         // of the memory controller; 0: none found
-  std::string cgroup_directory;                   // our own group, "" when it cannot be seen
-  uint64_t limit_bytes = UINT64_MAX;  // the tightest limit on the way up; UINT64_MAX: none
-  std::string limit_file;             // where that stands
-  uint64_t used_bytes = 0;            // by the group that has the limit
-  // What a process may still use: machine and cgroup together.
-  uint64_t usable_bytes() const;
-};
-MemoryState probe_memory();
-
 struct FileSystem {
   std::string kind;        // "ext4", "tmpfs", ... or its magic in hex
   bool in_memory = false;  // tmpfs, ramfs, hugetlbfs

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <sstream>
@@ -17,7 +16,6 @@ namespace lunar::tools {
 
 namespace {
 constexpr uint64_t kSectorBytes = 512;  // /sys/block counts these whatever the device's own size
-constexpr long kTmpfsMagic = 0x01021994, kRamfsMagic = static_cast<long>(0x858458f6);
 
 // The device a mounted file system names, for those with an anonymous st_dev (btrfs).
 std::string mount_source(dev_t device) {
@@ -135,18 +133,6 @@ std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_vi
 uint64_t process_memory(pid_t pid, std::string_view name) {
   const auto text = read_text(fmt::format("/proc/{}/status", pid));
   return text ? parse_status_bytes(*text, name).value_or(0) : 0;
-}
-
-uint64_t machine_memory(std::string_view name) {
-  const auto text = read_text("/proc/meminfo");
-  return text ? parse_status_bytes(*text, name).value_or(0) : 0;
-}
-
-bool is_memory_file_system(const std::string& path) {
-  struct statfs info{};
-  if (statfs(path.c_str(), &info) != 0) return false;
-  return static_cast<long>(info.f_type) == kTmpfsMagic ||
-         static_cast<long>(info.f_type) == kRamfsMagic;
 }
 
 }  // namespace lunar::tools

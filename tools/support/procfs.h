@@ -46,10 +46,5 @@ std::optional<uint64_t> process_written_bytes(pid_t pid);
 // "VmRSS", "VmHWM", ... of /proc/PID/status in bytes; 0 when the process is gone.
 std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_view name);
 uint64_t process_memory(pid_t pid, std::string_view name);
-// A line of /proc/meminfo ("MemAvailable") in bytes.
-uint64_t machine_memory(std::string_view name);
-
-// True for file systems that live in memory: what is put there is not on a disk.
-bool is_memory_file_system(const std::string& path);
 
 }  // namespace lunar::tools

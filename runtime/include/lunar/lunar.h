@@ -45,8 +45,8 @@ extern "C" {
 typedef struct lunar_config {
   size_t struct_size;  /* sizeof(struct lunar_config): lets the structure grow */
   uint64_t dram_bytes; /* DRAM budget, a hard cap on resident tiered pages, frames and tables: at
-                          least 16 MiB, at most the memory of the machine; 0: a quarter of the
-                          available memory */
+                          least 16 MiB, at most the memory of the machine and the limit of its
+                          memory cgroups; 0: a quarter of the available memory */
   uint64_t lun_bytes;  /* LUN space; 0: 8 times the budget, within the free space */
   const char *lun;     /* PATH, directory, block device or URI; NULL: /var/tmp */
   const char *options; /* further options, "key=value,..." (`lunar help options`), or NULL */

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parsers of the tools: where the memory controller lives, disk counters, CPU seconds, process
-// status, sizes, JSON.
+// The parsers of the tools: disk counters, CPU seconds, process status, sizes, JSON.
 #include "tests/catch.h"
 
 #include <string>
@@ -11,37 +10,6 @@
 #include "tools/support/procfs.h"
 
 using namespace lunar::tools;
-
-namespace {
-std::string with_memory(const std::string&) { return "cpuset cpu io memory pids\n"; }
-std::string without_memory(const std::string&) { return "\n"; }
-}  // namespace
-
-TEST_CASE("memory cgroup: version 1 next to an empty version 2") {
-  const CgroupPlace place = parse_cgroup_place(
-      "30 25 0:26 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
-      "31 25 0:27 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
-      "32 25 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
-      without_memory);
-  CHECK(place.version == 1);
-  CHECK(place.mount == "/sys/fs/cgroup/memory");
-}
-
-TEST_CASE("memory cgroup: version 2") {
-  const CgroupPlace place = parse_cgroup_place(
-      "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
-      with_memory);
-  CHECK(place.version == 2);
-  CHECK(place.mount == "/sys/fs/cgroup");
-}
-
-TEST_CASE("memory cgroup: none, and why") {
-  CHECK(parse_cgroup_place("29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", without_memory)
-            .why_not.find("no mounted") == 0);
-  CHECK(parse_cgroup_place("1 0 254:0 / / rw - ext4 /dev/vda rw\n", with_memory)
-            .why_not.find("no cgroup") == 0);
-  CHECK(parse_cgroup_place("", with_memory).version == 0);
-}
 
 TEST_CASE("counters of memory.events and memory.oom_control") {
   CHECK(parse_counter("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n", "oom_kill") == 2);
