@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "preload_faults.h"
 #include "raw_call.h"
@@ -305,10 +306,45 @@ void zeros() {
               reinterpret_cast<long>(p) &&
           tiered(p));
   REQUIRE(all_zero(p, kBytes) && munmap(p, kBytes) == 0 && faults(p));
+  p = map(kBytes, PROT_NONE, MAP_PRIVATE, fd, 0);  // a reservation
+  REQUIRE(p != MAP_FAILED && mprotect(p, kBytes, kRw) == 0 && tiered(p) && all_zero(p, kBytes));
   for (char* plain : {map(kBytes, kRw, MAP_SHARED, open("/dev/zero", O_RDWR), 0),
                       map(g_page, kRw, MAP_PRIVATE, fd, 0),
                       map(kBytes, PROT_READ, MAP_PRIVATE, memory_file(kBytes), 0)})
     REQUIRE(plain != MAP_FAILED && !tiered(plain));
+}
+
+// Maps of a file come over tiered ones while many threads touch new pages: none waits for ever.
+void beside_faults() {
+  constexpr int kThreads = 40;
+  const int fd = memory_file(g_page);
+  std::atomic<bool> stop{false};
+  std::atomic<unsigned> touched{0}, mapped{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i)
+    threads.emplace_back([&] {
+      while (!stop) {
+        char* p = map_tiered(kMiB);
+        for (size_t at = 0; at < kMiB && !stop; at += 4 * g_page, ++touched) p[at] = 1;
+        REQUIRE(munmap(p, kMiB) == 0);
+      }
+    });
+  threads.emplace_back([&] {
+    char* p = map_tiered(kMiB);
+    while (!stop) {
+      for (size_t at = 0; at < kMiB && !stop; at += 2 * g_page, ++mapped)
+        put(p + at, g_page, fd, MAP_PRIVATE);
+      put_plain(p, kMiB);
+    }
+  });
+  for (int half = 0; half < 8; ++half) {
+    const unsigned before = touched, maps = mapped;
+    for (int ms = 0; ms < 5000 && (touched == before || mapped == maps); ++ms) usleep(1000);
+    REQUIRE(touched != before && mapped != maps);
+    usleep(500000);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 // Several processes, each with pieces of its own.
@@ -427,6 +463,7 @@ int main(int argc, char** argv) {
                     {"segments", shared_segments},
                     {"neighbours", neighbours},
                     {"zeros", zeros},
+                    {"beside-faults", beside_faults},
                     {"forks", forks},
                     {"outside-stack", outside},
                     {"outside-locked", outside},

@@ -92,8 +92,9 @@ Handler::Next Handler::do_round() {
   if (!helper_) call_helpers(load);
   if (helper_ && may_rest(load)) return Next::kRest;
   arm_watches(messages);  // before the reads go out, so that one system call submits both
-  const bool came = resolver_.progress(false, 0) != 0 || messages == kMessagesAtOnce;
-  return came || inbox_.count() != inbox_.parked() ? Next::kGoOn : Next::kWait;
+  const bool came = resolver_.progress(false, 0) != 0;
+  return came || !watching_messages_ || inbox_.count() != inbox_.parked() ? Next::kGoOn
+                                                                          : Next::kWait;
 }
 
 void Handler::wait_for_more() {
