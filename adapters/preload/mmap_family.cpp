@@ -72,9 +72,10 @@ int map_over_area(char* address, size_t bytes, int prot, int flags, int fd, off_
 }
 
 // A private map of /dev/zero is anonymous memory. Whether this is one that may be tiered; read-only
-// ones stay plain.
+// ones stay plain (of files, these are many).
 bool is_zero_map(const void* hint, size_t bytes, int prot, int flags, int fd, const void* caller) {
-  if ((flags & (MAP_ANONYMOUS | MAP_TYPE)) != MAP_PRIVATE || (prot & PROT_WRITE) == 0) return false;
+  if ((flags & (MAP_ANONYMOUS | MAP_TYPE)) != MAP_PRIVATE) return false;
+  if (prot != PROT_NONE && (prot & PROT_WRITE) == 0) return false;
   const bool fixed = (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0;
   const bool may_be = fixed ? ready() && areas_overlap(hint, bytes)
                             : wants_tier(bytes, prot, flags | MAP_ANONYMOUS, caller);

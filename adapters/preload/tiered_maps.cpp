@@ -187,7 +187,7 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
 // A guard of so many bytes has been made, up to `guard_end`. Above it lies a stack, which will be
 // used from its top on.
 void fill_stack_above(const Area& area, char* guard_end, size_t guard_bytes) {
-  if (guard_bytes > kGuardBytesMax) return;
+  if (guard_bytes > kGuardBytesMax || guard_end == area.limit) return;
   const Mapping* above = nullptr;
   char* top = g_table.piece(guard_end, area.limit, &above);
   if (above != nullptr && above->prot == kReadWrite &&
