@@ -4,6 +4,8 @@
 #include "kv/record_log.h"
 
 #include <errno.h>
+#include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -41,15 +43,22 @@ unsigned Log::segment_bits_for(const LogPlace& place, uint64_t limit) {
   return bits;
 }
 
+// A number that nobody can guess. Where getrandom is refused (seccomp), from what the kernel gave
+// the process at its start.
+static uint64_t chance_number() {
+  uint64_t number = 0;
+  if (sys::random_bytes(&number, sizeof number) == 0) return number;
+  const auto* given = reinterpret_cast<const void*>(getauxval(AT_RANDOM));
+  return part_checksum(given, given != nullptr ? 16 : 0, sys::now_ns(), 0);
+}
+
 int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   const uint64_t bytes = place.bytes;
   Device* device = place.device;
   if (bytes > kLogBytesMax) return -EINVAL;
   // Never twice in a store that is kept; and as ids of large pairs, such that nobody can choose
   // keys by them.
-  uint64_t lives = 0;
-  if (const int status = sys::random_bytes(&lives, sizeof lives); status < 0) return status;
-  lives_.store(lives >> 2, std::memory_order_relaxed);
+  lives_.store(chance_number() >> 2, std::memory_order_relaxed);
   budget_ = budget;
   epochs_ = epochs;
   device_ = device;

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kv/store.h"
 #include "tests/catch.h"
+#include "tests/support/refused_calls.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -68,6 +70,18 @@ TEST_CASE("kv: a value comes back, whole, cut, and from an offset") {
   char byte = '.';
   CHECK(kv.store->get({"key", 3}, &byte, 1, UINT64_MAX) == 16);
   CHECK(byte == '.');
+}
+
+TEST_CASE("kv: a store opens where getrandom is refused") {
+  bool refused = false;
+  std::string value;
+  std::thread([&] {
+    refused = refuse_calls({SYS_getrandom});
+    Opened kv;
+    value = kv.set("key", "value") == 0 ? kv.get("key") : "";
+  }).join();
+  if (!refused) LUNAR_SKIP("seccomp", "no filters here");
+  CHECK(value == "value");
 }
 
 TEST_CASE("kv: keys and values of no length are keys and values") {
