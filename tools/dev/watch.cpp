@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See watch.h. The stats file: 64 bytes of header (magic "LUNARST1", uint32 size of the struct,
-// uint32 pid, uint64 sequence: odd while it is being written), then struct lunar_stats.
+// See watch.h.
 // Threading: as in the header.
 #include "tools/dev/watch.h"
 
@@ -19,33 +18,31 @@
 namespace lunar::tools {
 
 namespace {
-constexpr size_t kHeaderBytes = 64;
 constexpr auto kInterval = std::chrono::milliseconds(20);
 }  // namespace
 
 bool read_stats_file(const std::string& path, lunar_stats* stats) {
+  struct {
+    lunar_stats_file_header header;
+    lunar_stats stats;
+  } file;
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
   bool whole = false;
   for (int attempt = 0; attempt < 20 && !whole; ++attempt) {
-    char raw[kHeaderBytes + sizeof(lunar_stats)] = {};
-    const ssize_t got = pread(fd, raw, sizeof raw, 0);
-    uint32_t bytes = 0;
-    uint64_t before = 0, after = 0;
-    if (got < static_cast<ssize_t>(kHeaderBytes) || memcmp(raw, "LUNARST1", 8) != 0) break;
-    memcpy(&bytes, raw + 8, sizeof bytes);
-    memcpy(&before, raw + 16, sizeof before);
-    if (pread(fd, &after, sizeof after, 16) != sizeof after) break;
-    whole = before == after && before % 2 == 0 &&
-            got >= static_cast<ssize_t>(kHeaderBytes + std::min<size_t>(bytes, sizeof *stats));
-    if (whole) {
-      *stats = lunar_stats{};
-      memcpy(static_cast<void*>(stats), raw + kHeaderBytes, std::min<size_t>(bytes, sizeof *stats));
-    } else {
-      usleep(200);
-    }
+    file = {};
+    lunar_stats_file_header after{};
+    const ssize_t got = pread(fd, &file, sizeof file, 0);
+    if (got < static_cast<ssize_t>(sizeof after) || memcmp(file.header.magic, "LUNARST1", 8) != 0 ||
+        pread(fd, &after, sizeof after, 0) != sizeof after)
+      break;
+    const size_t bytes = std::min<size_t>(file.header.stats_bytes, sizeof *stats);
+    whole = file.header.sequence == after.sequence && after.sequence % 2 == 0 &&
+            got >= static_cast<ssize_t>(sizeof after + bytes);
+    if (!whole) usleep(200);
   }
   close(fd);
+  if (whole) *stats = file.stats;
   return whole;
 }
 
