@@ -10,7 +10,7 @@
 #include <exception>
 
 #include "tools/bench/setup_journal.h"
-#include "tools/bench/size_option.h"
+#include "tools/support/flags.h"
 #include "tools/support/process.h"
 
 namespace lunar::tools {

@@ -23,7 +23,6 @@
 #include <stdexcept>
 
 #include "sys/proc.h"
-#include "tools/bench/size_option.h"
 #include "tools/dev/scratch_directory.h"
 #include "tools/dev/values.h"
 #include "tools/dev/verdict.h"

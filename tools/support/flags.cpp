@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <string_view>
 
+#include "base/units.h"
+
 namespace lunar::tools {
 namespace {
 
@@ -24,6 +26,13 @@ std::string text_of_error(const CLI::ParseError& error) {
 }
 
 }  // namespace
+
+uint64_t size_option(const std::string& flag, const std::string& text) {
+  uint64_t bytes = 0;
+  if (parse_size(text.c_str(), &bytes) != 0)
+    throw FlagsError(flag, "'" + text + "' is not a size (as 512m, 2g)");
+  return bytes;
+}
 
 Flag Flag::required() const { return Flag(option_->required()); }
 Flag Flag::range(int least, int most) const {

@@ -31,6 +31,9 @@ class HelpAsked : public FlagsError {
   using FlagsError::FlagsError;
 };
 
+// A size, as parse_size takes it (base/units.h). Throws FlagsError.
+uint64_t size_option(const std::string& flag, const std::string& text);
+
 // A flag ("--name") or word ("NAME"), of a Flags that outlives it.
 class Flag {
  public:

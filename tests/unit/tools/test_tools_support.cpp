@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "tools/bench/size_option.h"
 #include "tools/support/cgroup.h"
+#include "tools/support/flags.h"
 #include "tools/support/json_writer.h"
 #include "tools/support/procfs.h"
 

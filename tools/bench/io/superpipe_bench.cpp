@@ -25,7 +25,7 @@
 #include "tools/bench/io/fio_job.h"
 #include "tools/bench/io/io_worker.h"
 #include "tools/bench/progress.h"
-#include "tools/bench/size_option.h"
+#include "tools/support/flags.h"
 #include "tools/support/process.h"
 
 namespace lunar::tools {

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "tools/bench/size_option.h"
+#include "tools/support/flags.h"
 #include "tools/support/process.h"
 
 namespace lunar::tools {
