@@ -9,6 +9,7 @@
 
 #include <stdexcept>
 
+#include "base/units.h"
 #include "sys/proc.h"
 #include "tools/bench/swap_file.h"
 #include "tools/support/host.h"
@@ -18,7 +19,6 @@
 namespace lunar::tools {
 
 namespace {
-constexpr uint64_t kMiBytes = 1 << 20;
 
 // Next to the LUN where that has a directory.
 std::string directory_for_files(const std::string& lun) {
@@ -38,12 +38,12 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
     fmt::print(stderr, "lunar: bench: {}\n", line);
   host.directory = directory_for_files(lun);
   const uint64_t available = sys::machine_memory_bytes("MemAvailable");
-  const uint64_t wanted = memory_bytes + 64 * kMiBytes;
+  const uint64_t wanted = memory_bytes + 64 * kMiB;
   if (available < wanted) {
     throw std::runtime_error(fmt::format(
         "{} MiB of memory are available, {} are needed for all backends at once: use a smaller "
         "--dram",
-        available / kMiBytes, wanted / kMiBytes));
+        available / kMiB, wanted / kMiB));
   }
   FileSystem system;
   if (probe_file_system(host.directory, &system) == 0 && system.in_memory) {

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -28,6 +27,7 @@
 #include "tools/dev/verdict.h"
 #include "tools/dev/watch.h"
 #include "tools/support/cgroup.h"
+#include "tools/support/clock.h"
 #include "tools/support/flags.h"
 #include "tools/support/process.h"
 #include "tools/support/redis_server.h"
@@ -39,16 +39,12 @@ namespace {
 constexpr size_t kPipelineDepth = 64;
 
 struct DemoOptions {
-  uint64_t dram_bytes = 256 * kDemoMiB, data_bytes = 1024 * kDemoMiB;
+  uint64_t dram_bytes = 256 * kMiB, data_bytes = 1024 * kMiB;
   size_t value_bytes = 4000;
   std::string lunar, redis_server, directory = "/var/tmp", lun;
   uint64_t seed = 20;
   bool json = false;
 };
-
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 class Demo {
  public:
@@ -278,7 +274,7 @@ void Demo::save() {
 
 void Demo::load_dump() {
   const bool roomy = sys::machine_memory_bytes("MemAvailable") >
-                     options_.data_bytes + options_.data_bytes / 2 + 512 * kDemoMiB;
+                     options_.data_bytes + options_.data_bytes / 2 + 512 * kMiB;
   say(fmt::format("a second, {} server loads the dump of {} MiB ...",
                   roomy ? "plain" : "tiered (memory is short)", mib(record_.dump_bytes)));
   const double started = now_seconds();

@@ -45,7 +45,7 @@ std::string record_table(const DemoRecord& record) {
                             record.value_bytes, mib(record.data_bytes()), record.mismatches));
   for (const DemoPhase& phase : record.phases) {
     const double mib_per_s =
-        phase.per_second * static_cast<double>(record.value_bytes) / static_cast<double>(kDemoMiB);
+        phase.per_second * static_cast<double>(record.value_bytes) / static_cast<double>(kMiB);
     row(phase.name, phase.per_second > 0 ? fmt::format("{:.1f} s, {:.0f} op/s, {:.0f} MiB/s",
                                                        phase.seconds, phase.per_second, mib_per_s)
                                          : fmt::format("{:.1f} s", phase.seconds));

@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "base/units.h"
 #include "tools/dev/watch.h"
 
 namespace lunar::tools {
 
-inline constexpr uint64_t kDemoMiB = 1 << 20;
-inline constexpr uint64_t kGroupAboveCap = 128 * kDemoMiB;  // what the cgroup may hold above --dram
-inline constexpr uint64_t kResidentAboveCap = 64 * kDemoMiB;  // what the process may
+inline constexpr uint64_t kGroupAboveCap = 128 * kMiB;    // what the cgroup may hold above --dram
+inline constexpr uint64_t kResidentAboveCap = 64 * kMiB;  // what the process may
 
-inline uint64_t mib(uint64_t bytes) { return (bytes + kDemoMiB / 2) / kDemoMiB; }
+inline uint64_t mib(uint64_t bytes) { return (bytes + kMiB / 2) / kMiB; }
 
 struct DemoPhase {
   std::string name;

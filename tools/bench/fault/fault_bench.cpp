@@ -18,6 +18,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "base/units.h"
 #include "tools/bench/bench_host.h"
 #include "tools/bench/bench_options.h"
 #include "tools/bench/benches.h"
@@ -32,8 +33,6 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr uint64_t kMiBytes = 1 << 20;
-
 struct FaultOptions : BenchOptions {
   std::vector<std::string> workloads{kWorkloadNames.begin(), kWorkloadNames.end()};
   std::vector<unsigned> threads{1, 16};
@@ -47,7 +46,7 @@ class FaultBench {
     swap_bytes_ = options_.data_bytes / 2 * 3;
     // The same for one process: of a LUN file of fixed size the first process gets half, its
     // children the rest.
-    lun_bytes_ = 2 * swap_bytes_ + 64 * kMiBytes;
+    lun_bytes_ = 2 * swap_bytes_ + 64 * kMiB;
   }
   BenchReport run();
 
@@ -98,7 +97,7 @@ void FaultBench::start_lunar() {
   if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
     lun = fmt::format("{}/lunar-bench-{}.lun", directory_, getpid());
     line = "file " + lun;
-    progress_.say(fmt::format("writing {} MiB of LUN in {}", lun_bytes_ / kMiBytes, directory_));
+    progress_.say(fmt::format("writing {} MiB of LUN in {}", lun_bytes_ / kMiB, directory_));
     journal_->record(line);
     write_lun_file(lun, lun_bytes_);
   }
@@ -130,7 +129,7 @@ void FaultBench::start_lunar() {
 
 void FaultBench::start_swap() {
   try {
-    progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiBytes, directory_));
+    progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiB, directory_));
     swap_file_ = std::make_unique<SwapFile>(
         SwapKind::kFile, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_,
         *journal_, check_interrupted);

@@ -32,6 +32,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "base/units.h"
 #include "tools/bench/bench_options.h"
 #include "tools/bench/benches.h"
 #include "tools/bench/progress.h"
@@ -48,7 +49,6 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr uint64_t kMiBytes = 1 << 20;
 const std::vector<std::string> kSystems{"plain", "below", "armed"};
 
 struct FitsOptions : BenchOptions {
@@ -481,7 +481,7 @@ int fits_child_main(int argc, char** argv) {
     uint64_t next;
   };
   if (argc < 3) return 2;
-  const uint64_t bytes = strtoull(argv[1], nullptr, 10) * kMiBytes,
+  const uint64_t bytes = strtoull(argv[1], nullptr, 10) * kMiB,
                  steps = strtoull(argv[2], nullptr, 10), count = bytes / sizeof(Line);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return 1;

@@ -28,8 +28,6 @@ constexpr double kStartSeconds = 0.3;  // until fio is surely under way
 constexpr double kEndSeconds = 0.05;
 constexpr double kWindowSecondsMin = 0.2;  // /proc/stat counts hundredths
 
-double now_s() { return static_cast<double>(now_ns()) / 1e9; }
-
 struct Reading {
   double at = 0, user = 0;
   CpuTimes machine;
@@ -40,10 +38,10 @@ template <class Tick>
 std::string read_all(int fd, double seconds_max, const Tick& tick) {
   std::string text;
   char chunk[4096];
-  for (const double end = now_s() + seconds_max;;) {
+  for (const double end = now_seconds() + seconds_max;;) {
     check_interrupted();
     tick();
-    if (now_s() > end)
+    if (now_seconds() > end)
       throw std::runtime_error(fmt::format("fio: no answer within {:.0f} s", seconds_max));
     pollfd wait{fd, POLLIN, 0};
     if (poll(&wait, 1, 20) <= 0) continue;
@@ -143,14 +141,14 @@ RunResult measure_fio_run(const std::string& fio, const FioTarget& target, const
   std::string text;
   Reading first, last;
   RunResult run;
-  const double began = now_s();
+  const double began = now_seconds();
   try {
     Process child(fio_command(fio, target, order), start);
     close(std::exchange(out[1], -1));
     const double from = began + order.warm_seconds + kStartSeconds,
                  to = began + order.warm_seconds + order.seconds - kEndSeconds;
     text = read_all(out[0], order.seconds + order.warm_seconds + 60, [&] {
-      const double now = now_s();
+      const double now = now_seconds();
       if (now >= from && now <= to)
         (first.at == 0 ? first : last) = {now, process_user_seconds(child.pid()), read_cpu_times()};
       run.cpu_s = std::max(run.cpu_s, process_cpu_seconds(child.pid()));

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/units.h"
 #include "tools/bench/benches.h"
 #include "tools/bench/kv/kv_stage.h"
 
@@ -21,7 +22,6 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr uint64_t kMiBytes = 1 << 20;
 constexpr unsigned kColdDepth = 128, kYcsbThreads = 16, kStoreThreads = 20, kMemoryDepth = 32;
 constexpr unsigned kDurableThreads = 64;
 constexpr size_t kOverwriteBytes = 4000;
@@ -30,7 +30,7 @@ constexpr size_t kOverwriteBytes = 4000;
 constexpr uint64_t kDramPerSmallPair = 80;
 // In memory a log holds three quarters of the budget; some is left for what is overwritten.
 constexpr uint64_t memory_budget(uint64_t keys, uint64_t value_bytes) {
-  return keys * (value_bytes + 64) * 2 + 64 * kMiBytes;
+  return keys * (value_bytes + 64) * 2 + 64 * kMiB;
 }
 const std::vector<std::string> kStores{"lunar", "rocksdb", "rocksdb-lz4", "lmdb"};
 

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "base/units.h"
 #include "tools/bench/io/fio_job.h"
 #include "tools/bench/swap_file.h"
 #include "tools/support/clock.h"
@@ -22,9 +23,8 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr uint64_t kMiBytes = 1 << 20;
 constexpr double kPatienceSeconds = 400;
-constexpr uint64_t kLmdbAllowance = 16 * kMiBytes;  // code, stacks, the states of the keys
+constexpr uint64_t kLmdbAllowance = 16 * kMiB;  // code, stacks, the states of the keys
 // Space of a file for each byte of pairs: what a log needs to clean in, and what the others take
 // without being asked.
 constexpr uint64_t kSpaceFactor = 2;
@@ -137,7 +137,7 @@ void KvStage::start(const std::string& system) {
   const auto number = [](uint64_t value) { return fmt::format("{}", value); };
   const uint64_t pairs = setup_.keys * (setup_.value_bytes + kPairOverhead);
   uint64_t room = setup_.full_percent > 0 ? pairs * 100 / setup_.full_percent
-                                          : kSpaceFactor * pairs + 512 * kMiBytes;
+                                          : kSpaceFactor * pairs + 512 * kMiB;
   // What a tiny store keeps back for cleaning and states is a large share of it.
   if (setup_.full_percent > 0 && ground_.options().quick) room += room / 8;
   SystemUnderTest::Setup child;

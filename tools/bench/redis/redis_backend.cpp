@@ -37,8 +37,6 @@ constexpr double kJobSecondsMax = 900;
 // what writing keys with an expiry may take longer than loading
 constexpr double kDueSecondsLeast = 1, kDueSpare = 2;
 
-double now_seconds() { return static_cast<double>(now_ns()) / 1e9; }
-
 // By the clock that keys expire by.
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

@@ -22,6 +22,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "base/units.h"
 #include "tools/bench/bench_host.h"
 #include "tools/bench/bench_options.h"
 #include "tools/bench/benches.h"
@@ -35,18 +36,15 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr uint64_t kMiBytes = 1 << 20;
-
 class RedisBench {
  public:
   explicit RedisBench(const RedisOptions& options) : options_(options) {
     const uint64_t shards = options_.shards;
     limit_bytes_ = options_.dram_bytes + options_.allowance_bytes;
     const uint64_t footprint =
-        (redis_footprint(options_.data_bytes, options_.value_bytes) / kMiBytes + 64 * shards) *
-        kMiBytes;
+        (redis_footprint(options_.data_bytes, options_.value_bytes) / kMiB + 64 * shards) * kMiB;
     masters_bytes_ = replicas() ? footprint * options_.systems.size() : 0;
-    swap_bytes_ = footprint / 2 * 3 + 64 * kMiBytes;
+    swap_bytes_ = footprint / 2 * 3 + 64 * kMiB;
     // A fork reserves as much again as is there; of a LUN file of fixed size the first process gets
     // half, a child an eighth.
     lun_bytes_ = 9 * footprint / 4;
@@ -150,7 +148,7 @@ std::vector<std::string> RedisBench::prepare_luns(const std::string& system) {
   for (unsigned i = 0; i < options_.shards; ++i) {
     paths.push_back(fmt::format("{}/lunar-bench-{}-{}-{}.lun", directory_, getpid(), system, i));
     const uint64_t bytes = lun_file_bytes_ / options_.shards;
-    progress_.say(fmt::format("writing {} MiB of LUN in {}", bytes / kMiBytes, directory_));
+    progress_.say(fmt::format("writing {} MiB of LUN in {}", bytes / kMiB, directory_));
     recorded_.push_back("file " + paths.back());
     journal_->record(recorded_.back());
     write_lun_file(paths.back(), bytes);
@@ -170,7 +168,7 @@ void RedisBench::check_space() const {
     throw std::runtime_error(
         fmt::format("{} has {} MiB free, {} are needed: use a smaller --data, fewer --systems, or "
                     "another --lun DIR",
-                    directory_, space.available / kMiBytes, wanted / kMiBytes));
+                    directory_, space.available / kMiB, wanted / kMiB));
   }
 }
 
@@ -186,7 +184,7 @@ void RedisBench::prepare_files() {
       luns_[system] = std::move(luns);
   }
   if (!wants("swap")) return;
-  progress_.say(fmt::format("making {} MiB of swap ({})", swap_bytes_ / kMiBytes, options_.swap));
+  progress_.say(fmt::format("making {} MiB of swap ({})", swap_bytes_ / kMiB, options_.swap));
   try {
     const SwapKind kind = options_.swap == "zram"    ? SwapKind::kZram
                           : options_.swap == "zswap" ? SwapKind::kZswap

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "base/units.h"
 #include "tools/support/flags.h"
 #include "tools/support/process.h"
 
@@ -16,7 +17,6 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr uint64_t kMiBytes = 1 << 20;
 constexpr uint64_t kKeyBytes = 112;  // entry, key, object and their share of the table
 
 std::string footer() {
@@ -53,8 +53,7 @@ void finish(RedisOptions& options, const std::string& value_size) {
       options.value_bytes > Dataset::kValueBytesMax) {
     throw FlagsError("--value-size", "from 16 to 512k");
   }
-  if (options.dram_bytes / options.shards < 16 * kMiBytes ||
-      options.connections < 2 * options.shards) {
+  if (options.dram_bytes / options.shards < 16 * kMiB || options.connections < 2 * options.shards) {
     throw FlagsError("--shards", "each needs 16m of --dram, and two of --connections");
   }
   for (const auto& [name, value] : lunar_options(options.lunar_options)) {
