@@ -59,6 +59,8 @@ int Taker::open(uint32_t frame_count) {
   if (limit_ > kBatchPages) limit_ = kBatchPages;
   if (limit_ > frame_count / 2) limit_ = frame_count / 2;
   if (limit_ == 0) return -ENOSPC;
+  run_least_ =
+      kRunBytes > state_.page_size ? static_cast<unsigned>(kRunBytes / state_.page_size) : 1;
   staging_ = static_cast<char*>(map_private(kBatchPages * state_.page_size, ForkPolicy::kDontFork));
   if (staging_ == nullptr) return -ENOMEM;
   (void)sys::advise(staging_, kBatchPages * state_.page_size, MADV_NOHUGEPAGE);
@@ -87,8 +89,14 @@ unsigned Taker::take(Batch& batch) {
   split_huge_pages(batch);
   make_exclusive(batch, by_move);
   for (Victim& victim : batch) LUNAR_CHECK(frames_.take_free(&victim.frame), "frames");
-  if (batch.count == 0) return 0;
-  return by_move ? move(batch) : gather(batch);
+  const Picks left = move_runs(batch, by_move);
+  if (by_move)
+    for (unsigned i = 0; i < left.count; ++i) batch.victims[left.at[i]].stuck = true;
+  else
+    gather(batch, left);
+  unsigned dropped = 0;
+  for (const Victim& victim : batch) dropped += victim.dropped ? 1 : 0;
+  return dropped;
 }
 
 void Taker::split_huge_pages(Batch& batch) {
@@ -166,11 +174,64 @@ void Taker::make_exclusive(Batch& batch, bool by_move) {
   if (failed != 0) batch.close_gaps();
 }
 
+// ---- runs of neighbours, by UFFDIO_MOVE ---------------------------------------------------------
+
+// How many neighbours begin at a victim.
+unsigned Taker::run_from(const Batch& batch, unsigned at) const {
+  unsigned end = at + 1;
+  for (; end < batch.count; ++end) {
+    const Victim &one = batch.victims[end], &before = batch.victims[end - 1];
+    if (one.address() != before.address() + state_.page_size || one.maybe_shared || one.unwritable)
+      break;
+  }
+  return end - at;
+}
+
+// Each run leaves by one call, into the staging area, and is copied to its frames from there: one
+// flush of TLBs a run, and nothing that is written can be lost. by_move: single pages too. Returns
+// what is left in its place.
+Taker::Picks Taker::move_runs(Batch& batch, bool by_move) {
+  const unsigned least = by_move ? 1 : run_least_;
+  Picks left;
+  unsigned moved = 0;
+  for (unsigned at = 0; at < batch.count;) {
+    const unsigned run = run_from(batch, at);
+    const int64_t rc = run < least ? 0 : move(batch, at, run, moved);
+    if (rc <= 0) {
+      if (by_move && rc == -EBUSY) counters().kept_pinned.add();
+      left.add(at++);
+    } else {
+      at += static_cast<unsigned>(rc);
+      moved += static_cast<unsigned>(rc);
+    }
+  }
+  const iovec staged{staging_, moved * state_.page_size};
+  const int64_t rc = moved != 0 ? sys::advise_vector(&staged, 1, MADV_DONTNEED) : 0;
+  fatal_if_refused(static_cast<int>(rc < 0 ? rc : 0), "madvise");
+  return left;
+}
+
+// Returns how many of a run it has moved, the first ones, or -errno.
+int64_t Taker::move(Batch& batch, unsigned at, unsigned run, unsigned staged) {
+  const size_t page = state_.page_size;
+  const char* content = staging_ + staged * page;
+  const int64_t rc = sys::uffd_move(state_.uffd, staging_ + staged * page,
+                                    batch.victims[at].address(), run * page);
+  if (rc < 0) return rc;
+  const auto moved = static_cast<int64_t>(static_cast<uint64_t>(rc) / page);
+  for (int64_t i = 0; i < moved; ++i, content += page) {
+    Victim& victim = batch.victims[at + static_cast<uint64_t>(i)];
+    __builtin_memcpy(frames_.memory(victim.frame), content, page);
+    victim.dropped = true;
+  }
+  return moved;
+}
+
 // ---- gather, drop, capture ----------------------------------------------------------------------
 
-unsigned Taker::gather(Batch& batch) {
+void Taker::gather(Batch& batch, const Picks& picks) {
   Picks spliced, unreadable;
-  put_in_pipe(batch, &spliced, &unreadable);
+  put_in_pipe(batch, picks, &spliced, &unreadable);
   Picks going = spliced;
   copy_unreadable(batch, unreadable, &going);
   iovec pages[kBatchPages];
@@ -190,25 +251,24 @@ unsigned Taker::gather(Batch& batch) {
     if (victim.protected_by_us && !gone[i]) protect(victim, false);
     if (!gone[i]) victim.guard = false;
   }
-  return dropped;
 }
 
 // References to the pages, to the pipe. What is in neither list afterwards stays.
-void Taker::put_in_pipe(const Batch& batch, Picks* spliced, Picks* unreadable) {
+void Taker::put_in_pipe(const Batch& batch, const Picks& picks, Picks* spliced, Picks* unreadable) {
   iovec pages[kBatchPages];
-  for (unsigned i = 0; i < batch.count; ++i)
-    pages[i] = {batch.victims[i].address(), state_.page_size};
-  for (unsigned next = 0; next < batch.count;) {
+  for (unsigned i = 0; i < picks.count; ++i)
+    pages[i] = {batch.victims[picks.at[i]].address(), state_.page_size};
+  for (unsigned next = 0; next < picks.count;) {
     unsigned stop = next;
-    while (stop < batch.count && !batch.victims[stop].unwritable) ++stop;
+    while (stop < picks.count && !batch.victims[picks.at[stop]].unwritable) ++stop;
     const int64_t rc =
         stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
     for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size)
                              : 0;
          n > 0; --n)
-      spliced->add(next++);
+      spliced->add(picks.at[next++]);
     if (rc == -EFAULT)
-      unreadable->add(next++);
+      unreadable->add(picks.at[next++]);
     else if (is_refusal(static_cast<int>(rc)))
       splice_refused_ = true;  // by UFFDIO_MOVE from now on
     if (rc <= 0 && rc != -EFAULT) break;
@@ -271,26 +331,6 @@ void Taker::copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going)
       protect(victim, false);
     }
   }
-}
-
-// ---- or by UFFDIO_MOVE --------------------------------------------------------------------------
-
-unsigned Taker::move(Batch& batch) {
-  unsigned dropped = 0;
-  char* at = staging_;
-  for (Victim& victim : batch) {
-    const int64_t rc = sys::uffd_move(state_.uffd, at, victim.address(), state_.page_size);
-    victim.dropped = rc == static_cast<int64_t>(state_.page_size);
-    victim.stuck = !victim.dropped;
-    if (rc == -EBUSY) counters().kept_pinned.add();
-    if (!victim.dropped) continue;
-    __builtin_memcpy(frames_.memory(victim.frame), at, state_.page_size);
-    at += state_.page_size;
-    ++dropped;
-  }
-  if (dropped != 0)
-    fatal_if_refused(sys::advise(staging_, dropped * state_.page_size, MADV_DONTNEED), "madvise");
-  return dropped;
 }
 
 }  // namespace lunar

@@ -3,11 +3,16 @@
 // maps them any more then, and their content is final.
 // Evictor's thread only. No allocation after open().
 #pragma once
+#include "base/units.h"
 #include "pager/evict/batch.h"
 #include "pager/page/frames.h"
 #include "sys/mem.h"
 
 namespace lunar {
+
+// So many neighbours cost less by one UFFDIO_MOVE than by gathering them, also in a process whose
+// threads run on other CPUs, which each call interrupts (DECISIONS.md).
+constexpr size_t kRunBytes = 64 * kKiB;
 
 class Taker {
  public:
@@ -39,11 +44,13 @@ class Taker {
   void make_exclusive(Batch& batch, bool by_move);
   Picks to_make_exclusive(Batch& batch, bool by_move) const;
   bool look(const Batch& batch, const Picks& picks, sys::PageFacts* facts) const;
-  unsigned gather(Batch& batch);
-  void put_in_pipe(const Batch& batch, Picks* spliced, Picks* unreadable);
+  Picks move_runs(Batch& batch, bool by_move);
+  unsigned run_from(const Batch& batch, unsigned at) const;
+  int64_t move(Batch& batch, unsigned at, unsigned run, unsigned staged);
+  void gather(Batch& batch, const Picks& picks);
+  void put_in_pipe(const Batch& batch, const Picks& picks, Picks* spliced, Picks* unreadable);
   void copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going);
   void capture(const Batch& batch, const Picks& spliced);
-  unsigned move(Batch& batch);
   bool protect(const Victim& victim, bool on) const;
 
   PagerState& state_;
@@ -51,6 +58,7 @@ class Taker {
   int pipe_[2] = {-1, -1};
   int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table
   unsigned limit_ = kBatchPages;
+  unsigned run_least_ = 1;  // neighbours that leave by one call
   char* staging_ = nullptr;
   bool splice_refused_ = false;  // vmsplice is not allowed (any more)
   bool merging_seen_ = false;
