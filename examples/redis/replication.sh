@@ -53,14 +53,12 @@ start() {   # start NAME ARGUMENT...; another port is tried where this one is ta
   local name=$1
   mkdir "$directory/$name"
   sed "s|^loadmodule .*|loadmodule $module dram ${dram}mb lun $directory size $((dram * 24))mb|" \
-    "$here/redis.conf" \
-    >"$directory/$name/redis.conf"
+    "$here/redis.conf" >"$directory/$name/redis.conf"
   for _ in 1 2 3 4 5; do
     port[$name]=$((20000 + RANDOM % 10000))
     redis-server "$directory/$name/redis.conf" --port "${port[$name]}" --bind 127.0.0.1 \
-      --dir "$directory/$name" \
-      --logfile "$directory/$name/log" --enable-debug-command local "${@:2}" \
-      </dev/null >"$directory/$name/errors" 2>&1 &
+      --dir "$directory/$name" --logfile "$directory/$name/log" \
+      --enable-debug-command local "${@:2}" </dev/null >"$directory/$name/errors" 2>&1 &
     pid[$name]=$!
     while kill -0 "${pid[$name]}" 2>/dev/null; do
       ! answers "$name" || return 0
@@ -101,8 +99,7 @@ for name in master replica; do
     peak=$(field "$name" lunar lunar_resident_peak_bytes)
   cold=$(field "$name" lunar lunar_cold_bytes) evicted=$(field "$name" lunar lunar_evicted_pages)
   printf '%-8s %8d MiB %10d MiB %6d MiB %6d MiB\n' "$name" $((budget >> 20)) $((peak >> 20)) \
-    $((cold >> 20)) \
-    $((evicted >> 8))
+    $((cold >> 20)) $((evicted >> 8))
   [ "$peak" -le "$budget" ] || fail "the $name passed its budget"
   [ $((cold >> 20)) -ge $((2 * dram)) ] || fail "the $name holds too much in DRAM: is it tiered?"
 done

@@ -97,8 +97,7 @@ MACHINE_PATH = re.compile(r"(?<![\w./$}])/(?:" + "|".join(["work" + "/", "home" 
 def source_files(root):
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if not SKIPPED_FOLDERS.match(f))
-        # .git is a file in a worktree
-        for name in sorted(n for n in names if not SKIPPED_FOLDERS.match(n)):
+        for name in sorted(n for n in names if n != ".git"):   # a file in a worktree
             yield os.path.relpath(os.path.join(folder, name), root)
 
 
@@ -145,14 +144,14 @@ def target_of(root, path, name, quoted):
                       os.path.join("runtime", "include", name),
                       os.path.join("adapters", name), name):
         if os.path.isfile(os.path.join(root, candidate)):
-            relative = os.path.relpath(candidate,
-                                       "runtime") if candidate.startswith("runtime") else candidate
+            inside = candidate.startswith("runtime")
+            relative = os.path.relpath(candidate, "runtime") if inside else candidate
             return part_of(candidate), relative, candidate
     # not there: classified by its name (<sys/mman.h> is the system's, "sys/..." is ours)
     first = name.split("/")[0]
-    return (first, name,
-            os.path.join("runtime", name)) if quoted and first in RUNTIME_FOLDERS else (None, name,
-                None)
+    if quoted and first in RUNTIME_FOLDERS:
+        return first, name, os.path.join("runtime", name)
+    return None, name, None
 
 
 def check_rooms(part, path, target, where):

@@ -94,8 +94,8 @@ vm_libraries() {
   mkdir -p "$guest/usr/local/lib"
   { ldd "$@" 2>/dev/null || true; } | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
     while read -r library; do
-    [ -e "$guest$library" ] || cp -L "$library" "$guest/usr/local/lib/"
-  done
+      [ -e "$guest$library" ] || cp -L "$library" "$guest/usr/local/lib/"
+    done
   ldconfig -r "$guest"
 }
 
