@@ -1,20 +1,22 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`bench_kv_test.py LUNAR LYING_LIBRARY`: `lunar bench kv` from outside, at tiny sizes. Its JSON
-keeps the contract and its figures agree with each other, every row of what it aims at is there, a
-wrong value is noticed, and nothing of it is left behind: not at the end, not after SIGINT, and
-after kill -9 not once the next run has swept."""
+"""`lunar bench kv` from outside, at tiny sizes. Its JSON keeps the contract and its figures agree
+with each other, every row of what it aims at is there, a wrong value is noticed, and nothing of it
+is left behind: not at the end, not after SIGINT, and after kill -9 not once the next run has
+swept."""
 import json
 import os
 import signal
 import statistics
 import subprocess
-import sys
 import time
 
-from checks import check, run_checks
+import pytest
 
-LUNAR, LYING = sys.argv[1:3]
+from build_tree import BUILD, LUNAR
+
+# memory cgroups
+pytestmark = pytest.mark.usefixtures("as_root")
+LYING = os.path.join(BUILD, "tests/tools/liblying_ark.so")
 TINY = ["--quick", "--data", "64m", "--seconds", "0.1", "--rounds", "2"]
 ROWS = {
     "memory": {"get_async", "get_sync", "set_async", "set_sync"},
@@ -73,52 +75,49 @@ def traces(pid, directory):
 
 def check_gone(pid, directory, what):
     left = traces(pid, directory)
-    check(not left, f"{what} left behind: {', '.join(left)}")
+    assert not left, f"{what} left behind: {', '.join(left)}"
 
 
 def report_of(directory, *words):
     """(exit code, report, standard error)"""
     pid, code, out, err = run(directory, "--json", *words)
     check_gone(pid, directory, "a finished run")
-    try:
-        return code, json.loads(out), err
-    except ValueError:
-        sys.exit(f"standard output is no JSON: {out[:500]}\n{err[-3000:]}")
+    assert out.startswith("{"), f"standard output is no JSON: {out[:500]}\n{err[-3000:]}"
+    return code, json.loads(out), err
 
 
 def check_row(row):
     name = f"{row['experiment']} {row['workload']} {row['system']}"
     rounds = row["rounds_ops_per_s"]
-    if not check(row["mismatches"] == 0 and row["ops_per_s"] > 0, f"{name}: {row}"):
-        return
-    check(len(rounds) == row["rounds"] == 2, f"{name}: {rounds} in {row['rounds']} rounds")
+    assert row["mismatches"] == 0 and row["ops_per_s"] > 0, f"{name}: {row}"
+    assert len(rounds) == row["rounds"] == 2, f"{name}: {rounds} in {row['rounds']} rounds"
     ops_per_s, spread = row["ops_per_s"], row["spread"]
-    check(near(ops_per_s, statistics.median(rounds)),
-          f"{name}: {ops_per_s} is not the median of {rounds}")
-    check(near(spread, (max(rounds) - min(rounds)) / ops_per_s),
-          f"{name}: spread {spread} of {rounds}")
-    check(row["p99_ns"] <= row["p999_ns"] <= row["max_ns"] * 1.01,
-          f"{name}: percentiles out of order")
+    assert near(ops_per_s, statistics.median(rounds)), (
+        f"{name}: {ops_per_s} is not the median of {rounds}")
+    assert near(spread, (max(rounds) - min(rounds)) / ops_per_s), (
+        f"{name}: spread {spread} of {rounds}")
+    assert row["p99_ns"] <= row["p999_ns"] <= row["max_ns"] * 1.01, (
+        f"{name}: percentiles out of order")
     place, durability = row["place"], row["durability"]
-    check(place in ("memory", "file") and durability in ("none", "flush", "group"),
-          f"{name}: {place}, {durability}")
-    check((place == "memory") == (durability == "none"),
-          f"{name}: durable at {durability} in {place}")
+    assert place in ("memory", "file") and durability in ("none", "flush", "group"), (
+        f"{name}: {place}, {durability}")
+    assert (place == "memory") == (durability == "none"), (
+        f"{name}: durable at {durability} in {place}")
     stored = row["system"] != "fio" and place == "file"
-    check(("amplification" in row) == (stored and row["writes"] > 0
-                                       and row["experiment"] != "load"),
-          f"{name}: write amplification {row.get('amplification')} of {row['writes']} sets in "
+    assert (("amplification" in row) == (stored and row["writes"] > 0
+            and row["experiment"] != "load")), (
+        f"{name}: write amplification {row.get('amplification')} of {row['writes']} sets in "
           f"{place}")
     if durability == "group":   # each set went to the disk, and its header with it
-        check(row["amplification"] >= 1, f"{name}: write amplification {row['amplification']}")
-    check(("space" in row) == (stored and row["writes"] > 0),
-          f"{name}: space {row.get('space')} in {place}")
-    check(0.1 < row.get("space", 1) < 30, f"{name}: {row.get('space')} bytes of disk a byte")
-    check(("index_bytes" in row) == (row["workload"] == "load"),
-          f"{name}: {row.get('index_bytes')} bytes a key")
+        assert row["amplification"] >= 1, f"{name}: write amplification {row['amplification']}"
+    assert ("space" in row) == (stored and row["writes"] > 0), (
+        f"{name}: space {row.get('space')} in {place}")
+    assert 0.1 < row.get("space", 1) < 30, f"{name}: {row.get('space')} bytes of disk a byte"
+    assert ("index_bytes" in row) == (row["workload"] == "load"), (
+        f"{name}: {row.get('index_bytes')} bytes a key")
     if row["workload"] in ("c", "uniform", "zipf", "uniform_1"):
-        check(row["writes"] == 0 and near(row["reads"], row["ops"]),
-              f"{name}: reads {row['reads']} of {row['ops']}")
+        assert row["writes"] == 0 and near(row["reads"], row["ops"]), (
+            f"{name}: reads {row['reads']} of {row['ops']}")
 
 
 def check_ratios(report, rows):
@@ -129,65 +128,64 @@ def check_ratios(report, rows):
                     continue
                 key, target = f"{experiment}_{workload}_ops", f"{experiment}_{workload}_{system}"
                 if system in report["skipped"]:
-                    check(key not in report["ratios"].get(system, {}),
-                          f"a ratio to {system}, which was skipped")
+                    assert key not in report["ratios"].get(system, {}), (
+                        f"a ratio to {system}, which was skipped")
                     continue
                 ours, theirs = (rows[experiment, workload, name]["rounds_ops_per_s"]
                                 for name in ("lunar", system))
                 quotients = [our / their for our, their in zip(ours, theirs)]
                 ratio = report["ratios"][system].get(key, 0)
-                check(near(ratio, statistics.median(quotients)),
-                      f"{system}.{key}: {ratio} is not the median of {quotients}")
+                assert near(ratio, statistics.median(quotients)), (
+                    f"{system}.{key}: {ratio} is not the median of {quotients}")
                 for aim in report["targets"]:
                     if aim["name"] == target:
-                        check(aim["measured"] and near(aim["figure"], ratio),
-                              f"{target}: {aim} with a ratio of {ratio}")
+                        assert aim["measured"] and near(aim["figure"], ratio), (
+                            f"{target}: {aim} with a ratio of {ratio}")
 
 
 def check_targets(report):
     names = [aim["name"] for aim in report["targets"]]
-    check(sorted(names) == sorted(TARGETS), f"targets: {set(names) ^ set(TARGETS)}")
+    assert sorted(names) == sorted(TARGETS), f"targets: {set(names) ^ set(TARGETS)}"
     for aim in report["targets"]:
         others = [system for system in report["skipped"] if aim["name"].endswith("_" + system)]
-        check(aim["measured"] or others, f"{aim['name']} was not measured")
+        assert aim["measured"] or others, f"{aim['name']} was not measured"
         if not aim["measured"]:
             continue
         goal = aim.get("at_least", aim.get("at_most"))
         met = aim["figure"] >= goal if "at_least" in aim else aim["figure"] <= goal
-        check(aim["met"] == met, f"{aim}")
-        check(aim["least"] <= aim["figure"] <= aim["most"], f"{aim}")
+        assert aim["met"] == met, f"{aim}"
+        assert aim["least"] <= aim["figure"] <= aim["most"], f"{aim}"
 
 
-def check_json(directory):
+def test_json(directory):
     code, report, err = report_of(directory, *TINY)
-    if not check(code == 0 and report["failures"] == [],
-                 f"exit code {code}: {report['failures']} {err[-2000:]}"):
-        return   # the rows of what failed are not there
-    check(report["bench"] == "kv" and report["host"]["cpus"] > 0, "bench or host is missing")
+    assert code == 0 and report["failures"] == [], (
+        f"exit code {code}: {report['failures']} {err[-2000:]}")
+    assert report["bench"] == "kv" and report["host"]["cpus"] > 0, "bench or host is missing"
     options, sizes = report["options"], report["sizes"]
-    check(options["data"] == "64m" and options["rounds"] == "2", f"options: {options}")
-    check(sizes["dram_bytes"] == sizes["data_bytes"] == 64 << 20 and sizes["rounds"] == 2,
-          f"sizes: {sizes}")
+    assert options["data"] == "64m" and options["rounds"] == "2", f"options: {options}"
+    assert sizes["dram_bytes"] == sizes["data_bytes"] == 64 << 20 and sizes["rounds"] == 2, (
+        f"sizes: {sizes}")
     rows = {(row["experiment"], row["workload"], row["system"]): row for row in report["results"]}
-    check(len(rows) == len(report["results"]), "two rows of one name")
-    check("lunar" not in report["skipped"], f"lunar was skipped: {report['skipped'].get('lunar')}")
+    assert len(rows) == len(report["results"]), "two rows of one name"
+    assert "lunar" not in report["skipped"], f"lunar was skipped: {report['skipped'].get('lunar')}"
     for experiment, workloads in ROWS.items():
         for system in ("lunar", *COMPARED.get(experiment, ())):
             there = {workload for one, workload, its in rows if (one, its) == (experiment, system)}
             wanted = set() if system in report["skipped"] else workloads - ({"zipf"}
                 if system == "fio" else set())
-            check(there == wanted, f"{experiment} {system}: rows {sorted(there ^ wanted)}")
+            assert there == wanted, f"{experiment} {system}: rows {sorted(there ^ wanted)}"
     for row in report["results"]:
         check_row(row)
     limit = sizes["memory_limit_bytes"]
     for system, peak in report["memory_peak_bytes"].items():
         if system != "lunar":   # whose peak is also that of memory mode
-            check(peak <= limit + (8 << 20), f"{system} took {peak} bytes of {limit}")
+            assert peak <= limit + (8 << 20), f"{system} took {peak} bytes of {limit}"
     check_ratios(report, rows)
     check_targets(report)
 
 
-def check_short_runs(_):
+def test_short_runs():
     """A run lasts until an operation counts, however late its threads begin on a busy machine."""
     words = [LUNAR, "bench", "kv-child", "--system", "lunar", "--library", LYING, "--dram",
              "67108864",
@@ -197,57 +195,45 @@ def check_short_runs(_):
     child = subprocess.run(words, input="load 1\n" + "".join(orders), capture_output=True,
                            text=True, check=False)
     results = [line for line in child.stdout.splitlines() if line.startswith("result ")][1:]
-    check(len(results) == len(orders),
-          f"short runs: exit code {child.returncode}: {child.stdout[-500:]}")
+    assert len(results) == len(orders), (
+        f"short runs: exit code {child.returncode}: {child.stdout[-500:]}")
     for order, result in zip(orders, results):
-        check(float(result.split(" ops=")[1].split()[0]) > 0, f"{order.strip()}: {result}")
+        assert float(result.split(" ops=")[1].split()[0]) > 0, f"{order.strip()}: {result}"
 
 
-def check_wrong_values(directory):
+def test_wrong_values(directory):
     """A library that changes a bit of some values: synchronous and asynchronous reads notice."""
     code, report, _ = report_of(directory, *TINY, "--experiments", "memory", "--library", LYING)
-    check(code == 1
-          and any("did not find what was written" in failure for failure in report["failures"]),
-          f"wrong values: exit code {code}: {report['failures']}")
+    said = any("did not find what was written" in failure for failure in report["failures"])
+    assert code == 1 and said, f"wrong values: exit code {code}: {report['failures']}"
     for row in report["results"]:
         if "get" in row["workload"]:
-            check(0 < row["mismatches"] < row["ops"] / 8,
-                  f"{row['workload']}: {row['mismatches']} mismatches in {row['ops']} reads")
+            assert 0 < row["mismatches"] < row["ops"] / 8, (
+                f"{row['workload']}: {row['mismatches']} mismatches in {row['ops']} reads")
 
 
-def check_interrupted(directory):
+def test_interrupted(directory):
     endless = [*TINY[:3], "--experiments", "ycsb", "--seconds", "600", "--systems"]
     for how, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
         child = start(directory, *endless, "lunar")
         seen = any("ycsb c" in line for line in iter(child.stderr.readline, ""))
-        check(seen or child.poll() is not None, "no runs before the signal")
+        assert seen or child.poll() is not None, "no runs before the signal"
         child.send_signal(how)
         _, err = child.communicate()
-        check(child.returncode == code, f"{how.name}: exit code {child.returncode}: {err[-1000:]}")
+        assert child.returncode == code, f"{how.name}: exit code {child.returncode}: {err[-1000:]}"
         if how == signal.SIGKILL:
-            check(bool(traces(child.pid, directory)),
-                  "kill -9 left nothing: this test cannot tell a sweep")
+            assert bool(traces(child.pid, directory)), (
+                "kill -9 left nothing: this test cannot tell a sweep")
             _, _, _, err = run(directory, *TINY, "--experiments", "index")
-            check("left by a killed run" in err,
-                  f"the run after kill -9 does not say what it swept: {err[-500:]}")
+            assert "left by a killed run" in err, (
+                f"the run after kill -9 does not say what it swept: {err[-500:]}")
         check_gone(child.pid, directory, how.name)
 
 
-def check_refusals(directory):
+def test_refusals(directory):
     for words, part in ((["--experiments", "put"], "put"), (["--dram", "1m"], "--dram"),
                         (["--systems", "oracle"], "oracle"),
                         (["--library", "/nowhere.so"], "/nowhere.so"),
                         (["--htc", "on"], "--htc"), (["--durability", "x"], "x")):
         _, code, out, err = run(directory, *words)
-        check(code == 2 and not out and part in err, f"{words}: {code}: {err}")
-
-
-def main():
-    if os.geteuid() != 0:
-        print("skip: root: memory cgroups need it")
-        return 77
-    return run_checks(check_refusals, check_short_runs, check_json, check_wrong_values,
-                      check_interrupted)
-
-
-sys.exit(main())
+        assert code == 2 and not out and part in err, f"{words}: {code}: {err}"
