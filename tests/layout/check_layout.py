@@ -248,8 +248,17 @@ def check_state(root, path, text):
 
 
 def columns_max(path, script):
-    """How long lines of a file may be; None: as long as they like (documents)."""
+    """How long lines of a file may be; None: as long as they like."""
     return COLUMNS_MAX if script or path.endswith(SOURCE + WRAPPED) else None
+
+
+def check_page(path, text):
+    """Prose: rows of tables, code and commands are as long as they have to be."""
+    prose = True
+    for number, line in enumerate(text.splitlines(), 1):
+        prose ^= line.startswith("```")
+        if prose and len(re.sub(r"`[^`]{60,}`", "", line)) > COLUMNS_MAX and line[0] != "|":
+            yield f"{path}:{number}: {len(line)} columns; at most {COLUMNS_MAX}"
 
 
 def check_form(path, text):
@@ -356,6 +365,8 @@ def check_tree(root):
             continue
         problems += check_form(path, text)
         problems += check_limits(path, text)
+        if path.endswith(".md"):
+            problems += check_page(path, text)
         if text.startswith(("#!/bin/bash", "#!/bin/sh")) or path.endswith(".sh"):
             problems += check_script(root, path, text)
         if path.endswith(SOURCE + (".py",)) or text.startswith("#!/usr/bin/env python3"):
