@@ -211,6 +211,23 @@ def test_streams(directory):
         "a load that was too much")
 
 
+def test_hostile_lines(directory):
+    place = make(directory, "hostile.kv")
+    for what, line in (
+            ("line 1 is not a JSON", b'{"key":"a","value":"b"}\0{"key":"c"}\n'),
+            ("line 1 is not a JSON", b'{"key":"a","value":"b","other":1e999}\n'),
+            ("line 1 is not a JSON", b'[' * 1000000),
+            ("line 1 is not a JSON", b'{"a":' * 1000000),
+            ("line 1 has true or false as its value", b'{"key":"a","value":true}\n'),
+            ("line 1 has an object as its value", b'{"key":"a","value":{}}\n'),
+            ("line 1 is not UTF-8", b'{"key":"a","value":"\xff"}\n')):
+        refused(["load", place], [what, "standard input", "nothing was changed"], place, given=line)
+        assert as_json("info", place)["keys"] == 0
+    deep = b'{"key":"deep","value":"1","other":' + b'[' * 1000000 + b']' * 1000000 + b'}\n'
+    done("load", place, given=deep)
+    assert done("get", place, "deep") == b"1", "members that are no pair are left alone"
+
+
 def test_blank_places(directory):
     """What is blank becomes a store by a load; what holds something else is named, and nothing is
     proposed for it."""

@@ -9,13 +9,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <nlohmann/json.hpp>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "kv/record.h"
 #include "tools/kv/kv_tool.h"
-#include "tools/support/json_reader.h"
 #include "tools/support/text.h"
 
 namespace lunar::tools {
@@ -39,35 +39,25 @@ struct PairHead {
   uint64_t key_bytes, value_bytes;
 } __attribute__((packed));
 
-const char* kind_name(JsonValue::Kind kind) {
-  switch (kind) {
-    case JsonValue::Kind::kNull:
-      return "null";
-    case JsonValue::Kind::kBool:
-      return "true or false";
-    case JsonValue::Kind::kNumber:
-      return "a number";
-    case JsonValue::Kind::kArray:
-      return "an array";
-    case JsonValue::Kind::kObject:
-      return "an object";
-    case JsonValue::Kind::kString:
-      break;
-  }
-  return "a string";
+std::string kind_name(const nlohmann::json& value) {
+  if (value.is_null()) return "null";
+  if (value.is_boolean()) return "true or false";
+  return (value.is_structured() ? "an " : "a ") + std::string(value.type_name());
 }
 
 // "key" or "key_base64" of an object. What is wrong with it, or "".
-std::string bytes_member(const JsonValue& object, const std::string& name, std::string* out) {
-  const JsonValue *text = object.find({name}), *coded = object.find({name + "_base64"});
-  if (text && text->kind == JsonValue::Kind::kString) return *out = text->text, "";
-  const JsonValue* given = coded ? coded : text;
-  const std::string which = coded ? name + "_base64" : name;
-  if (!given) return "has no " + name + " (" + name + " or " + name + "_base64)";
-  if (given->kind != JsonValue::Kind::kString)
-    return "has " + std::string(kind_name(given->kind)) + " as its " + which +
-           "; it must be a string (\"" + which + "\":\"...\")";
-  return from_base64(given->text, out) ? "" : "has a " + which + " that is not base64";
+std::string bytes_member(const nlohmann::json& object, const std::string& name, std::string* out) {
+  const auto text = object.find(name), coded = object.find(name + "_base64");
+  if (text != object.end() && text->is_string()) return text->get_to(*out), "";
+  const auto given = coded != object.end() ? coded : text;
+  if (given == object.end()) return "has no " + name + " (" + name + " or " + name + "_base64)";
+  const std::string& which = given.key();
+  if (!given->is_string())
+    return "has " + kind_name(*given) + " as its " + which + "; it must be a string (\"" + which +
+           "\":\"...\")";
+  return from_base64(given->get_ref<const std::string&>(), out)
+             ? ""
+             : "has a " + which + " that is not base64";
 }
 
 constexpr char kByteOrderMark[] = "\xef\xbb\xbf";  // which some programs write in front of UTF-8
@@ -196,13 +186,18 @@ bool PairReader::next_line(std::string* key, std::string* value) {
     if (line_ == 1 && (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff")))
       return fail("is UTF-16; lines of JSON are UTF-8 (iconv -f UTF-16 -t UTF-8)");
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) continue;
-    const auto object = JsonValue::parse(text);
     const auto number = static_cast<unsigned long long>(line_);
-    if (!object || object->kind != JsonValue::Kind::kObject)
+    // The parser would take a zero byte for the end of the text.
+    const auto object = text.find('\0') == text.npos ? nlohmann::json::parse(text, nullptr, false)
+                                                     : nlohmann::json();
+    if (!object.is_object() && !is_utf8(text))
+      return fail(
+          text_of("line %llu is not UTF-8; other bytes go into key_base64, value_base64", number));
+    if (!object.is_object())
       return fail(
           text_of("line %llu is not a JSON object; a line is {\"key\":...,\"value\":...}", number));
-    std::string wrong = bytes_member(*object, "key", key);
-    if (wrong.empty()) wrong = bytes_member(*object, "value", value);
+    std::string wrong = bytes_member(object, "key", key);
+    if (wrong.empty()) wrong = bytes_member(object, "value", value);
     if (!wrong.empty()) return fail(text_of("line %llu %s", number, wrong.c_str()));
     return true;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "tools/bench/fault/page_sweep.h"
@@ -14,7 +15,6 @@
 #include "tools/bench/random.h"
 #include "tools/bench/report.h"
 #include "tools/bench/swap_file.h"
-#include "tools/support/json_reader.h"
 
 using namespace lunar::tools;
 
@@ -167,9 +167,8 @@ TEST_CASE("a run whose disk did not move the bytes fails, and so does the bench"
   CHECK(report.failures[0] ==
         "lunar read: 1 reads did not find what was written: first: Input/output error");
   CHECK(report_table(report).find("FAILED: " + report.failures[0]) != std::string::npos);
-  const auto json = JsonValue::parse(report_json(report));
-  REQUIRE(json);
-  CHECK(json->find({"failures"})->items.size() == 2);
+  auto json = nlohmann::json::parse(report_json(report));
+  CHECK(json["failures"].size() == 2);
 }
 
 TEST_CASE("a ratio is the median of the rounds' ratios, not the ratio of medians") {
@@ -237,35 +236,34 @@ TEST_CASE("JSON of every bench: rows with what was measured, ratios, targets, re
                     {"none", "what", 1, false, {}}};
   report.add(row_of("lunar", "uniform"), {run_of(100), run_of(150)});
   report.add(row_of("lunar", "uniform"), {run_of(50)});  // the same row
-  const auto json = JsonValue::parse(report_json(report));
-  REQUIRE(json);
-  CHECK(json->find({"bench"})->text == "fault");
-  CHECK(json->number_at({"host", "cpus"}) >= 1);
-  CHECK(json->find({"options", "dram"})->text == "16m");
-  CHECK(json->number_at({"sizes", "dram_bytes"}) == 16 << 20);
-  CHECK(json->find({"skipped", "swap"})->text == "a \"reason\"");
-  CHECK(json->find({"notes", "device"})->text == "file");
-  CHECK(json->number_at({"ratios", "swap", "uniform_t1_ops"}) == 1.5);
-  CHECK(json->number_at({"memory_peak_bytes", "lunar"}) == 4096);
-  CHECK(json->find({"failures"})->items.empty());
-  REQUIRE(json->find({"results"})->items.size() == 1);
-  const JsonValue& row = json->find({"results"})->items[0];
-  CHECK(row.number_at({"ops_per_s"}) == 100);
-  CHECK(row.number_at({"spread"}) == 1);
-  CHECK(row.number_at({"rounds"}) == 3);
-  CHECK(row.find({"rounds_ops_per_s"})->items.size() == 3);
+  auto json = nlohmann::json::parse(report_json(report));
+  CHECK(json["bench"] == "fault");
+  CHECK(json["host"]["cpus"] >= 1);
+  CHECK(json["options"]["dram"] == "16m");
+  CHECK(json["sizes"]["dram_bytes"] == 16 << 20);
+  CHECK(json["skipped"]["swap"] == "a \"reason\"");
+  CHECK(json["notes"]["device"] == "file");
+  CHECK(json["ratios"]["swap"]["uniform_t1_ops"] == 1.5);
+  CHECK(json["memory_peak_bytes"]["lunar"] == 4096);
+  CHECK(json["failures"].empty());
+  REQUIRE(json["results"].size() == 1);
+  auto& row = json["results"][0];
+  CHECK(row["ops_per_s"] == 100);
+  CHECK(row["spread"] == 1);
+  CHECK(row["rounds"] == 3);
+  CHECK(row["rounds_ops_per_s"].size() == 3);
   for (const char* absent :
        {"disk_read_bytes", "job_s", "experiment", "page_cluster", "value_bytes"})
-    CHECK(row.find({absent}) == nullptr);
-  const auto& targets = json->find({"targets"})->items;
+    CHECK(!row.contains(absent));
+  auto& targets = json["targets"];
   REQUIRE(targets.size() == 3);
-  CHECK(targets[0].number_at({"at_most"}) == 10);
-  CHECK(targets[0].number_at({"figure"}) == 11);
-  CHECK(targets[0].find({"met"})->number == 0);
-  CHECK(targets[1].number_at({"at_least"}) == 10);
-  CHECK(targets[1].find({"met"})->number == 1);
-  CHECK(targets[2].find({"measured"})->number == 0);
-  CHECK(targets[2].find({"figure"}) == nullptr);
+  CHECK(targets[0]["at_most"] == 10);
+  CHECK(targets[0]["figure"] == 11);
+  CHECK(targets[0]["met"] == false);
+  CHECK(targets[1]["at_least"] == 10);
+  CHECK(targets[1]["met"] == true);
+  CHECK(targets[2]["measured"] == false);
+  CHECK(!targets[2].contains("figure"));
   const std::string table = report_table(report);
   CHECK(table.find("skipped: swap: a \"reason\"") != std::string::npos);
   CHECK(table.find("not measured") != std::string::npos);

@@ -11,12 +11,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include "tools/bench/io/cpu_time.h"
 #include "tools/support/clock.h"
-#include "tools/support/json_reader.h"
 #include "tools/support/process.h"
 #include "tools/support/procfs.h"
 
@@ -94,37 +95,39 @@ std::vector<std::string> fio_command(const std::string& fio, const FioTarget& ta
   return words;
 }
 
-bool parse_fio(std::string_view text, RunResult* run) {
+bool parse_fio(std::string_view text, RunResult* run) try {
   const size_t brace = text.find('{');  // warnings may stand before it, and behind it
   if (brace == std::string_view::npos) return false;
-  std::string_view rest;
-  const auto json = JsonValue::parse(text.substr(brace), &rest);
-  const JsonValue* jobs = json ? json->find({"jobs"}) : nullptr;
-  if (!jobs || jobs->items.size() != 1 || jobs->items[0].number_at({"error"}) != 0) return false;
-  const JsonValue& job = jobs->items[0];
-  run->reads = job.number_at({"read", "total_ios"});
-  run->writes = job.number_at({"write", "total_ios"});
+  nlohmann::json report;
+  std::istringstream(std::string(text.substr(brace))) >> report;
+  const nlohmann::json& jobs = report.at("jobs");
+  if (jobs.size() != 1) return false;
+  const nlohmann::json& job = jobs.at(0);
+  const auto number = [&job](const std::string& path) {
+    return job.value(nlohmann::json::json_pointer(path), 0.0);
+  };
+  if (number("/error") != 0) return false;
+  run->reads = number("/read/total_ios");
+  run->writes = number("/write/total_ios");
   run->ops = run->reads + run->writes;
-  run->ops_per_s = job.number_at({"read", "iops"}) + job.number_at({"write", "iops"});
+  run->ops_per_s = number("/read/iops") + number("/write/iops");
   if (run->ops <= 0 || run->ops_per_s <= 0) return false;
   run->seconds = run->ops / run->ops_per_s;
   // Of the two directions together: the mean is exact; percentiles are the worse of the two, as fio
   // does not merge them.
-  const auto latency = [&](const char* way, const char* name) {
-    return job.number_at({way, "lat_ns", name});
-  };
   run->mean_ns =
-      (latency("read", "mean") * run->reads + latency("write", "mean") * run->writes) / run->ops;
-  run->max_ns = std::max(latency("read", "max"), latency("write", "max"));
-  const auto percentile = [&](const char* name) {
-    return std::max(run->reads > 0 ? job.number_at({"read", "lat_ns", "percentile", name}) : 0,
-                    run->writes > 0 ? job.number_at({"write", "lat_ns", "percentile", name}) : 0);
+      (number("/read/lat_ns/mean") * run->reads + number("/write/lat_ns/mean") * run->writes) /
+      run->ops;
+  run->max_ns = std::max(number("/read/lat_ns/max"), number("/write/lat_ns/max"));
+  const auto percentile = [&](const std::string& name) {
+    return std::max(run->reads > 0 ? number("/read/lat_ns/percentile/" + name) : 0,
+                    run->writes > 0 ? number("/write/lat_ns/percentile/" + name) : 0);
   };
   run->p50_ns = percentile("50.000000");
   run->p99_ns = percentile("99.000000");
   run->p999_ns = percentile("99.900000");
   return true;
-}
+} catch (const nlohmann::json::exception&) { return false; }
 
 void put_cpu_figures(RunResult* run) {
   run->cpu_us_per_op = run->ops > 0 ? run->machine_cpu_s * 1e6 / run->ops : 0;
