@@ -5,9 +5,11 @@
 #include <errno.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "base/format.h"
+#include "base/units.h"
 
 #ifndef PR_GET_MEMORY_MERGE  // in no header of Debian 12
 #define PR_GET_MEMORY_MERGE 68
@@ -43,5 +45,14 @@ int kernel_check(ErrorText* why) {
 }
 
 bool memory_merging() { return syscall(SYS_prctl, PR_GET_MEMORY_MERGE, 0UL, 0UL, 0UL, 0UL) == 1; }
+
+bool moves_flush_once() {
+  utsname name;
+  uint64_t major = 0, minor = 0;
+  if (uname(&name) != 0) return false;
+  const char* at = parse_digits(name.release, &major);
+  if (at != nullptr && *at == '.') (void)parse_digits(at + 1, &minor);
+  return major > 6 || (major == 6 && minor >= 18);
+}
 
 }  // namespace lunar::sys

@@ -14,4 +14,8 @@ namespace lunar::sys {
 // inherited by fork and exec).
 bool memory_merging();
 
+// Whether UFFDIO_MOVE of many pages flushes TLBs once, as from Linux 6.18 on, and not once a page.
+// Only time depends on it, so the version may tell.
+bool moves_flush_once();
+
 }  // namespace lunar::sys

@@ -86,6 +86,27 @@ TEST_CASE("evict-at-once") {
   }
 }
 
+// ---- evicted_beside_borders ---------------------------------------------------------------------
+
+// Pages between read-only ones leave, whether they are gathered or moved.
+TEST_CASE("evicted-beside-borders") {
+  constexpr uint64_t kPages = 256, kWritable = kPages - kPages / 16;
+  tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1");
+  const size_t page = lunar_page_bytes();
+  char* base = new_region(kPages * page);
+  for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
+  for (uint64_t i = 8; i < kPages; i += 16)
+    REQUIRE(mprotect(base + i * page, page, PROT_READ) == 0);
+  for (const bool by_move : {false, true}) {
+    if (by_move) lunar_note_pinning();
+    const int64_t evicted = lunar_evict(base, kPages * page);
+    REQUIRE(evicted >= static_cast<int64_t>(kWritable), "%lld of %lu pages were evicted",
+            static_cast<long long>(evicted), kPages);
+    for (uint64_t i = 0; i < kPages; ++i)
+      REQUIRE(tier::stamp_holds(base + i * page, page, i, 1), "page %lu is wrong", i);
+  }
+}
+
 // ---- guard_beside_fault -------------------------------------------------------------------------
 
 thread_local sigjmp_buf t_refused;

@@ -59,8 +59,8 @@ int Taker::open(uint32_t frame_count) {
   if (limit_ > kBatchPages) limit_ = kBatchPages;
   if (limit_ > frame_count / 2) limit_ = frame_count / 2;
   if (limit_ == 0) return -ENOSPC;
-  run_least_ =
-      kRunBytes > state_.page_size ? static_cast<unsigned>(kRunBytes / state_.page_size) : 1;
+  run_least_ = kRunBytes > state_.page_size ? kRunBytes / state_.page_size : 1;
+  if (!sys::moves_flush_once()) run_least_ = kBatchPages + 1;
   staging_ = static_cast<char*>(map_private(kBatchPages * state_.page_size, ForkPolicy::kDontFork));
   if (staging_ == nullptr) return -ENOMEM;
   (void)sys::advise(staging_, kBatchPages * state_.page_size, MADV_NOHUGEPAGE);
@@ -188,22 +188,22 @@ unsigned Taker::run_from(const Batch& batch, unsigned at) const {
 }
 
 // Each run leaves by one call, into the staging area, and is copied to its frames from there: one
-// flush of TLBs a run, and nothing that is written can be lost. by_move: single pages too. Returns
-// what is left in its place.
+// flush of TLBs a run, and nothing that is written can be lost. A call that meets a border of the
+// program's mappings moves nothing: so where pages cannot be gathered (by_move), they are moved one
+// by one. Returns what is left in its place.
 Taker::Picks Taker::move_runs(Batch& batch, bool by_move) {
-  const unsigned least = by_move ? 1 : run_least_;
   Picks left;
   unsigned moved = 0;
   for (unsigned at = 0; at < batch.count;) {
-    const unsigned run = run_from(batch, at);
-    const int64_t rc = run < least ? 0 : move(batch, at, run, moved);
-    if (rc <= 0) {
-      if (by_move && rc == -EBUSY) counters().kept_pinned.add();
-      left.add(at++);
-    } else {
+    const unsigned run = by_move ? 1 : run_from(batch, at);
+    const int64_t rc = by_move || run >= run_least_ ? move(batch, at, run, moved) : 0;
+    if (rc > 0) {
       at += static_cast<unsigned>(rc);
       moved += static_cast<unsigned>(rc);
+      continue;
     }
+    if (by_move && rc == -EBUSY) counters().kept_pinned.add();
+    for (const unsigned end = at + run; at < end;) left.add(at++);
   }
   const iovec staged{staging_, moved * state_.page_size};
   const int64_t rc = moved != 0 ? sys::advise_vector(&staged, 1, MADV_DONTNEED) : 0;

@@ -58,7 +58,7 @@ class Taker {
   int pipe_[2] = {-1, -1};
   int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table
   unsigned limit_ = kBatchPages;
-  unsigned run_least_ = 1;  // neighbours that leave by one call
+  size_t run_least_ = 1;  // neighbours that leave by one call
   char* staging_ = nullptr;
   bool splice_refused_ = false;  // vmsplice is not allowed (any more)
   bool merging_seen_ = false;
