@@ -33,8 +33,7 @@ def attach(as_root):
 
     def attached(backing, *options):
         done = subprocess.run(["losetup", *options, "-f", "--show", backing], capture_output=True,
-                              text=True,
-                              check=False)
+                              text=True, check=False)
         if done.returncode != 0:
             pytest.skip(f"loop: {done.stderr.strip()}")
         devices.append(done.stdout.strip())

@@ -78,8 +78,7 @@ class Node:
             self.port = free_port()
             self.process = subprocess.Popen(
                 ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir",
-                 self.directory,
-                 "--logfile", "log", "--save", "", "--cluster-enabled", "yes",
+                 self.directory, "--logfile", "log", "--save", "", "--cluster-enabled", "yes",
                  "--cluster-node-timeout", "2000",
                  "--repl-diskless-sync-delay", "0", "--loadmodule", *self.options],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
@@ -359,8 +358,7 @@ def main():
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     directory = tempfile.mkdtemp(prefix="lunar-cluster-", dir=arguments.directory)
     options = [os.path.abspath(arguments.module), "dram", f"{arguments.dram}mb", "lun", directory,
-               "size",
-               f"{arguments.dram * LUN_TIMES_DRAM}mb"]
+               "size", f"{arguments.dram * LUN_TIMES_DRAM}mb"]
     nodes = [Node(directory, f"node-{i}", options) for i in range(2 * MASTERS)]
     try:
         return run(arguments, directory, nodes)

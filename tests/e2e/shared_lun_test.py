@@ -26,8 +26,7 @@ def start(luns, seed, mib, passes, *further, size=None):
     words = ["--dram", "16m", "--size", size or f"{3 * mib}m", *flags, "--", STAMPED, str(seed),
              str(mib), str(passes)]
     return subprocess.Popen([LUNAR, "run", *words, *further], stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True)
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def sound(child, what):

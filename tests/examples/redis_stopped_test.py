@@ -16,8 +16,7 @@ CLIENT = os.path.join(BUILD, "examples/redis/example-redis-client")
 
 def cluster(directory, module=MODULE):
     return [sys.executable, "-B", os.path.join(ROOT, "examples/redis-cluster/cluster.py"),
-            "--module", module,
-            "--dram", "16", "--directory", directory]
+            "--module", module, "--dram", "16", "--directory", directory]
 
 
 def replication(_, module=MODULE):

@@ -74,8 +74,7 @@ def run_sample(directory, page, language, library):
         problems.append(f"{page}: its program does not build: {built.stderr}")
         return None
     return subprocess.run([program], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          check=False,
-                          cwd=directory,
+                          check=False, cwd=directory,
                           env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(library)})
 
 
@@ -95,8 +94,7 @@ def check_samples(directory):
 
 def run_recipe(page, lines, directory, **variables):
     done = subprocess.run(["sh", "-ec", lines], stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, check=False,
-                          cwd=directory, env={**os.environ, **variables})
+                          text=True, check=False, cwd=directory, env={**os.environ, **variables})
     if done.returncode != 0:
         problems.append(f"{page}: its recipe {lines.strip()!r} ends with {done.returncode}: "
                         f"{done.stderr}")

@@ -48,8 +48,7 @@ int main(void) {
 
 def run(command, **options):
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT,
-                          text=True, check=False, **options)
+                          stderr=subprocess.STDOUT, text=True, check=False, **options)
 
 
 def check_files(prefix):
@@ -192,8 +191,7 @@ def check_kv_hpp(destination, prefix):
     with open(source, "w", encoding="utf-8") as file:
         file.write(KV_PROGRAM)
     built = run(["g++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o",
-                 program,
-                 "-I" + os.path.join(prefix, "include"), *flags.stdout.split()])
+                 program, "-I" + os.path.join(prefix, "include"), *flags.stdout.split()])
     ran = built if built.returncode else run([program],
                                              env={**os.environ,
                                                   "LD_LIBRARY_PATH": os.path.dirname(library)})

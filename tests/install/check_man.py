@@ -40,8 +40,7 @@ def pages():
 
 def output_of(*words):
     return subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True,
-                          check=False).stdout
+                          stderr=subprocess.STDOUT, text=True, check=False).stdout
 
 
 # ---- rendering, references ----
@@ -86,8 +85,7 @@ def declarations():
         text = re.sub(r"LUNAR_API|LUNAR_NOEXCEPT|__attribute__\(\(.*?\)\)(?=;)", "", text)
         for kind, name, arguments in re.findall(r"^\s?(\w[\w ]*[ "
                                                 r"*])((?:lunar|cblk|ark)_\w+)\(([^;{]*)\)\s*;",
-                                                text,
-                                                re.M):
+                                                text, re.M):
             found[name] = folded(f"{kind} {name}({arguments})")
     return found
 
@@ -102,8 +100,7 @@ def synopses(text):
     found, kind = {}, ""
     section = text.split("\n.Sh SYNOPSIS\n", 1)[-1].split("\n.Sh ", 1)[0]
     section = re.sub(r"^\.Fo (.*?)\n\.Fc$", lambda call: ".Fn " + call[1].replace("\n.Fa", ""),
-                     section,
-                     flags=re.S | re.M)
+                     section, flags=re.S | re.M)
     for line in section.splitlines():
         if line.startswith(".Ft "):
             kind = line[4:].strip('"')
@@ -132,8 +129,7 @@ def check_calls(texts):
 
 # Of each header: where its pages are, and how many members and constants it has at least.
 MEMBERS = {"lunar/lunar.h": ("/heap/man/", 45), "capiblock.h": ("/cblk/man/", 95),
-           "arkdb.h": ("/ark/man/", 6),
-           "lunar/kv.h": ("/ark/man/", 12)}
+           "arkdb.h": ("/ark/man/", 6), "lunar/kv.h": ("/ark/man/", 12)}
 # of no meaning to a caller
 UNTOLD = re.compile(r"reserved|data|LUNAR_(API|NOEXCEPT|VERSION_\w+|\w+_H|CBLK_ASSERT)")
 

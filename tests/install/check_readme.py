@@ -12,8 +12,7 @@ BLOCK = re.compile(r"(<!-- begin: options [^\n]*-->\n)(.*?)(<!-- end: options --
 def main():
     readme, lunar = sys.argv[1:3]
     result = subprocess.run([lunar, "help", "options", "--markdown"], stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE,
-                            text=True, check=False)
+                            stdout=subprocess.PIPE, text=True, check=False)
     if result.returncode != 0 or "|" not in result.stdout:
         print(f"`{lunar} help options --markdown` failed: exit code {result.returncode}")
         return 1

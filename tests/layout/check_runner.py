@@ -26,11 +26,9 @@ def check(held, what):
 
 
 def entry(name, code, suite="process", alone=False, timeout=60, priority=0, waits=False):
-    return {
-        "name": name, "cmd": [sys.executable, "-c", code], "env": {}, "depends": [],
-        "workdir": None, "suite": ["lunar:" + suite] + ["lunar:waits"] * waits, "timeout": timeout,
-        "is_parallel": not alone, "priority": priority
-    }
+    return {"name": name, "cmd": [sys.executable, "-c", code], "env": {}, "depends": [],
+            "workdir": None, "suite": ["lunar:" + suite] + ["lunar:waits"] * waits,
+            "timeout": timeout, "is_parallel": not alone, "priority": priority}
 
 
 def lacks(word, whole=True):
@@ -83,10 +81,8 @@ def pytest_skips():
             path = os.path.join(directory, name + ".py")
             with open(path, "w", encoding="utf-8") as file:
                 file.write(code % word + more)
-            words = [
-                "-B", "-m", "pytest", "-c",
-                os.path.join(ROOT, "tests", "pytest.ini"), "-p", "conftest", path
-            ]
+            words = ["-B", "-m", "pytest", "-c", os.path.join(ROOT, "tests", "pytest.ini"),
+                     "-p", "conftest", path]
             return {**entry(name, ""), "cmd": [sys.executable, *words],
                     "env": {"PYTHONPATH": os.path.join(ROOT, "tests")}}
         _, lines = run(cases("whole", "acl"), cases("part", "acl", "def test_runs():\n    pass\n"),
@@ -102,14 +98,10 @@ def verdicts():
                       entry("odd", lacks("moonlight")), entry("mute", "raise SystemExit(77)"),
                       entry("dark", lacks("acl")), entry("part", lacks("acl", whole=False)),
                       entry("parent", "import subprocess\nsubprocess.Popen(['sleep', '100'])"))
-    said = {
-        line.split()[4]: line.split()[0]
-        for line in lines if line[:4] in ("ok  ", "FAIL", "skip")
-    }
-    expected = {
-        "good": "ok", "bad": "FAIL", "odd": "FAIL", "mute": "FAIL", "dark": "skip", "part": "ok",
-        "parent": "FAIL"
-    }
+    said = {line.split()[4]: line.split()[0]
+            for line in lines if line[:4] in ("ok  ", "FAIL", "skip")}
+    expected = {"good": "ok", "bad": "FAIL", "odd": "FAIL", "mute": "FAIL", "dark": "skip",
+                "part": "ok", "parent": "FAIL"}
     check(said == expected, f"verdicts: {said}")
     check(code == 1 and lines[-1] == "2 passed, 4 failed, 1 skipped", f"{code}, {lines[-1]}")
     check(run(entry("good", "pass"))[0] == 0, "a run in which all pass")
@@ -176,9 +168,8 @@ def interrupted():
         wait = "import os, signal, sys, time\nopen({0!r}, 'w').close()\n"
         tests = (entry("clean",
                        wait.format(made) + f"try: time.sleep(100)\nfinally: os.unlink({made!r})"),
-                 entry(
-                     "deaf", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" +
-                     wait.format(deaf) + "time.sleep(100)"),
+                 entry("deaf", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" +
+                       wait.format(deaf) + "time.sleep(100)"),
                  entry("third", wait.format(third), alone=True))
         with build(*tests) as directory:
             runner = subprocess.Popen([sys.executable, "-B", RUNNER, directory],
@@ -207,10 +198,8 @@ def sharing():
     with tempfile.TemporaryDirectory() as place:
         meet = ("import os, time\nopen('{place}/{me}', 'w')\n"
                 "while not os.path.exists('{place}/{other}'): time.sleep(0.01)\n")
-        alone = (
-            "import os, "
-            "time\nos.mkdir('{place}/alone')\ntime.sleep(0.3)\nos.rmdir('{place}/alone')\n"
-        )
+        alone = ("import os, time\nos.mkdir('{place}/alone')\ntime.sleep(0.3)\n"
+                 "os.rmdir('{place}/alone')\n")
         alone = alone.format(place=place)
         code, lines = run(entry("x", alone, alone=True),
                           entry("a", meet.format(place=place, me="a", other="b")),
@@ -221,10 +210,8 @@ def sharing():
         # As many as there are lanes, all in one, each waiting for the one that only waits: it has a
         # lane of its own.
         lanes = (os.cpu_count() or 1) + 1
-        busy = [
-            entry(f"busy{n}", meet.format(place=place, me=f"busy{n}", other="waits"))
-            for n in range(lanes)
-        ]
+        busy = [entry(f"busy{n}", meet.format(place=place, me=f"busy{n}", other="waits"))
+                for n in range(lanes)]
         waiting = [entry("waits", meet.format(place=place, me="waits", other="busy0"), waits=True),
                    entry("waits-too", alone, waits=True), entry("waits-last", alone, waits=True)]
         code, lines = run(*busy, *waiting)
@@ -249,9 +236,8 @@ def untested_pager():
           f"cases without userfaultfd: {code}, {lines[-1:]}")
     code, lines = run_without_userfaultfd(lacking, words=["--without-userfaultfd"])
     check(code == 0 and "NOT TESTED" in lines[-1], f"--without-userfaultfd: {code}, {lines[-1:]}")
-    check(
-        run_without_userfaultfd(entry("good", "pass"))[0] == 0,
-        "a run that needs no userfaultfd fails without it")
+    check(run_without_userfaultfd(entry("good", "pass"))[0] == 0,
+          "a run that needs no userfaultfd fails without it")
 
 
 def help_comes_first():
@@ -260,17 +246,15 @@ def help_comes_first():
         asked = subprocess.run([os.path.join(ROOT, "tools", name), "--help"],
                                stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                check=False)
-        told = asked.returncode == 0 and asked.stdout.startswith(
-            f"tools/{name}: ") and asked.stderr == ""
+        told = (asked.returncode == 0 and asked.stdout.startswith(f"tools/{name}: ")
+                and asked.stderr == "")
         check(told, f"tools/{name} --help: {asked}")
 
 
 def main():
-    rules = {
-        rule.__name__: rule
-        for rule in (verdicts, pytest_skips, limits, signals, interrupted, sharing, untested_pager,
-                     help_comes_first)
-    }
+    rules = {rule.__name__: rule
+             for rule in (verdicts, pytest_skips, limits, signals, interrupted, sharing,
+                          untested_pager, help_comes_first)}
     for name in sys.argv[2:] or rules:
         rules[name]()
     print("\n".join(problems) or "the runner keeps its rules")

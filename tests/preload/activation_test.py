@@ -23,8 +23,7 @@ def command(dram, *steps, before=()):
 
 def run(dram, *steps, before=()):
     result = subprocess.run(command(dram, *steps, before=before), stdin=subprocess.DEVNULL,
-                            capture_output=True,
-                            text=True, check=False)
+                            capture_output=True, text=True, check=False)
     assert result.returncode == 0 and "sound" in result.stdout, f"{steps}: {result}"
     return result
 
@@ -74,8 +73,7 @@ class Tree:
     def __init__(self, dram):
         words = [LUNAR, "run", "--dram", dram, "--size", "512m", "--", sys.executable, "-c", SHELL]
         self.shell = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      text=True,
-                                      env=dict(os.environ, PYTHONMALLOC="malloc"))
+                                      text=True, env=dict(os.environ, PYTHONMALLOC="malloc"))
 
     def ask(self, line):
         self.shell.stdin.write(line + "\n")

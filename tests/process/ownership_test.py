@@ -51,8 +51,7 @@ USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alon
 SHARES = {"whole": {"physical", "group", "readonly", "info"}, "alone": {"info"},
           "parts": {"virtual", "run", "create", "info"}, "system": {"info", "readonly"}}
 SECONDS = ["physical", "readonly", "reserve", "group", "virtual", "named", "run", "bench", "create",
-           "info", "mkfs",
-           "swapon"]
+           "info", "mkfs", "swapon"]
 FIXES = ("give ", "end ", "wait", "--format", "virtual LUN", "force it", "umount", "swapoff",
          "install")
 
@@ -96,8 +95,7 @@ class Holder:
                      GROWS]
         self.use = use
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE,
-                                        text=True)
+                                        stderr=subprocess.PIPE, text=True)
         if wait:
             self.listen()
 
@@ -325,8 +323,7 @@ def jobs_of_loops(folder, loops):
 
 def jobs_of_files_and_loops(folder, loops):
     for job in (no_devices, killed_owners_leave_nothing, killed_owner_that_ends_slowly,
-                forced_is_seen,
-                forced_has_a_lock, blank_stripes, twelve_at_once, capi):
+                forced_is_seen, forced_has_a_lock, blank_stripes, twelve_at_once, capi):
         yield job, (folder,)
     yield from jobs_of_files(folder)
     if loops.usable:

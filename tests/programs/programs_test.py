@@ -47,8 +47,7 @@ class Run:
         # The system's programs, not those of a virtual environment; everything of a run in its own
         # directory.
         environment = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-                       "TMPDIR": self.scratch,
-                       "LC_ALL": "C.UTF-8", **options.pop("env", {})}
+                       "TMPDIR": self.scratch, "LC_ALL": "C.UTF-8", **options.pop("env", {})}
         return subprocess.Popen(self.words(command), text=True, errors="replace", env=environment,
                                 start_new_session=True, **options)
 
@@ -159,15 +158,13 @@ def postgres(run):
     port = free_port()
     settings = ["-c", "fsync=off", "-c", "max_parallel_maintenance_workers=0"]
     server = run.start([*as_user, f"{binaries}/postgres", "-D", f"{place}/data", "-p", str(port),
-                        "-h", "127.0.0.1",
-                        "-k", place, *settings])
+                        "-h", "127.0.0.1", "-k", place, *settings])
     psql = ["psql", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-AtqX", "-v",
             "ON_ERROR_STOP=1"]
 
     def ask(text):
         return subprocess.run([*psql, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True,
-                              check=False)
+                              text=True, check=False)
     try:
         deadline = time.monotonic() + 60
         while ask("select 1").returncode != 0:
@@ -211,8 +208,7 @@ def memcached(run):
         pytest.skip("root: memcached -u nobody")
     port = free_port()
     server = run.start(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0",
-                        "-m", "512",
-                        "-t", "2"])
+                        "-m", "512", "-t", "2"])
     digest, found = hashlib.sha256(), 0
     try:
         deadline = time.monotonic() + 30
@@ -397,8 +393,7 @@ PROGRAMS = {
 # Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the
 # result is compared, evictions are not asked for.
 NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk",
-                "stress-aio",
-                "stress-mlock", "stress-madvise", "stress-mremap", "stress-vm-rw"}
+                "stress-aio", "stress-mlock", "stress-madvise", "stress-mremap", "stress-vm-rw"}
 # What does not work, as runtime/LIMITS.md says in "Real programs": what the tiered run must report
 # then. When it works one day, this and that line go.
 NOT_SERVED = {

@@ -70,8 +70,7 @@ class Worker:
             ("SET", key(), text(pick, SIZE)), ("APPEND", key(), "tail"), ("DEL", key()),
             ("HGETALL", key("h")),
             ("HSET", key("h"), "f1", text(pick, 60)), ("LRANGE", key("l"), "0", "-1"),
-            ("LPOP", key("l")),
-            ("RPUSH", key("l"), text(pick, 200)), ("RENAME", key(), key()),
+            ("LPOP", key("l")), ("RPUSH", key("l"), text(pick, 200)), ("RENAME", key(), key()),
             ("COPY", key(), key(), "REPLACE"),
             ("EVAL", "return redis.call('GET', KEYS[1])", "1", key()), ("GETDEL", key()),
             ("TYPE", key("h")),
@@ -167,8 +166,7 @@ class Worker:
             value = self.client.receive()
             head, rest = value[:8], value[8:]
             self.client.send([("MULTI",), ("SET", name, b"%08d" % (int(head) + 1) + rest),
-                              ("GET", self.key()),
-                              ("EXEC",)])
+                              ("GET", self.key()), ("EXEC",)])
             if [self.client.receive() for _ in range(4)][3]:   # else EXEC was refused
                 self.counted += 1
 
@@ -200,8 +198,7 @@ def meddle(server, tiered, stop):
     pick, client = random.Random(SEED), server.connect()
     # no CLIENT PAUSE: what a paused client has sent is lost when it ends
     words = [("CLIENT", "LIST"), ("INFO",), ("CLIENT", "KILL", "TYPE", "replica"),
-             ("DEBUG", "DIGEST"), ("BGSAVE",),
-             ("CONFIG", "GET", "*")]
+             ("DEBUG", "DIGEST"), ("BGSAVE",), ("CONFIG", "GET", "*")]
     if tiered:
         words += [("CONFIG", "SET", "lunar.gate", "no"), ("CONFIG", "SET", "lunar.gate", "yes"),
                   ("CONFIG", "SET", "lunar.gate", "yes"),

@@ -263,8 +263,7 @@ class Servers(contextlib.ExitStack):
                **options):
         """With the module."""
         return self.plain("--loadmodule", MODULE, "dram", dram, "lun", lun or self.made(name),
-                          "size", size,
-                          "forks", forks, *words, name=name, **options)
+                          "size", size, "forks", forks, *words, name=name, **options)
 
     def run(self, *words, name="run", dram="16m", size="512m", flags=(), **options):
         """Under `lunar run`."""

@@ -45,8 +45,7 @@ def space(client):
         return f"{name} {int(text) / MIB:.1f}" if text and text.isdigit() else f"{name} {text}"
 
     names = ("committed_bytes", "lun_size_bytes", "maxmemory_ceiling_bytes", "lun_free_bytes",
-             "lun_holes_bytes",
-             "space_state")
+             "lun_holes_bytes", "space_state")
     used, limit = int(memory["used_memory"]) / MIB, int(memory["maxmemory"]) / MIB
     return f"used {used:.1f} maxmemory {limit:.1f}; " + ", ".join(map(figure, names))
 

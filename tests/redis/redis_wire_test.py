@@ -149,8 +149,7 @@ class Script:
         pick = self.pick
         broken = pick.random() < 0.3
         kinds = [self.command] * 12 + [self.transaction, self.protocol, self.tracking, self.channel,
-                                       self.inline,
-                                       self.inline, self.protocol]
+                                       self.inline, self.inline, self.protocol]
         # without a reply to an error, a server ends a connection now or never
         if not changed and not broken:
             kinds.append(self.replies)
@@ -236,8 +235,7 @@ class Normal:
 def fill(server, pick):
     client = server.client
     client.ask("ACL", "SETUSER", "low", "on", ">pw", "~c*:s:*", "-@all", "+get", "+mget", "+multi",
-               "+exec", "+reset",
-               "+auth", "+hello", "+ping", "+select")
+               "+exec", "+reset", "+auth", "+hello", "+ping", "+select")
     for c in range(CLIENTS):
         words = []
         for k in range(KEYS):

@@ -32,8 +32,7 @@ def begun():
     words = [LUNAR, "bench", "fits", "--programs", "chase", "--huge-pages", mode()]
     while True:
         run = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE,
-                               text=True, start_new_session=True)
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
         directory = f"/var/tmp/lunar-bench-{run.pid}"
         while not glob.glob(directory + "/*") and run.poll() is None:
             time.sleep(0.01)

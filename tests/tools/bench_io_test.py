@@ -15,8 +15,7 @@ from build_tree import LUNAR
 
 TINY = ["--size", "16m", "--seconds", "SECONDS", "--rounds", "1", "--json"]
 NUMBERS = ["threads", "depth", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s",
-           "machine_cpu_s",
-           "must_read_bytes", "mismatches", "spread", "noisy_rounds"]
+           "machine_cpu_s", "must_read_bytes", "mismatches", "spread", "noisy_rounds"]
 BY_FIO = {"legacy": 1, "libaio": 32, "fio": 32}   # the depths that all workloads have rows for
 FOREIGN = b"foreign data" * 2_500_000
 
@@ -25,8 +24,7 @@ def bench(words, seconds="0.1"):
     """(exit code, report or None, standard error)"""
     words = [seconds if word == "SECONDS" else word for word in words]
     done = subprocess.run([LUNAR, "bench", "superpipe", *words], stdin=subprocess.DEVNULL,
-                          capture_output=True,
-                          text=True, check=False)
+                          capture_output=True, text=True, check=False)
     if "another bench runs" in done.stderr:   # another program's: the machine has one at a time
         time.sleep(1)
         return bench(words, seconds)

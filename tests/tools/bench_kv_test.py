@@ -31,8 +31,7 @@ COMPARED = {"load": ("rocksdb", "rocksdb-lz4", "lmdb"),
             "cold": ("rocksdb", "rocksdb-lz4", "lmdb", "fio"),
             "overwrite": ("rocksdb",), "ycsb": ("rocksdb", "rocksdb-lz4", "lmdb")}
 TARGETS = ["memory_get_ops", "memory_sync_get", "memory_sync_set", "index_bytes", "cold_fio",
-           "cold_one_fio",
-           "load_flush_rocksdb", "load_flush_lmdb"]
+           "cold_one_fio", "load_flush_rocksdb", "load_flush_lmdb"]
 TARGETS += [f"cold_{draw}_{system}" for draw in ("uniform", "zipf")
             for system in ("rocksdb", "rocksdb-lz4", "lmdb")]
 TARGETS += [f"overwrite_{workload}_{what}" for workload in ROWS["overwrite"]

@@ -16,8 +16,7 @@ from build_tree import LUNAR
 SYSTEMS = "lunar,run,swap"
 TINY = {"--dram": "16m", "--data": "24m", "--seconds": "0.2", "--connections": "8"}
 NUMBERS = ["threads", "depth", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s",
-           "machine_cpu_s",
-           "generator_cpu_s", "must_read_bytes", "disk_read_bytes", "mismatches"]
+           "machine_cpu_s", "generator_cpu_s", "must_read_bytes", "disk_read_bytes", "mismatches"]
 
 
 @pytest.fixture(autouse=True)
@@ -102,8 +101,7 @@ def test_json(directory):
     for system in present:
         names = {workload for one, workload in rows if one == system}
         wanted = {"load", "get", "hotcold", "save", "load-expire", "expire", "load-fits",
-                  "get-pipe-fits",
-                  "load-hash-fits", "hash-fits"}
+                  "get-pipe-fits", "load-hash-fits", "hash-fits"}
         assert names == wanted
     for name, ours, baseline in (("swap", "lunar", "swap"), ("run", "lunar", "run"),
                                  ("run_over_swap", "run", "swap")):
@@ -121,8 +119,7 @@ def test_workloads(directory):
     must have done."""
     rows = "evict,replica,collections,get"
     child = start(["--json", "--systems", "lunar", "--workloads", rows, "--shards", "2", "--dram",
-                   "32m",
-                   "--data", "40m", "--value-size", "100", "--rate", "200"], directory)
+                   "32m", "--data", "40m", "--value-size", "100", "--rate", "200"], directory)
     report = report_of(child)
     assert report["failures"] == [] and report["options"]["shards"] == "2"
     found = {row["workload"]: row for row in report["results"]}
@@ -151,8 +148,7 @@ def test_compressed(directory, kind):
     before = swap_state()
     for allowance in ("16m", "24m", "32m"):
         child = start(["--json", "--systems", "swap", "--workloads", "get", "--compressible",
-                       "--swap", kind,
-                       "--data", "48m", "--allowance", allowance], directory)
+                       "--swap", kind, "--data", "48m", "--allowance", allowance], directory)
         out, err = finish(child)
         check_gone(child.pid, directory, kind)
         if "another bench runs" in err:

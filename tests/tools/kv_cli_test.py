@@ -21,13 +21,11 @@ def test_create(directory):
     place = os.path.join(directory, "new.kv")
     made = as_json("create", place, "--size", "16m", "--segment", "64k", "--keys", "1000",
                    "--shards", "4")
-    told = {
-        "place": place, "place_bytes": 16 * MIB, "segment_bytes": SEGMENT, "segments": 254,
-        "shards": 4
-    }
+    told = {"place": place, "place_bytes": 16 * MIB, "segment_bytes": SEGMENT, "segments": 254,
+            "shards": 4}
     assert made == told
-    assert os.stat(place).st_size == 16 * MIB and os.stat(
-        place).st_mode & 0o077 == 0, "the file that create makes"
+    assert os.stat(place).st_size == 16 * MIB and os.stat(place).st_mode & 0o077 == 0, (
+        "the file that create makes")
     refused(["create", place], ["holds a key/value store", "--force"], place)
     done("set", place, "a", "1")
     done("create", place, "--force")
@@ -311,9 +309,8 @@ def test_readers_write_nothing(directory):
 def test_in_use(directory):
     place = make(directory, "used.kv", pairs={b"a": b"1"})
     with loading_into(place) as loading:
-        loading.stdin.write(
-            stream_of({b"%d" % number: b"x" * 200
-                       for number in range(40_000)})[:4 * MIB])
+        loading.stdin.write(stream_of({b"%d" % number: b"x" * 200
+                                       for number in range(40_000)})[:4 * MIB])
         loading.stdin.flush()   # more than pipe and buffers take: it is open by now
         for verb in ("info", "check", "scan", "dump", "compact"):
             refused([verb, place], ["in use", "used.kv"])
@@ -335,8 +332,8 @@ def test_killed_loads(directory):
     for round_number in range(12):
         new = {b"new %d" % number: b"%d" % round_number * 300 for number in range(9000)}
         stream = stream_of(new)
-        cut = chance.randrange(len(stream) // 2,
-                               len(stream))   # at other places: before, in, behind its saves
+        # at other places: before, in, behind its saves
+        cut = chance.randrange(len(stream) // 2, len(stream))
         with loading_into(place) as loading:
             try:
                 loading.stdin.write(stream[:cut])
@@ -387,8 +384,8 @@ def damage_of_values(store):
     """A byte of a value: the key is named, and its place; everything else is read as ever."""
     for key in (b"key 7", b"key 1234", b"key 2999"):
         value = next(v for k, v in store.pairs.items() if k == key)
-        at = store.image.index(key + b"\0" * (-len(key) % 8) +
-                               value)   # the key, padded, then the value
+        # the key, padded, then the value
+        at = store.image.index(key + b"\0" * (-len(key) % 8) + value)
         found = store.damaged(at + 8 + len(value) // 2, 3)
         one = found["damages"][0]
         alone = len(found["damages"]) == 1 and found["pairs_lost"] == 1
@@ -401,16 +398,16 @@ def damage_of_values(store):
             f"get of a damaged pair: {result}")
         result = run("dump", store.place, "--json")
         lines = result.stdout.splitlines()
-        assert result.returncode == 3 and len(lines) == len(
-            store.pairs) - 1 and b"1 pair that" in result.stderr, ("a dump leaves it out")
+        assert (result.returncode == 3 and len(lines) == len(store.pairs) - 1
+                and b"1 pair that" in result.stderr), "a dump leaves it out"
         assert key.decode() in done("check", store.place, code=3).decode(), "check names it"
 
 
 def damage_of_keys(store):
     """A byte of the key itself, or of the lengths before it: lost, without a name."""
     at = store.image.index(b"key 500\0")
-    assert store.damaged(
-        at - 14, 0)["verdict"] == "clean", "the version of a record means nothing on the device"
+    assert store.damaged(at - 14, 0)["verdict"] == "clean", (
+        "the version of a record means nothing on the device")
     for offset in (at + 4, at - 8, at - 12):
         found = store.damaged(offset, 3)
         assert len(found["damages"]) == 1 and "key" not in found["damages"][0]
@@ -440,8 +437,8 @@ def damage_elsewhere(store):
     first = struct.unpack_from("<Q", store.image, state - 24)[0] - 1
     found = store.damaged(HEAD + first * SEGMENT + 100, 1)
     one = found["damages"][0]
-    assert found["verdict"] == "damaged without loss" and one["what"] == "saved state" and one[
-        "segment"] == first
+    assert (found["verdict"] == "damaged without loss" and one["what"] == "saved state"
+            and one["segment"] == first)
     assert found["records"] + found["large_pairs"] == len(store.pairs)
     # One block of it is computed from the others; the next save ends that.
     lines = done("dump", "--json", store.place).splitlines()
@@ -490,13 +487,11 @@ def damage_of_the_head(store):
         assert first == ["superblock"] * 2
         result = run("dump", "--salvage", "--json", store.place)
         assert result.returncode == code
-        pairs = {
-            text_of(pair, "key"): text_of(pair, "value")
-            for pair in map(json.loads, result.stdout.splitlines())
-        }
+        pairs = {text_of(pair, "key"): text_of(pair, "value")
+                 for pair in map(json.loads, result.stdout.splitlines())}
         wrong = any(store.pairs.get(key) != value for key, value in pairs.items())
-        assert not wrong and len(
-            store.pairs) == len(pairs) + found["pairs_lost"], "what comes out without a head"
+        assert not wrong and len(store.pairs) == len(pairs) + found["pairs_lost"], (
+            "what comes out without a head")
         assert digest(store.place) == before, "salvage writes"
     # All of the roots are gone, too: one line, and nothing changed.
     with open(store.place, "r+b") as file:
@@ -533,8 +528,8 @@ def damage_of_roots(store):
     with open(store.place, "rb") as file:
         file.seek(16 * MIB - 65536)
         now = file.read(8192)
-    newest = 4096 if struct.unpack_from("<Q", now, 4096 +
-                                        32) > struct.unpack_from("<Q", now, 32) else 0
+    newest = (4096 if struct.unpack_from("<Q", now, 4096 + 32) > struct.unpack_from("<Q", now, 32)
+              else 0)
     with open(store.place, "r+b") as file:
         file.seek(16 * MIB - 65536 + newest)
         file.write(back[newest:newest + 4096])
@@ -557,19 +552,15 @@ def damage_of_dead_space(store):
     with open(store.place, "wb") as file:
         file.write(store.image[:12 * MIB])
     result = run("dump", "--salvage", "--json", store.place)
-    pairs = {
-        text_of(pair, "key"): text_of(pair, "value")
-        for pair in map(json.loads, result.stdout.splitlines())
-    }
+    pairs = {text_of(pair, "key"): text_of(pair, "value")
+             for pair in map(json.loads, result.stdout.splitlines())}
     assert pairs == store.pairs and result.returncode == 0
     used = max(store.image.index(value[:50]) for value in store.pairs.values() if len(value) > 50)
     with open(store.place, "wb") as file:
         file.write(store.image[:used // 2 // 4096 * 4096])
     result = run("dump", "--salvage", "--json", store.place)
-    pairs = {
-        text_of(pair, "key"): text_of(pair, "value")
-        for pair in map(json.loads, result.stdout.splitlines())
-    }
+    pairs = {text_of(pair, "key"): text_of(pair, "value")
+             for pair in map(json.loads, result.stdout.splitlines())}
     assert result.returncode == 3 and b"left out" in result.stderr
     assert pairs and all(store.pairs.get(key) == value
                          for key, value in pairs.items()), "half of it: values"
@@ -593,10 +584,8 @@ def test_salvage(directory):
     before = digest(place)
     result = run("dump", "--salvage", "--json", place)
     assert result.returncode == 3 and b"20 pairs" in result.stderr and b"check" in result.stderr
-    found = {
-        text_of(pair, "key"): text_of(pair, "value")
-        for pair in map(json.loads, result.stdout.splitlines())
-    }
+    found = {text_of(pair, "key"): text_of(pair, "value")
+             for pair in map(json.loads, result.stdout.splitlines())}
     assert found == {key: pairs[key] for key in list(pairs)[:20]}, "what was before the damage"
     report = as_json("check", place, code=3)
     named = {damage["key"] for damage in report["damages"] if "key" in damage}
@@ -622,8 +611,8 @@ def test_compact(directory):
     gained = (after["free"] - before["free"]) * SEGMENT
     assert after["records"] < before["records"] / 2 and told["gained_bytes"] == gained
     assert told["moved_bytes"] > 0 and told["damaged_segments"] == 0
-    assert pairs_of(place) == pairs and as_json(
-        "check", place)["verdict"] == "clean", "compact lost something"
+    assert pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean", (
+        "compact lost something")
     again = as_json("compact", place)
     assert again["gained_bytes"] == 0
 

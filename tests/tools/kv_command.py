@@ -18,15 +18,13 @@ SEGMENT = 64 << 10
 def run(*words, given=b"", environment=None, as_nobody=False):
     extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
     return subprocess.run([LUNAR, "kv", *words], input=given, capture_output=True, check=False,
-                          env=environment,
-                          **extra)
+                          env=environment, **extra)
 
 
 def loading_into(place):
     """A load that reads what is written to its standard input."""
     return subprocess.Popen([LUNAR, "kv", "load", place], stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def done(*words, code=0, given=b""):

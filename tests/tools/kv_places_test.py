@@ -13,8 +13,7 @@ import time
 
 from build_tree import LUNAR
 from kv_command import (MIB, as_json, digest, done, loading_into, logged_store, make, pairs_of,
-                        refused, run,
-                        stream_of)
+                        refused, run, stream_of)
 
 PAIRS = {b"a": b"1", b"b": b"2"}
 
@@ -154,8 +153,7 @@ def test_creators_where_nothing_can_be_locked(directory):
     open(empty, "wb").close()
     for place in (new, empty):
         result = subprocess.run([LUNAR, "kv", "create", place, "--size", "8m"], capture_output=True,
-                                check=False,
-                                preexec_fn=without_locks)
+                                check=False, preexec_fn=without_locks)
         one_line(result.returncode, result.stderr, [b"lock"], "without locks")
     assert not os.path.exists(new), "a refused creator left an empty file"
     assert os.stat(empty).st_size == 0, "a refused creator changed an empty file"
@@ -171,8 +169,7 @@ def test_readers_of_a_damaged_store(directory):
         file.write(b"damaged!")
     before = digest(place)
     with subprocess.Popen([LUNAR, "kv", "dump", "--salvage", place], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE,
-                          pipesize=4096, bufsize=0) as first:
+                          stderr=subprocess.PIPE, pipesize=4096, bufsize=0) as first:
         # more than its buffers take: it has the store open until this is read
         head = first.stdout.read(1)
         second = run("dump", "--salvage", place)

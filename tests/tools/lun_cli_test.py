@@ -27,8 +27,7 @@ LIMIT_S = 60
 def run(*words, environment=None, as_nobody=False):
     extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
     return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True,
-                          check=False, env=environment, **extra)
+                          text=True, check=False, env=environment, **extra)
 
 
 def holder_of(path, name):
@@ -136,8 +135,7 @@ def superblock(path):
     with open(path, "rb") as file:
         head = file.read(4096)
     names = ["device_bytes", "extent_bytes", "extent_count", "image_bytes", "front_offset",
-             "data_offset",
-             "back_offset"]
+             "data_offset", "back_offset"]
     return dict(zip(names, struct.unpack_from("<7Q", head, 40)))
 
 
@@ -476,8 +474,7 @@ def test_other_contents(directory):
     patch(store, 0, bytes(4096))   # its first superblock: the other one tells
     refused(["check", store], named, [store])
     ran = subprocess.run([LUNAR, "run", "--dram", "16m", "--lun", store, "--", "/bin/true"],
-                         stdin=subprocess.DEVNULL,
-                         capture_output=True, text=True, check=False)
+                         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert ran.returncode == 125 and named[0] in ran.stderr
     letter = os.path.join(directory, "letter")
     with open(letter, "wb") as file:
@@ -522,8 +519,7 @@ def test_composite(directory):
     fresh = blank(directory, "part2.img", 16)
     stripe = f"stripe:{fresh};{foreign_part}"
     refused(["create", f"{stripe}#x", "--size", "1m", "--format", "--yes"],
-            [foreign_part, "--erase="],
-            [fresh, foreign_part])
+            [foreign_part, "--erase="], [fresh, foreign_part])
 
 
 def mounted(directory, device):
@@ -580,8 +576,7 @@ def test_heap(directory):
     flags = ["--dram", "16m", "--size", "128m", "--lun", f"{devices[0]}#heap", "--lun", devices[1]]
     program = [sys.executable, "-c", HEAP, LUNAR, *devices]
     result = subprocess.run([LUNAR, "run", *flags, "--", *program], stdin=subprocess.DEVNULL,
-                            capture_output=True,
-                            text=True, check=False)
+                            capture_output=True, text=True, check=False)
     if "userfaultfd" in result.stderr:
         pytest.skip("userfaultfd: nothing can be started")
     assert result.returncode == 0, result.stderr

@@ -67,8 +67,7 @@ def test_refused(directory):
     """`lunar run` refuses each of them in one line, also behind a #! line or glibc's loader."""
     script = written(directory, "script", f"#!{OTHER_LIBC}\n".encode())
     for words, says in (([OTHER_LIBC], "another C library"), ([script], "another C library"),
-                        ([STATIC], "statically"),
-                        ([SANITIZED], "AddressSanitizer"),
+                        ([STATIC], "statically"), ([SANITIZED], "AddressSanitizer"),
                         ([other_machine(directory)], "another architecture"),
                         ([LOADER, OTHER_LIBC], "another C library"),
                         ([LOADER, "--argv0", "x", "--inhibit-cache", STATIC], "statically")):

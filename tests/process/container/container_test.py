@@ -40,10 +40,8 @@ class Container:
     def __init__(self, place, device=False, allow="", capabilities=(), memlock=DEFAULT_MEMLOCK):
         self.line = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
                      "--ro-bind", "/proc/sys", "/proc/sys", "--tmpfs", "/dev/shm", "--tmpfs",
-                     "/run",
-                     "--dir", "/run/.containerenv", "--bind", place, place, "--unshare-pid",
-                     "--unshare-ipc",
-                     "--unshare-uts", "--die-with-parent", "--cap-drop", "ALL"]
+                     "/run", "--dir", "/run/.containerenv", "--bind", place, place, "--unshare-pid",
+                     "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--cap-drop", "ALL"]
         for name in [*DEFAULT_CAPABILITIES, *capabilities]:
             self.line += ["--cap-add", "CAP_" + name]
         if device:
@@ -59,8 +57,7 @@ class Container:
                        if not name.startswith("LUNAR_")}
         environment["LUNAR_LUN"] = self.place
         return subprocess.run([*self.line, *command], stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True,
-                              check=False, preexec_fn=limits, env=environment)
+                              text=True, check=False, preexec_fn=limits, env=environment)
 
     def doctor(self):
         """Exit code, and the checks by name."""
