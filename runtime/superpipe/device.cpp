@@ -5,8 +5,6 @@
 
 #include <errno.h>
 
-#include <bit>
-
 #include "superpipe/wakeups.h"
 #include "sys/thread.h"
 
@@ -52,13 +50,6 @@ const char* fua_text(Fua fua) {
       return "flush";
   }
   return "";
-}
-
-bool atomic_fits(const Command& command, uint64_t atomic_write_bytes) {
-  if (command.iov_count != 1) return false;
-  const uint64_t bytes = command.iov->iov_len;
-  return std::has_single_bit(bytes) && bytes <= atomic_write_bytes &&
-         command.offset.value % bytes == 0;
 }
 
 }  // namespace lunar

@@ -72,11 +72,6 @@ struct Command {
   // kWrite: this write alone is durable when it completes (force unit access). Capabilities::fua
   // says what that costs. Ignored for other commands
   bool fua = false;
-  // kWrite: a power loss leaves all of it or nothing. For one buffer whose length is a power of
-  // two, at most Capabilities::atomic_write_bytes, at a multiple of its length; otherwise -EINVAL
-  // (-EOPNOTSUPP), and nothing is written. Without it a write may be torn between any two logical
-  // blocks
-  bool atomic = false;
   uint8_t file = 0;  // for a context over several files (Device::join): which of them. Otherwise 0
 };
 
@@ -135,21 +130,9 @@ struct Capabilities {
   bool polled = false;     // wait() never sleeps for I/O, because a copy is the I/O (pmem, sim)
   bool persistent = true;  // the content survives the last close
   Fua fua = Fua::kFlush;
-  // the maximum size of a Command::atomic: a power of two; 0: a write may be torn at any byte
-  uint64_t atomic_write_bytes = 0;
   uint64_t transfer_bytes_max = 16u << 20;  // of one command
   uint32_t memory_align = 512;              // of buffer addresses, bytes
 };
-
-// Whether `atomic` holds on a device that does not tear writes of up to that many bytes at
-// multiples of their length (a power of two, or 0).
-[[nodiscard]] bool atomic_fits(const Command& command, uint64_t atomic_write_bytes);
-// The same limit for a device that begins at, or is split at, multiples of `step` bytes of the
-// other. step 0: neither.
-constexpr uint64_t atomic_within(uint64_t atomic_write_bytes, uint64_t step) {
-  const uint64_t most = step & (~step + 1);  // the largest power of two that divides it
-  return step == 0 || atomic_write_bytes < most ? atomic_write_bytes : most;
-}
 
 class Context {
  public:

@@ -87,14 +87,13 @@ struct JoinedFiles {
   struct Place {
     uint64_t data_offset = 0;  // of the device's offset 0 in its file
     bool keep = false;         // a discard keeps the file's space
-    uint32_t sector = 512;     // a write of this size is never torn (sync_context.h: write_flags)
   } place[kMax];
   unsigned count = 0;
 
-  bool add(const DeviceFiles& device, uint64_t data_offset, bool keep, uint32_t sector = 512) {
+  bool add(const DeviceFiles& device, uint64_t data_offset, bool keep) {
     if (count == kMax) return false;
     files[count] = &device;
-    place[count++] = {data_offset, keep, sector};
+    place[count++] = {data_offset, keep};
     return true;
   }
 };

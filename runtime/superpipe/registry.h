@@ -14,7 +14,7 @@ namespace lunar {
 //                       refused on tmpfs/ramfs
 //   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P][,torn=P]
 //           [,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N]
-//           [,cache=SIZE][,atomic=SIZE][,name=X]
+//           [,cache=SIZE][,name=X]
 //                       memory; P: one in P I/Os; the first I/O at PAGE takes stall_us longer;
 //                       cache: size of a volatile cache; X: several devices with this name share
 //                       their memory

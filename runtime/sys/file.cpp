@@ -572,18 +572,6 @@ int direct_io_align(int fd, uint32_t* bytes) {
   return 0;
 }
 
-uint32_t atomic_write_max(int fd) {
-  // STATX_WRITE_ATOMIC and its field, Linux 6.11: newer than the headers that we build with
-  constexpr unsigned kWriteAtomic = 0x10000;
-  constexpr size_t kUnitMaxAt = 0xac;
-  alignas(8) char status[512] = {};
-  uint32_t mask = 0, most = 0;
-  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kWriteAtomic, status) != 0) return 0;
-  memcpy(&mask, status, sizeof mask);
-  memcpy(&most, status + kUnitMaxAt, sizeof most);
-  return (mask & kWriteAtomic) && (most & (most - 1)) == 0 ? most : 0;
-}
-
 int block_device_size(int fd, uint64_t* bytes) {
   return ioctl(fd, BLKGETSIZE64, bytes) != 0 ? -errno : 0;
 }

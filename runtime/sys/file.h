@@ -133,9 +133,6 @@ void set_mode(int fd, mode_t mode);                            // fchmod; fails 
 // The alignment, in bytes, that O_DIRECT needs of offsets, lengths and addresses. -EINVAL: no
 // direct I/O on this file.
 [[nodiscard]] int direct_io_align(int fd, uint32_t* bytes);
-// The largest write that the kernel does not tear (RWF_ATOMIC): bytes, a power of two; 0: there are
-// no such writes on this file.
-uint32_t atomic_write_max(int fd);
 [[nodiscard]] int block_device_size(int fd, uint64_t* bytes);
 [[nodiscard]] int block_discard(int fd, uint64_t offset, uint64_t length);
 // O_NONBLOCK|O_CLOEXEC. Returns its capacity, which is as near to `bytes` as the user's limit

@@ -156,11 +156,9 @@ void show(Device* device) {
   const Capabilities can = device->capabilities();
   printf(
       "%s (%s): %s, align %u; discard %d, window %d, sqpoll %d, polled %d, persistent %d, fua %s, "
-      "atomic "
-      "%llu, transfer %s, memory align %u\n",
+      "transfer %s, memory align %u\n",
       device->name(), device->kind(), format_size(device->size_bytes()).text, device->io_align(),
       can.discard, can.window, can.sqpoll, can.polled, can.persistent, fua_text(can.fua),
-      static_cast<unsigned long long>(can.atomic_write_bytes),
       format_size(can.transfer_bytes_max).text, can.memory_align);
 }
 
@@ -340,47 +338,6 @@ void fua(Device* device, const Way& way, char* memory, size_t bytes) {
     }
   }
   EXPECT(way.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed");
-}
-
-// Atomic writes up to what the device says, at the last place of an area of it too; what is more
-// than that is refused, and changes nothing.
-void atomic_writes(Device* device, const Way& way) {
-  const uint64_t most = device->capabilities().atomic_write_bytes;
-  EXPECT((most & (most - 1)) == 0, "atomic_write_bytes %llu",
-         static_cast<unsigned long long>(most));
-  Memory out(2 * kMiB), in(2 * kMiB), before(2 * kMiB);
-  const auto write = [&](uint64_t offset, const iovec* parts, uint32_t count) {
-    Command command = command_of(Op::kWrite, offset, parts, count, 4);
-    command.atomic = true;
-    return way.run(command);
-  };
-  const uint64_t sizes[] = {device->io_align(), kPage, most < kMiB ? most : kMiB};
-  for (uint64_t bytes : sizes) {
-    if (bytes > most || bytes < device->io_align()) continue;
-    const iovec part = {out.base, bytes};
-    for (uint64_t offset : {uint64_t{0}, 8 * kMiB - bytes}) {
-      fill(out.base, bytes, offset + bytes);
-      const int64_t moved = write(offset, &part, 1);
-      EXPECT(moved == static_cast<int64_t>(bytes), "an atomic write of %llu gave %lld",
-             static_cast<unsigned long long>(bytes), static_cast<long long>(moved));
-      way.read(offset, in.base, bytes);
-      EXPECT(memcmp(in.base, out.base, bytes) == 0, "an atomic write came back different");
-    }
-  }
-  way.read(0, before.base, 2 * kMiB);
-  const uint64_t align = device->io_align(), over = most ? 2 * most : align;
-  const iovec large = {out.base, over}, three = {out.base, 3 * align},
-              two[2] = {{out.base, align}, {out.base + kPage, align}};
-  if (over <= kMiB)
-    EXPECT(write(0, &large, 1) < 0, "an atomic write of %llu was taken",
-           static_cast<unsigned long long>(over));
-  EXPECT(write(0, &three, 1) < 0, "an atomic write of three blocks was taken");
-  EXPECT(write(0, two, 2) < 0, "an atomic write of two parts was taken");
-  const iovec astride = {out.base, 2 * align};
-  EXPECT(write(align, &astride, 1) < 0, "an atomic write at no multiple of its length was taken");
-  way.read(0, in.base, 2 * kMiB);
-  EXPECT(memcmp(in.base, before.base, 2 * kMiB) == 0,
-         "an atomic write that was refused changed something");
 }
 
 // What is stored in place is read by commands and the reverse; where there is no such access, no
@@ -645,7 +602,6 @@ void all_parts(const std::string& uri) {
   part("transfer: flush",
        [&] { EXPECT(plain.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed"); });
   part("transfer: durable writes", [&] { fua(device, plain, other.base, other.bytes); });
-  part("transfer: atomic writes", [&] { atomic_writes(device, plain); });
   part("transfer: in place", [&] { in_place(device, plain); });
   part("transfer: outside", [&] { outside(device, plain); });
   ContextOptions options;
@@ -674,7 +630,6 @@ void all_parts(const std::string& uri) {
     part("context: durable writes", [&] { fua(device, way, other.base, other.bytes); });
     part("context: durable writes in the window",
          [&] { fua(device, way, window.base, window.bytes); });
-    part("context: atomic writes", [&] { atomic_writes(device, way); });
     part("context: in place", [&] { in_place(device, way); });
     part("context: outside", [&] { outside(device, way); });
     part("context: space", [&] { space(device, way); });

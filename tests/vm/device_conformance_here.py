@@ -54,7 +54,7 @@ def main():
                 os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
         if not check_refusals(program, disk, fake, marked):
             return 1
-        uris = ["sim:64m,latency_us=5,cache=1m,atomic=16k", "mem:64m", disk,
+        uris = ["sim:64m,latency_us=5,cache=1m", "mem:64m", disk,
                 f"capi:{disk},lib={fake}"]
         if len(sys.argv) > 4:
             return run(program, f"file:{disk}{sys.argv[4]}")

@@ -49,9 +49,6 @@ void show_facts(const DeviceFacts& facts) {
   row("polled",
       text_of("%s%s", yes_no(facts.can.polled), facts.can.polled ? " (a copy is the I/O)" : ""));
   row("persistent", yes_no(facts.can.persistent));
-  row("atomic writes", facts.can.atomic_write_bytes
-                           ? text_of("up to %s", size_text(facts.can.atomic_write_bytes).c_str())
-                           : std::string("none"));
   row("fua",
       text_of("%s%s", fua_text(facts.can.fua),
               facts.can.fua == Fua::kFlush ? " (a durable write flushes the whole device)" : ""));
@@ -73,7 +70,6 @@ void json_facts(JsonWriter& json, const DeviceFacts& facts) {
   json.field("sqpoll", facts.can.sqpoll)
       .field("polled", facts.can.polled)
       .field("persistent", facts.can.persistent);
-  json.field("atomic_write_bytes", facts.can.atomic_write_bytes);
   json.field("fua", fua_text(facts.can.fua));
   json.key("members").open('[');
   for (const PathInfo& member : facts.members) {

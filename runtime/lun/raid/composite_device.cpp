@@ -82,7 +82,6 @@ Capabilities CompositeDevice::capabilities() const {
   out.discard = out.window = out.sqpoll = out.polled = out.instant = true;
   out.transfer_bytes_max = kCompositeCommandMax;
   out.fua = Fua::kFree;
-  out.atomic_write_bytes = UINT64_MAX;
   for (unsigned i = 0; i < count_; ++i) {
     if (!member_[i]) continue;
     const Capabilities one = member_[i]->capabilities();
@@ -92,8 +91,6 @@ Capabilities CompositeDevice::capabilities() const {
     out.polled &= one.polled;
     out.instant &= one.instant;
     out.persistent &= one.persistent;
-    if (one.atomic_write_bytes < out.atomic_write_bytes)
-      out.atomic_write_bytes = one.atomic_write_bytes;
     if (one.fua > out.fua) out.fua = one.fua;  // the dearest
     if (one.transfer_bytes_max < out.transfer_bytes_max)
       out.transfer_bytes_max = one.transfer_bytes_max;

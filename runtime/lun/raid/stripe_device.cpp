@@ -54,25 +54,11 @@ void StripeDevice::piece_of(unsigned member, uint64_t offset, uint64_t length, u
   *bytes = to - from;
 }
 
-Capabilities StripeDevice::capabilities() const {
-  Capabilities out = CompositeDevice::capabilities();
-  out.atomic_write_bytes =
-      atomic_within(atomic_within(out.atomic_write_bytes, chunk_bytes_), data_offset_);
-  return out;
-}
-
-bool StripeDevice::tears(const Command& command, uint64_t bytes) const {
-  const uint64_t at = command.offset.value;
-  return command.op == Op::kWrite && command.atomic && bytes &&
-         at / chunk_bytes_ != (at + bytes - 1) / chunk_bytes_;
-}
-
 int StripeDevice::start(CompositeContext* context, CompositeParent* parent) {
   const Command& command = parent->command;
   const int status = check(command, &parent->bytes);
   if (status < 0) return status;
   const uint64_t at = command.offset.value, bytes = parent->bytes;
-  if (tears(command, bytes)) return -EINVAL;
   if (command.op == Op::kFlush || command.op == Op::kDiscard) {
     if (!context->room(count_, 0)) return -EAGAIN;
     for (unsigned i = 0; i < count_; ++i) {
@@ -200,7 +186,6 @@ int64_t StripeDevice::transfer(const Command& command) {
   uint64_t bytes = 0;
   const int status = check(command, &bytes);
   if (status < 0) return status;
-  if (tears(command, bytes)) return -EINVAL;
   const bool data = command.op == Op::kRead || command.op == Op::kWrite;
   const uint64_t at = command.offset.value, chunk = at / chunk_bytes_, within = at % chunk_bytes_;
   if (data && bytes == 0) return 0;

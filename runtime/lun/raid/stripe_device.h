@@ -29,7 +29,6 @@ class StripeDevice final : public CompositeDevice {
   void release(DeviceOffset offset, uint64_t length) override;
   bool growable() const override { return growable_; }
   [[nodiscard]] int64_t transfer(const Command& command) override;
-  Capabilities capabilities() const override;
   const char* kind() const override { return "stripe"; }
   void close() override;
   void forget() override;
@@ -39,7 +38,6 @@ class StripeDevice final : public CompositeDevice {
   bool child_done(CompositeContext* context, CompositeParent* parent, CompositeChild* child,
                   int64_t result) override;
   void finish(CompositeContext* context, CompositeParent* parent) override;
-  bool tears(const Command& command, uint64_t bytes) const;  // an atomic command crosses chunks
   void start_large(CompositeContext* context, CompositeParent* parent);
   int64_t transfer_in_turn(const Command& command, uint64_t bytes);
   // The part of [offset, offset + length) on a member: one piece (length 0: none).

@@ -123,11 +123,6 @@ VirtualContext::Start VirtualContext::start(const Command& command, uint64_t len
   uint64_t run = length;
   if (!flush) out->offset = DeviceOffset{map_->run(offset, length, &run)};
   const bool split = run < length;
-  if (split && command.op == Op::kWrite &&
-      command.atomic) {  // its pieces would be torn from each other
-    sys::Phases::leave(&phase_count_, phase);
-    return Start::kOutside;
-  }
   if (split && !free_splits_) {
     sys::Phases::leave(&phase_count_, phase);
     return Start::kFull;

@@ -58,8 +58,6 @@ int64_t VirtualLunImpl::transfer_pieces(const Command& command, uint64_t length)
     piece.offset = DeviceOffset{map_.run(command.offset.value + done, length - done, &run)};
     piece.length = run;
     iovec slices[kVectorsMax];
-    // its pieces would be torn from each other
-    if (run < length && command.op == Op::kWrite && command.atomic) return -EINVAL;
     if (run < length && command.op != Op::kDiscard) {
       uint32_t room = kVectorsMax;
       run = vector_slice(command.iov, command.iov_count, &at, &within, run, slices, &room);

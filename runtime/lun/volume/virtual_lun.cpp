@@ -269,9 +269,6 @@ Capabilities VirtualLunImpl::capabilities() const {
   Capabilities out = base_->capabilities();
   if (out.transfer_bytes_max > 16 * kMiB) out.transfer_bytes_max = 16 * kMiB;
   out.persistent &= !scratch_;
-  const Geometry& geometry = physical_->geometry();
-  out.atomic_write_bytes = atomic_within(
-      atomic_within(out.atomic_write_bytes, geometry.extent_bytes), geometry.data_offset);
   return out;
 }
 

@@ -182,8 +182,6 @@ int CapiDevice::check(const Command& command) const {
   }
   const uint64_t at = command.offset.value;
   if (bytes == 0 || at % kBlockBytes) return -EINVAL;
-  if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, kBlockBytes))
-    return -EINVAL;
   if (at <= size_bytes_ && bytes <= size_bytes_ - at) return 0;
   if (command.op == Op::kWrite) return -ENOSPC;
   return at >= size_bytes_ ? 1 : -EINVAL;
@@ -276,7 +274,6 @@ void CapiDevice::release(DeviceOffset offset, uint64_t length) {
 
 Capabilities CapiDevice::capabilities() const {
   Capabilities out;
-  out.atomic_write_bytes = kBlockBytes;
   out.transfer_bytes_max = kBlocksMax * kBlockBytes;  // cut to what the library takes
   out.memory_align = 16;
   return out;

@@ -13,8 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include <bit>
-
 #include "superpipe/block_queue.h"
 #include "superpipe/device_memory.h"
 #include "superpipe/ring/sync_context.h"
@@ -164,7 +162,6 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
     device_free(device);
     return result;
   }
-  device->ask_sector();
   *out = device;
   return 0;
 }
@@ -280,38 +277,16 @@ Fua FileDevice::fua() const {
   return passes && block_fua(status.st_dev) != Fua::kFlush ? Fua::kWriteThrough : Fua::kFlush;
 }
 
-// Its disk's logical block. Not known (a file system over several devices): 512 is whole on all of
-// them.
-void FileDevice::ask_sector() {
-  struct stat status;
-  if (io_align_ <= 512) return;  // nor can it be more then
-  if (sys::file_status(fd(), &status) < 0) return;
-  const int64_t bytes =
-      block_queue_value(block_ ? status.st_rdev : status.st_dev, "logical_block_size");
-  if (bytes >= 512 && bytes <= 4096) sector_ = static_cast<uint32_t>(bytes);
-}
-
 // Probed at the first query: opening a LUN does not pay for it. What depends on limits
 // (RLIMIT_MEMLOCK) is as of then.
 Capabilities FileDevice::capabilities() const {
-  enum : uint32_t {
-    kKnown = 1,
-    kDiscard = 2,
-    kWindow = 4,
-    kSqpoll = 8,
-    kFuaShift = 8,
-    kAtomicShift = 16
-  };
+  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kFuaShift = 8 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
     bits =
         kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u);
     if (window_can_be_registered()) bits |= kWindow;
     bits |= static_cast<uint32_t>(fua()) << kFuaShift;
-    const uint32_t asked = sys::atomic_write_max(fd()), most = asked > sector_        ? asked
-                                                               : sector_ >= io_align_ ? sector_
-                                                                                      : 0;
-    bits |= static_cast<uint32_t>(std::bit_width(most)) << kAtomicShift;
     probed_.store(bits, std::memory_order_relaxed);
   }
   Capabilities out;
@@ -320,7 +295,6 @@ Capabilities FileDevice::capabilities() const {
   out.sqpoll = (bits & kSqpoll) != 0;
   out.persistent = !growable_;
   out.fua = static_cast<Fua>(bits >> kFuaShift & 3);
-  out.atomic_write_bytes = atomic_within(uint64_t{1} << (bits >> kAtomicShift) >> 1, data_offset_);
   out.memory_align = io_align_;
   return out;
 }
@@ -467,7 +441,7 @@ void FileDevice::forget() {
 
 int FileDevice::attach(const ContextOptions& options, Context** out) {
   JoinedFiles files;
-  files.add(files_, data_offset_, !block_, sector_);
+  files.add(files_, data_offset_, !block_);
   return attach_joined(files, options, out);
 }
 
@@ -493,7 +467,7 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
 
 // A polling thread was asked for this device alone.
 bool FileDevice::join(JoinedFiles* files) const {
-  return !sqpoll_ && files->add(files_, data_offset_, !block_, sector_);
+  return !sqpoll_ && files->add(files_, data_offset_, !block_);
 }
 
 void FileDevice::detach(Context* context) {

@@ -6,12 +6,9 @@
 // Setting (only with the scheme: file:PATH,key=value), off by default:
 //   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while
 //            there is work. auto: if the host can; on: or the open fails; off (the default): never
-// fua is RWF_DSYNC, also for a vector. atomic is RWF_ATOMIC, if the kernel and the disk have it;
-// otherwise it is limited to a sector of the disk (its logical block), also for a file, whose
-// blocks may be anywhere. A discarded range becomes zeros in a file, which keeps its space
-// (FALLOC_FL_ZERO_RANGE); a block device gets WRITE ZEROES.
-// The result of a command is the count that the kernel moved: a read across the end of the file is
-// short and is not continued.
+// fua is RWF_DSYNC, also for a vector. A discarded range becomes zeros in a file, which keeps its
+// space (FALLOC_FL_ZERO_RANGE); a block device gets WRITE ZEROES. The result of a command is the
+// count that the kernel moved: a read across the end of the file is short and is not continued.
 // Threading: does not change after open, except the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>
@@ -45,7 +42,7 @@ class FileDevice final : public Device {
   // a file given by path serves a whole process tree
   bool growable() const override { return growable_ && !cut_at_close_; }
   [[nodiscard]] int64_t transfer(const Command& command) override {
-    return transfer_on(fd(), data_offset_, !block_, command, sector_);
+    return transfer_on(fd(), data_offset_, !block_, command);
   }
   uint32_t io_align() const override { return io_align_; }
   Capabilities capabilities() const override;
@@ -72,7 +69,6 @@ class FileDevice final : public Device {
   int choose_polling(Choice sqpoll, ErrorText* why);
   bool can_discard() const;
   Fua fua() const;
-  void ask_sector();
 
   DeviceFiles files_;
   CallPool calls_;  // used if io_uring is refused
@@ -80,7 +76,6 @@ class FileDevice final : public Device {
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   uint32_t io_align_ = 4096;
-  uint32_t sector_ = 512;  // size that the disk never tears
   bool block_ = false;
   bool raw_ = false;
   bool growable_ = false;

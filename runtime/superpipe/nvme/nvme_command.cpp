@@ -6,8 +6,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include <bit>
-
 #include "sys/log.h"
 
 namespace lunar {
@@ -57,19 +55,6 @@ int errno_of(unsigned status) {
   return -EIO;
 }
 
-// AWUPF, or NAWUPF where the namespace has its own (NSABP), within its boundary NABSPF. With an
-// offset of its boundaries (NABO) multiples of the length are none of them: one block is left.
-uint64_t atomic_blocks(const uint8_t* name_space, const uint8_t* controller) {
-  const bool own = (name_space[24] & 2) != 0;
-  const auto own_blocks = field<uint16_t>(name_space, 36), offset = field<uint16_t>(name_space, 42),
-             boundary = field<uint16_t>(name_space, 44);
-  uint64_t blocks = uint64_t{own && own_blocks ? own_blocks : field<uint16_t>(controller, 528)} + 1;
-  if (own && boundary && blocks > boundary + 1u) blocks = boundary + 1u;
-  // no power of two: a write at a multiple of its length may cross it
-  if (own && boundary && ((boundary + 1u) & boundary)) blocks = 1;
-  return own && offset ? 1 : std::bit_floor(blocks);
-}
-
 }  // namespace
 
 int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeometry* out,
@@ -92,16 +77,10 @@ int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeom
   const auto optional = field<uint16_t>(controller, 520);
   out->deallocate = (optional & 4) != 0;
   out->write_zeroes = (optional & 8) != 0;
-  out->atomic_bytes = atomic_blocks(name_space, controller) << out->block_shift;
   out->volatile_cache = (controller[525] & 1) != 0;
   const uint8_t deallocated = name_space[33];
   out->deallocate_zeroed = (deallocated & 7) == 1 && (deallocated & 8) != 0;
   return 0;
-}
-
-uint64_t nvme_atomic_bytes(const NvmeGeometry& geometry, uint64_t data_offset) {
-  const uint64_t piece = std::bit_floor(uint64_t{geometry.piece_bytes_max});
-  return atomic_within(geometry.atomic_bytes < piece ? geometry.atomic_bytes : piece, data_offset);
 }
 
 int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command) {
@@ -112,9 +91,6 @@ int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command
                  size = (geometry.blocks << geometry.block_shift) - data_offset;
   const uint64_t bytes = command_bytes(command), at = command.offset.value;
   if ((at & mask) || bytes == 0) return -EINVAL;
-  if (command.op == Op::kWrite && command.atomic &&
-      !atomic_fits(command, nvme_atomic_bytes(geometry, data_offset)))
-    return -EINVAL;
   if (command.op == Op::kDiscard) {
     if (command.length & mask) return -EINVAL;
   } else {

@@ -20,19 +20,13 @@ struct NvmeGeometry {
   bool deallocate_zeroed = false;  // WRITE ZEROES may give the blocks back (DEAC)
   bool deallocate = false;         // DATASET MANAGEMENT
   bool volatile_cache = false;     // writes may stay in the cache; FUA bypasses it
-  // not torn by a power failure, at multiples of the length: a power of two (nvme_atomic_bytes)
-  uint64_t atomic_bytes = 0;
-  bool read_only = false;  // opened read-only: the kernel would not stop root's commands
+  bool read_only = false;          // opened read-only: the kernel would not stop root's commands
 };
 
 // From Identify Namespace and Identify Controller data (4096 bytes each), as the NVMe specification
 // lays them out. 0, or -ENOTSUP with a reason in `reason` (metadata, odd block size).
 [[nodiscard]] int nvme_geometry(const uint8_t* name_space, const uint8_t* controller,
                                 NvmeGeometry* out, const char** reason);
-
-// How much of geometry.atomic_bytes holds for a Command in one piece, data_offset bytes from the
-// start.
-uint64_t nvme_atomic_bytes(const NvmeGeometry& geometry, uint64_t data_offset);
 
 // The progress of a Command. A piece is one NVMe command.
 struct NvmeProgress {
@@ -42,9 +36,8 @@ struct NvmeProgress {
   uint64_t piece = 0;  // bytes of the piece in progress
 };
 
-// 0: `command` may be sent. Otherwise a result without the device: -errno (-EINVAL: not aligned, or
-// not atomic as requested; -ENOSPC: a write beyond the end; -EBADF: opened read-only), or
-// kNothingToRead.
+// 0: `command` may be sent. Otherwise a result without the device: -errno (-EINVAL: not aligned;
+// -ENOSPC: a write beyond the end; -EBADF: opened read-only), or kNothingToRead.
 constexpr int kNothingToRead = 1;
 [[nodiscard]] int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset,
                              const Command& command);

@@ -312,7 +312,6 @@ Capabilities NvmeDevice::capabilities() const {
   out.discard = geometry_.write_zeroes && !geometry_.read_only;
   out.window = (bits & kWindow) != 0;
   out.sqpoll = (bits & kSqpoll) != 0;
-  out.atomic_write_bytes = nvme_atomic_bytes(geometry_, data_offset_);
   out.fua = geometry_.volatile_cache ? Fua::kWriteThrough : Fua::kFree;
   out.memory_align = 4;  // a dword; vectors of less than whole pages are copied by the kernel
   return out;

@@ -137,7 +137,6 @@ int64_t PmemDevice::write(const Command& command) {
   const uint64_t at = command.offset.value;
   const uint64_t bytes = command_bytes(command);
   if (at > size_bytes_ || bytes > size_bytes_ - at) return -ENOSPC;
-  if (command.atomic) return -EINVAL;  // a copy is torn between any two stores
   if (bytes == 0) return 0;
   if (const int err = prepare(data_offset_ + at, bytes, true); err < 0) return err;
   char* to = data_ + at;

@@ -63,8 +63,7 @@ int SyncContext::create(Device* device, const ContextOptions& options, OwnedCont
 
 void SyncContext::release() { unmap_private(this, mapping_bytes_); }
 
-int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command,
-                    uint32_t sector) {
+int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command) {
   const uint64_t at = data_offset + command.offset.value;
   const auto parts = static_cast<int>(command.iov_count);
   int64_t result = -EINVAL;
@@ -74,7 +73,7 @@ int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& comm
         result = sys::readv_at(fd, command.iov, parts, at);
         break;
       case Op::kWrite:
-        result = sys::writev_at(fd, command.iov, parts, at, write_flags(command, sector));
+        result = sys::writev_at(fd, command.iov, parts, at, command.fua ? RWF_DSYNC : 0);
         break;
       case Op::kDiscard:  // zeros are promised, so a block device is punched too
         result = keep ? sys::zero_range(fd, at, command.length)

@@ -46,27 +46,14 @@ class SyncContext final : public OwnedContext {
   size_t mapping_bytes_ = 0;
 };
 
-#ifndef RWF_ATOMIC
-#define RWF_ATOMIC 0x40  // Linux 6.11: newer than the headers of the oldest system we build on
-#endif
-// The flags of a write (RWF_*). sector: the size that the disk never tears anyway. For larger
-// atomic writes the kernel guarantees it, or refuses (-EINVAL; -EOPNOTSUPP if it does not know the
-// flag, or the disk cannot do it).
-inline int write_flags(const Command& command, uint32_t sector) {
-  const bool ask = command.atomic && (command.iov_count != 1 || command.iov->iov_len > sector);
-  return (command.fua ? RWF_DSYNC : 0) | (ask ? RWF_ATOMIC : 0);
-}
-
 // Carries out `command` on `fd` by blocking system calls; data_offset is added to its offset.
 // Returns bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
-[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command,
-                                  uint32_t sector);
+[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command);
 
 // The same on the file that the command names.
 [[nodiscard]] inline int64_t transfer_on(const JoinedFiles& files, const Command& command) {
   const JoinedFiles::Place& place = files.place[command.file];
-  return transfer_on(files.files[command.file]->file(), place.data_offset, place.keep, command,
-                     place.sector);
+  return transfer_on(files.files[command.file]->file(), place.data_offset, place.keep, command);
 }
 
 // Polls the watched descriptors (waiting up to timeout_ns) and makes responses of the ready ones:

@@ -37,9 +37,8 @@ bool UringContext::queue(const Command& command, uint32_t index) {
     case Op::kRead:
     case Op::kWrite: {
       const bool read = command.op == Op::kRead;
-      const int flags = read ? 0 : write_flags(command, place_[file].sector);
-      // which the kernel takes from plain memory only
-      bool fixed = window_registered() && !(flags & RWF_ATOMIC);
+      const int flags = !read && command.fua ? RWF_DSYNC : 0;
+      bool fixed = window_registered();
       if (command.iov_count == 1) {
         void* buffer = command.iov->iov_base;
         const auto bytes = static_cast<unsigned>(command.iov->iov_len);

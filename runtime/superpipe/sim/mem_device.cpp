@@ -128,7 +128,6 @@ int64_t MemDevice::transfer(const Command& command) {
   }
   uint64_t bytes = command_bytes(command), done = 0;
   if (!read && !inside(at, bytes)) return -ENOSPC;
-  if (!read && command.atomic) return -EINVAL;  // a copy is torn between any two stores
   const uint64_t left = at < size ? size - at : 0;
   if (bytes > left) bytes = left;
   for (uint32_t i = 0; done < bytes; ++i) {

@@ -158,7 +158,6 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
   const uint64_t bytes = command_bytes(command), size = device->size_bytes();
   uint64_t at = command.offset.value, lands = bytes;
   if (at > size || bytes > size - at) return -ENOSPC;
-  if (command.atomic && !atomic_fits(command, faults.atomic)) return -EINVAL;
   const uint64_t place = chance(faults.seed, io, Fault::kPlace);
   bool fails = strikes(faults, faults.write_error, io, Fault::kWriteError);
   for (uint64_t page = at / kPageBytes; !fails && faults.bad != 0 && page * kPageBytes < at + bytes;
@@ -168,8 +167,8 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
     counters.write_errors.fetch_add(1, std::memory_order_relaxed);
     return -static_cast<int64_t>(faults.error);
   }
-  const bool whole = command.atomic || bytes <= kSectorBytes;
-  if (!command.atomic && bytes >= kSectorBytes && strikes(faults, faults.torn, io, Fault::kTorn)) {
+  const bool whole = bytes <= kSectorBytes;
+  if (bytes >= kSectorBytes && strikes(faults, faults.torn, io, Fault::kTorn)) {
     counters.torn.fetch_add(1, std::memory_order_relaxed);
     lands = place % (bytes / kSectorBytes) * kSectorBytes;
   } else if (strikes(faults, faults.misdirect, io, Fault::kMisdirect)) {
@@ -332,7 +331,7 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
       -EINVAL,
       "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, bad, "
       "flush_error, "
-      "torn, misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name",
+      "torn, misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, name",
       uri, static_cast<int>(length), text);
 }
 
@@ -364,12 +363,6 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
     if (strncmp(text, "cache=", 6) == 0) {
       if (size_setting(text + 6, length - 6, &cache) < 0 || cache < kPageBytes)
         return why->set(-EINVAL, "LUN %s: cache needs a size of 4k or more", uri);
-      continue;
-    }
-    if (strncmp(text, "atomic=", 7) == 0) {
-      if (size_setting(text + 7, length - 7, &faults.atomic) < 0 ||
-          (faults.atomic & (faults.atomic - 1)))
-        return why->set(-EINVAL, "LUN %s: atomic needs a size that is a power of two, or 0", uri);
       continue;
     }
     const int err = parse_setting(&faults, uri, text, length, why);
@@ -413,7 +406,6 @@ Capabilities SimDevice::capabilities() const {
   out.discard = true;
   out.polled = true;
   out.persistent = false;
-  out.atomic_write_bytes = faults_.atomic;
   out.fua = backing_->cached() ? Fua::kWriteThrough : Fua::kFree;
   out.memory_align = 1;
   return out;

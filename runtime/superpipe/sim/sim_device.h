@@ -2,9 +2,9 @@
 // A device of memory with faults on request:
 // sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,bad=P][,flush_error=P][,torn=P]
 // [,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N]
-// [,cache=SIZE][,atomic=SIZE][,name=X], P = one in P I/Os (0: never). Devices with the same name
-// share one memory, for as long as the process lives: they are several paths to one backing device,
-// or it outlives its sim: device. All of one name have one size.
+// [,cache=SIZE][,name=X], P = one in P I/Os (0: never). Devices with the same name share one
+// memory, for as long as the process lives: they are several paths to one backing device, or it
+// outlives its sim: device. All of one name have one size.
 //
 //   read_error, write_error   the command fails with -errno (a number; default EIO); a failed write
 //                             leaves the backing device as it was
@@ -21,9 +21,6 @@
 //                             (cut_power(); sim_backing.h). Without a cache all that completes
 //                             survives. A flush makes durable what completed before it was
 //                             submitted, and nothing that was in flight then
-//   atomic                    maximum size of a Command::atomic, default 512. Such a write is never
-//                             torn, by `torn` or a power loss; any other write is, between sectors,
-//                             however small and aligned it is
 //   stall, stall_us, stalls   the first I/O (the first N) that begins at page `stall` (4 KiB) takes
 //                             stall_us longer; commands that its context got later complete after
 //                             it
@@ -46,8 +43,7 @@ struct SimFaults {
   uint64_t stall = 0, stall_us = 0, stalls = 1;
   uint64_t read_error = 0, write_error = 0, bad = 0, torn = 0, misdirect = 0, corrupt = 0,
            flush_error = 0, lost_flush = 0;
-  uint64_t atomic = 512;  // maximum size of Command::atomic
-  uint64_t error = 5;     // of read_error and write_error: EIO
+  uint64_t error = 5;  // of read_error and write_error: EIO
 };
 
 struct SimCounters {

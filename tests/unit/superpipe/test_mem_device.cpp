@@ -101,7 +101,6 @@ TEST_CASE("mem: says what it can and what it refuses") {
   const Capabilities can = device->capabilities();
   CHECK((can.discard && can.instant && !can.persistent));
   CHECK(can.fua == Fua::kFree);
-  CHECK(can.atomic_write_bytes == 0);
   CHECK(std::string(device->kind()) == "mem");
   const pid_t child = fork();
   if (child == 0) {  // its copy is its own

@@ -102,52 +102,6 @@ TEST_CASE("nvme: what the namespace cannot do is answered without it") {
   CHECK(nvme_check(geometry, 0, command) == -EINVAL);
 }
 
-TEST_CASE("nvme: what is not torn comes from AWUPF or the namespace, and is one piece") {
-  Identify data;  // blocks of 4096, pieces of 128 KiB
-  NvmeGeometry geometry;
-  const char* reason = nullptr;
-  const auto set = [&](size_t at, uint16_t value) { memcpy(data.name_space + at, &value, 2); };
-  const auto atomic = [&](uint64_t data_offset = 0) {
-    REQUIRE(data.examine(&geometry, &reason) == 0);
-    return nvme_atomic_bytes(geometry, data_offset);
-  };
-  CHECK(atomic() == 4096);   // a block always
-  data.controller[528] = 2;  // three blocks
-  CHECK(atomic() == 8192);
-  data.controller[528] = 255;
-  CHECK(atomic() == 128 * 1024);
-  CHECK(atomic(64 * 1024) == 64 * 1024);
-  set(36, 3);
-  CHECK(atomic() == 128 * 1024);  // without NSABP it means nothing
-  data.name_space[24] = 2;
-  CHECK(atomic() == 16 * 1024);
-  set(44, 1);
-  CHECK(atomic() == 8 * 1024);  // its boundary
-  set(44, 2);
-  CHECK(atomic() == 4096);
-  set(44, 1);
-  set(42, 1);  // boundaries begin elsewhere
-  CHECK(atomic() == 4096);
-  set(42, 0);
-  REQUIRE(atomic() == 8192);
-  alignas(4096) static char memory[16384];
-  iovec part = {memory, 8192};
-  Command command;
-  command.op = Op::kWrite;
-  command.iov = &part;
-  command.iov_count = 1;
-  command.atomic = true;
-  CHECK(nvme_check(geometry, 0, command) == 0);
-  command.offset = DeviceOffset{4096};
-  CHECK(nvme_check(geometry, 0, command) == -EINVAL);
-  command.offset = DeviceOffset{8192};
-  CHECK(nvme_check(geometry, 0, command) == 0);
-  part.iov_len = 16384;
-  CHECK(nvme_check(geometry, 0, command) == -EINVAL);
-  command.atomic = false;
-  CHECK(nvme_check(geometry, 0, command) == 0);
-}
-
 TEST_CASE("nvme: fua is a bit of each piece of a write, and of nothing else") {
   Identify data;
   NvmeGeometry geometry;
