@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random histories of a kept store, crashed at each of their writes: what kv_kept.cpp and
-// kv_durable.cpp share. Threading: one thread. May not: be used by code that ships.
+// Random histories of a kept store, crashed at each of their writes: what kv_crash_kept.cpp and
+// kv_crash_durable.cpp share. Threading: one thread. May not: be used by code that ships.
 #pragma once
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sets that are durable when they return: levels, errors, damage, full stores, kill -9. Crashes are
-// kv_durable.cpp's.
+// kv_crash_durable.cpp's.
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>

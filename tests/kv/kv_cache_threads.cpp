@@ -2,7 +2,7 @@
 // The read cache under threads: whatever is admitted, moved, evicted and given back meanwhile, a
 // copy that is found is that of its address and life in every byte, as long as its reader stays in
 // the epoch.
-//   kv_cache [--lookups N]; LUNAR_SEED= replays.
+//   kv_cache_threads [--lookups N]; LUNAR_SEED= replays.
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -104,7 +104,7 @@ void take_memory(Shared& shared, uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("kv-cache") {
+TEST_CASE("kv-cache-threads") {
   const uint64_t lookups = option("--lookups", 300'000), seed = tier::run_seed();
   static Shared shared;
   shared.budget.open(kBudgetBytes);

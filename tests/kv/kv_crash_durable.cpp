@@ -5,7 +5,7 @@
 // each of its writes (torn, reordered, lost between flushes), and opened: every key must be as some
 // operation left it that had begun, and none older than what was acknowledged. The store must be
 // sound, go on working at any level, and stand another crash, in the middle of its recovery too.
-//   kv_durable [--histories N] [--operations N]; LUNAR_SEED= replays the choices, not the
+//   kv_crash_durable [--histories N] [--operations N]; LUNAR_SEED= replays the choices, not the
 //   interleaving.
 #include <errno.h>
 
@@ -299,4 +299,4 @@ uint64_t History::crash_everywhere() {
 
 }  // namespace
 
-TEST_CASE("kv-durable") { run_histories<History>(4, 1000, "nothing acknowledged is lost"); }
+TEST_CASE("kv-crash-durable") { run_histories<History>(4, 1000, "nothing acknowledged is lost"); }

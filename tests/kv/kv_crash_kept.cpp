@@ -4,7 +4,7 @@
 // have left it (torn, reordered, lost between flushes: as in tests/property/lun_crash.cpp), and the
 // store is opened. It must hold what some moment since the last flush that was acknowledged held,
 // key by key and byte by byte, be sound by validate(), go on working, and come back once more.
-//   kv_kept [--histories N] [--operations N]; LUNAR_SEED= replays.
+//   kv_crash_kept [--histories N] [--operations N]; LUNAR_SEED= replays.
 #include <errno.h>
 
 #include <map>
@@ -224,4 +224,4 @@ uint64_t History::crash_everywhere() {
 
 }  // namespace
 
-TEST_CASE("kv-kept") { run_histories<History>(5, 4000, "whole"); }
+TEST_CASE("kv-crash-kept") { run_histories<History>(5, 4000, "whole"); }
