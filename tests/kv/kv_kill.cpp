@@ -285,7 +285,7 @@ class Kills {
 
  private:
   [[noreturn]] void write_until_killed(Durability durability, uint64_t seed);
-  void wait_for_moment(pid_t child);
+  void wait_for_moment(pid_t child, Durability durability);
   uint64_t sum(std::atomic<uint64_t> Shared::* counter) {
     uint64_t out = 0;
     for (const auto& place : places_) out += place->shared().*counter;
@@ -308,17 +308,21 @@ void Kills::write_until_killed(Durability durability, uint64_t seed) {
 }
 
 // Every fifth kill comes at a moment by the clock, before a store is open perhaps; the others after
-// so many operations.
-void Kills::wait_for_moment(pid_t child) {
+// so many operations, and, where only a flush makes something durable, so many of these.
+void Kills::wait_for_moment(pid_t child, Durability durability) {
   const bool by_clock = random_.below(5) == 0;
   const uint64_t end = sys::now_ns() + random_.below(random_.below(2) ? 2'000'000 : 30'000'000);
   const uint64_t many = soak_ ? 20'000 : 6000,
                  most = random_.below(soak_ ? 2 : 8) == 0 ? many : 600;
   const uint64_t operations = sum(&Shared::operations) + 1 + random_.below(most);
-  while (by_clock ? sys::now_ns() < end : sum(&Shared::operations) < operations) {
+  const bool flushed = durability == Durability::kFlush;
+  const uint64_t flushes = sum(&Shared::flushes) + (flushed ? random_.below(12) : 0);
+  while (by_clock ? sys::now_ns() < end
+                  : sum(&Shared::operations) < operations || sum(&Shared::flushes) < flushes) {
     sys::sleep_ns(20'000);
     REQUIRE(waitpid(child, nullptr, WNOHANG) != child, "the writing process ended by itself");
   }
+  if (flushed && !by_clock) sys::sleep_ns(random_.below(20'000'000));  // into the next one
 }
 
 void Kills::round() {
@@ -329,7 +333,7 @@ void Kills::round() {
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) write_until_killed(durability, seed);
-  wait_for_moment(child);
+  wait_for_moment(child, durability);
   int ended = 0;
   REQUIRE(kill(child, SIGKILL) == 0 && waitpid(child, &ended, 0) == child && WIFSIGNALED(ended));
   REQUIRE(WTERMSIG(ended) == SIGKILL, "the writing process ended by a signal of its own");

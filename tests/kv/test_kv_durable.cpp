@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets that are durable when they return: levels, errors, damage, full stores, kill -9. Crashes are
-// kv_crash_durable.cpp's.
+// Sets that are durable when they return: levels, errors, damage, full stores. Crashes are
+// kv_crash_durable.cpp's, kills kv_kill.cpp's.
 #include <errno.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <map>
 #include <string>
@@ -406,77 +403,6 @@ TEST_CASE(
     }
   }
   CHECK(failed > kRounds);
-}
-
-TEST_CASE("kill -9 of threads that write loses nothing acknowledged") {
-  const std::string path = "/var/tmp/lunar-kv-durable-" + std::to_string(getpid());
-  kv_test::make_file(path.c_str(), 8 * kMiB);
-  constexpr uint64_t kThreads = 4, kKeys = 100;
-  struct Told {
-    uint64_t key, version;
-  };
-  std::vector<uint64_t> least(kThreads * kKeys);
-  StoreOptions options;
-  options.log_bytes = 0;
-  options.dram_bytes = 4 * kMiB;
-  options.expected_keys = 16;
-  for (unsigned round = 0; round < 12; ++round) {
-    int told[2];
-    REQUIRE(pipe(told) == 0);
-    options.durability = round % 2 ? Durability::kGroup : Durability::kEach;
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      options.contents = round == 0 ? Contents::kNew : Contents::kKept;
-      options.device = kv_test::open_device(path.c_str(), 0);
-      Store* store = kv_test::open_store(options);
-      const auto work = [&](uint64_t thread) {
-        std::string value;
-        for (uint64_t i = 0;; ++i) {
-          const uint64_t key = thread * kKeys + kv_test::mix(i * 7 + round) % kKeys,
-                         version = ++least[key];
-          kv_test::fill(&value, key, version, 8 + version % 700);
-          memcpy(value.data(), &version, sizeof version);
-          if (store->set({&key, sizeof key}, bytes_of(value)) != 0) _exit(1);
-          const Told done{key, version};
-          if (write(told[1], &done, sizeof done) != sizeof done) _exit(1);
-        }
-      };
-      std::vector<std::thread> threads;
-      for (uint64_t i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
-      for (std::thread& thread : threads) thread.join();
-    }
-    (void)close(told[1]);
-    Told done;
-    for (unsigned i = 0; i < 300 + round * 37; ++i) {
-      REQUIRE(read(told[0], &done, sizeof done) == sizeof done);
-      least[done.key] = done.version;
-    }
-    REQUIRE(kill(child, SIGKILL) == 0);
-    REQUIRE(waitpid(child, nullptr, 0) == child);
-    while (read(told[0], &done, sizeof done) == sizeof done) least[done.key] = done.version;
-    (void)close(told[0]);
-    options.contents = Contents::kKept;
-    options.device = kv_test::open_device(path.c_str(), 0);
-    Store* store = kv_test::open_store(options);
-    kv_test::check_store(store);
-    std::string value, buffer(1000, 0);
-    for (uint64_t key = 0; key < least.size(); ++key) {
-      const int64_t length = store->get({&key, sizeof key}, buffer.data(), buffer.size(), 0);
-      if (length == -ENOENT && least[key] == 0) continue;
-      REQUIRE(length >= 8);
-      uint64_t version;
-      memcpy(&version, buffer.data(), sizeof version);
-      CHECK((version == least[key] || version == least[key] + 1));
-      kv_test::fill(&value, key, version, 8 + version % 700);
-      memcpy(value.data(), &version, sizeof version);
-      REQUIRE(static_cast<uint64_t>(length) == value.size());
-      CHECK(memcmp(value.data(), buffer.data(), value.size()) == 0);
-      least[key] = version;
-    }
-    store->close();
-  }
-  (void)unlink(path.c_str());
 }
 
 // Where less than a record's head is left of a block, the mark behind a batch takes the next block

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store that is kept: what an open finds, and what it refuses.
 #include <errno.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -425,65 +422,6 @@ TEST_CASE("compaction gives back what was deleted, and loses nothing") {
   CHECK(store->count() == 1000);
   for (uint64_t key = 0; key < 4000; key += 4) CHECK(store->exists({&key, sizeof key}) == 500);
   store->close();
-}
-
-TEST_CASE("kill -9 leaves what was flushed") {
-  const std::string path = "/var/tmp/lunar-kv-kill-" + std::to_string(getpid());
-  kv_test::make_file(path.c_str(), 8 * kMiB);
-  StoreOptions options;
-  options.log_bytes = 0;
-  options.dram_bytes = 4 * kMiB;
-  options.expected_keys = 16;
-  uint64_t least = 0;
-  for (unsigned round = 0; round < 12; ++round) {
-    int acknowledged[2];
-    REQUIRE(pipe(acknowledged) == 0);
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      options.contents = round == 0 ? Contents::kNew : Contents::kKept;
-      options.device = kv_test::open_device(path.c_str(), 0);
-      Store* store = kv_test::open_store(options);
-      std::string value;
-      for (uint64_t version = least + 1;; ++version) {
-        for (uint64_t key = 0; key < 300; ++key) {
-          kv_test::fill(&value, key, version, 500);
-          if (store->set({&key, sizeof key}, bytes_of(value)) != 0) _exit(1);
-        }
-        if (store->flush() != 0 ||
-            write(acknowledged[1], &version, sizeof version) != sizeof version)
-          _exit(1);
-      }
-    }
-    (void)close(acknowledged[1]);
-    for (unsigned i = 0; i < 3 + round; ++i)
-      REQUIRE(read(acknowledged[0], &least, sizeof least) == sizeof least);
-    usleep(round * 300);
-    REQUIRE(kill(child, SIGKILL) == 0);
-    REQUIRE(waitpid(child, nullptr, 0) == child);
-    for (uint64_t version; read(acknowledged[0], &version, sizeof version) == sizeof version;)
-      least = version;
-    (void)close(acknowledged[0]);
-    options.contents = Contents::kKept;
-    options.device = kv_test::open_device(path.c_str(), 0);
-    Store* store = kv_test::open_store(options);
-    kv_test::check_store(store);
-    REQUIRE(store->count() == 300);
-    std::string value;
-    char buffer[500];
-    for (uint64_t key = 0; key < 300;
-         ++key) {  // of one version, or of the next, which writers began to save for space
-      REQUIRE(store->get({&key, sizeof key}, buffer, sizeof buffer, 0) == 500);
-      bool known = false;
-      for (uint64_t version = least; version <= least + 2 && !known; ++version) {
-        kv_test::fill(&value, key, version, 500);
-        known = memcmp(value.data(), buffer, sizeof buffer) == 0;
-      }
-      REQUIRE(known);
-    }
-    store->close();
-  }
-  (void)unlink(path.c_str());
 }
 
 TEST_CASE("a state that is saved while a thread writes is of one moment") {
