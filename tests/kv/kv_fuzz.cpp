@@ -25,7 +25,6 @@
 
 using namespace lunar;
 using namespace lunar::kv;
-using kv_test::fail;
 namespace form = lunar::kv::media;
 
 namespace {

@@ -29,7 +29,6 @@
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
-using kv_test::fail;
 using kv_test::text_of;
 namespace form = lunar::kv::media;
 

@@ -6,7 +6,6 @@
 #pragma once
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,14 +15,11 @@
 #include "kv/store.h"
 #include "superpipe/registry.h"
 #include "tests/support/seed.h"
+#ifndef TEST_CASE  // those of Catch2, whose FAIL a thread may reach, too: it ends the process
+#include "tests/support/cases.h"
+#endif
 
 namespace kv_test {
-
-[[noreturn]] inline void fail(const std::string& what) {
-  printf("FAILED: %s\n", what.c_str());
-  fflush(stdout);
-  abort();
-}
 
 using tier::mix;
 using tier::Random;
@@ -81,7 +77,7 @@ struct KeptStore {
 inline lunar::kv::Store* open_store(const lunar::kv::StoreOptions& options) {
   lunar::ErrorText why;
   lunar::kv::Store* store = nullptr;
-  if (lunar::kv::Store::open(options, &store, &why) < 0) fail(why.text);
+  if (lunar::kv::Store::open(options, &store, &why) < 0) FAIL(why.text);
   return store;
 }
 
@@ -90,13 +86,13 @@ inline std::string value_of(lunar::kv::Store* store, const std::string& key) {
   const int64_t length = store->exists(bytes_of(key));
   if (length < 0) return "none";
   std::string value(static_cast<uint64_t>(length), 0);
-  if (store->get(bytes_of(key), value.data(), value.size(), 0) != length) fail("get of " + key);
+  if (store->get(bytes_of(key), value.data(), value.size(), 0) != length) FAIL("get of " + key);
   return value;
 }
 
 inline void check_store(lunar::kv::Store* store) {
   lunar::ErrorText why;
-  if (store->validate(&why) < 0) fail(why.text);
+  if (store->validate(&why) < 0) FAIL(why.text);
 }
 
 // Where the log lies: nullptr (DRAM) when the arguments name no --device URI. The kernel ends the
@@ -111,7 +107,7 @@ inline lunar::Device* open_device(const char* uri, uint64_t bytes) {
   int status;
   do status = lunar::device_open(uri, options, &device, &why);
   while (status == -EBUSY);
-  if (status < 0) fail(why.text);
+  if (status < 0) FAIL(why.text);
   return device;
 }
 
@@ -119,7 +115,7 @@ inline lunar::Device* open_device(const char* uri, uint64_t bytes) {
 inline void make_file(const char* path, uint64_t bytes) {
   FILE* file = fopen(path, "w");
   if (!file || ftruncate(fileno(file), static_cast<off_t>(bytes)) != 0 || fclose(file) != 0)
-    fail(std::string("cannot make ") + path);
+    FAIL(std::string("cannot make ") + path);
 }
 
 }  // namespace kv_test

@@ -57,7 +57,7 @@ struct Kept : kv_test::KeptStore<RefusingDevice> {
   }
   void open(Contents contents, bool read_only = false) {
     ErrorText why;
-    if (try_open(contents, read_only, &why) < 0) kv_test::fail(why.text);
+    if (try_open(contents, read_only, &why) < 0) FAIL(why.text);
   }
   // Flushed, and read from the device from now on.
   void reopen() {

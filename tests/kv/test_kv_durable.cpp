@@ -227,7 +227,7 @@ TEST_CASE("threads share commits") {
     threads.emplace_back([&, i] {
       for (unsigned n = 0; n < 50; ++n) {
         const unsigned key = i * 100 + n % 10;
-        if (store->set({&key, sizeof key}, {&n, sizeof n}) != 0) kv_test::fail("set");
+        if (store->set({&key, sizeof key}, {&n, sizeof n}) != 0) FAIL("set");
       }
     });
   }

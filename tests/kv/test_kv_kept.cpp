@@ -446,7 +446,7 @@ TEST_CASE("a state that is saved while a thread writes is of one moment") {
               std::string value = std::to_string(version) + " ";
               value.resize(20 + (version + i) % 50 * 2, 'x');
               if (store->set(bytes_of("key " + std::to_string(i)), bytes_of(value)) != 0)
-                kv_test::fail("set");
+                FAIL("set");
               if (version % 8 == 0 && i % 40 == 0)
                 (void)store->set(bytes_of(std::to_string(version * kKeys + i)), bytes_of(value));
             }
@@ -487,7 +487,7 @@ TEST_CASE("saves while a thread writes cost no key its place") {
     std::atomic<bool> over{false};
     std::thread saver([&] {
       while (saves && !over.load())
-        if (store->flush() != 0) kv_test::fail("flush");
+        if (store->flush() != 0) FAIL("flush");
     });
     uint64_t keys = 0;
     for (int status = 0; status == 0; ++keys) {

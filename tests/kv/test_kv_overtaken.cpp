@@ -75,7 +75,7 @@ struct Stage {
       std::string value;
       for (uint64_t version = 1; !stop; ++version) {
         kv_test::fill(&value, 0, version, bytes);
-        if (store->set(bytes_of(key), bytes_of(value)) < 0) kv_test::fail("set");
+        if (store->set(bytes_of(key), bytes_of(value)) < 0) FAIL("set");
         device.changes.fetch_add(1);
       }
     });

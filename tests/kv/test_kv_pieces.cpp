@@ -91,7 +91,7 @@ void check_version(Store* store, const char* key) {
   uint64_t version = 0;
   if (found == "none") return;
   memcpy(&version, found.data(), sizeof version);
-  if (found != value_of_version(version)) kv_test::fail("a mixture of values");
+  if (found != value_of_version(version)) FAIL("a mixture of values");
 }
 
 // Sets and deletes two keys until told to end.
@@ -101,10 +101,10 @@ struct Writer {
   explicit Writer(Store* store) {
     thread = std::thread([this, store] {
       for (uint64_t version = 1; !over; ++version) {
-        if (store->set({"a", 1}, bytes_of(value_of_version(version))) != 0) kv_test::fail("set");
-        if (version % 3 == 0 && store->del({"b", 1}) < -ENOENT) kv_test::fail("del");
+        if (store->set({"a", 1}, bytes_of(value_of_version(version))) != 0) FAIL("set");
+        if (version % 3 == 0 && store->del({"b", 1}) < -ENOENT) FAIL("del");
         if (version % 3 != 0 && store->set({"b", 1}, bytes_of(value_of_version(version))) != 0)
-          kv_test::fail("set");
+          FAIL("set");
       }
     });
   }
@@ -172,7 +172,7 @@ TEST_CASE(
     store = kv_test::open_store(options_of(&device, Contents::kKept));
     std::atomic<bool> over{false};
     std::thread writer([&] {
-      if (store->set({"the key", 7}, {"new", 3}) != 0) kv_test::fail("set");
+      if (store->set({"the key", 7}, {"new", 3}) != 0) FAIL("set");
       over = true;
     });
     while (!over) {
@@ -219,7 +219,7 @@ TEST_CASE("kv-pieces: nothing that goes over keys meets a piece, and a get meets
           memcpy(&version, value.data(), sizeof version);
           REQUIRE(length == static_cast<int64_t>(kLong + version % 7));
           value.resize(static_cast<uint64_t>(length));
-          if (value != value_of_version(version)) kv_test::fail("a mixture of values");
+          if (value != value_of_version(version)) FAIL("a mixture of values");
         }
       }
     }

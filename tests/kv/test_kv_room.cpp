@@ -147,14 +147,14 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
           const uint64_t key = writer << 32 | i % 500;
           if (const int status = store->set({&key, sizeof key}, bytes_of(value));
               status < 0 && status != -ENOSPC)
-            kv_test::fail("set");
+            FAIL("set");
           small.fetch_add(1);
         }
       });
     }
     threads.emplace_back([&] {
       for (; !over; sys::sleep_ns(3'000'000))
-        if (store->flush() < 0) kv_test::fail("flush");
+        if (store->flush() < 0) FAIL("flush");
     });
     uint64_t done = 0;
     std::string value(kBytes / 2, 'l');

@@ -82,7 +82,7 @@ struct Stage {
       const std::string value(length, 'v');
       for (uint64_t i = 0; i < most; ++i) {
         const uint64_t key = writer * 1'000'000 + i % keys;
-        if (store->set({&key, sizeof key}, bytes_of(value)) < 0) kv_test::fail("set");
+        if (store->set({&key, sizeof key}, bytes_of(value)) < 0) FAIL("set");
         done->fetch_add(1);
       }
     });
@@ -109,7 +109,7 @@ TEST_CASE("kv-stalls: large pairs are set while a state is saved") {
     Stage stage(durability);
     stage.device.closed = true;
     stage.threads.emplace_back([&] {
-      if (stage.store->flush() < 0) kv_test::fail("flush");
+      if (stage.store->flush() < 0) FAIL("flush");
     });
     REQUIRE(Stage::comes([&] { return stage.device.waiting != 0; }));
     std::atomic<uint64_t> done{0};
@@ -130,7 +130,7 @@ TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") 
   stage.write(2, 1, 100, 1, &set);
   REQUIRE(Stage::comes([&] { return stage.device.log_waiting == 1; }));
   stage.threads.emplace_back([&] {  // waits for that commit, and then comes to its moment
-    if (stage.store->flush() < 0) kv_test::fail("flush");
+    if (stage.store->flush() < 0) FAIL("flush");
   });
   stage.write(3, 1, 100, 1, &set);  // in the batch behind that commit, and held in the next
   sys::sleep_ns(100'000'000);
@@ -138,7 +138,7 @@ TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") 
   stage.threads.emplace_back([&] {
     const std::string none = "none";
     for (uint64_t i = 0; i < kCalls; ++i, sys::sleep_ns(1'000'000)) {
-      if (stage.store->del(bytes_of(none)) != -ENOENT) kv_test::fail("del");
+      if (stage.store->del(bytes_of(none)) != -ENOENT) FAIL("del");
       calls.fetch_add(1);
     }
   });
@@ -188,7 +188,7 @@ TEST_CASE("kv-stalls: a thread that flushes again and again lets a writer have i
   std::atomic<bool> over{false};
   stage.threads.emplace_back([&] {
     while (!over && flushes <= kFlushesMost) {
-      if (stage.store->flush() < 0) kv_test::fail("flush");
+      if (stage.store->flush() < 0) FAIL("flush");
       flushes.fetch_add(1);
     }
   });

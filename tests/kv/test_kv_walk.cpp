@@ -270,7 +270,7 @@ TEST_CASE("kv-walk: what a long key took is given back when the walk has gone on
     const bool is_read =
         file >= 0 && read(file, text, sizeof text - 1) > 0 && sscanf(text, "%*u %llu", &pages) == 1;
     if (file >= 0) (void)close(file);
-    if (!is_read) kv_test::fail("statm");
+    if (!is_read) FAIL("statm");
     return pages * 4096;
   };
   const OnDevice kv;
@@ -286,7 +286,7 @@ TEST_CASE("kv-walk: what a long key took is given back when the walk has gone on
   uint64_t most = 0, last = 0;
   char name[100];
   for (int64_t length; (length = walk->next(name, sizeof name)) != -ENOENT;) {
-    if (length < 0) kv_test::fail("walk");
+    if (length < 0) FAIL("walk");
     last = resident() > at_first ? resident() - at_first : 0;
     most = std::max(most, last);
   }
