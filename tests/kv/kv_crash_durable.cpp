@@ -9,7 +9,6 @@
 //   interleaving.
 #include <errno.h>
 
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -28,21 +27,13 @@ using Kind = DeviceEvent::Kind;
 enum Mark : unsigned { kBegun, kAcknowledged, kOpened };
 
 // For several threads. They see each other: the holder of the device lets others come.
-class SharedDevice final : public MemoryDevice {
- public:
-  using MemoryDevice::MemoryDevice;
-  int64_t transfer(const Command& command) override {
-    if (command.op != Op::kRead) sys::yield_cpu();
-    const std::lock_guard guard(lock_);
-    return MemoryDevice::transfer(command);
+struct SharedDevice : MemoryDevice {
+  explicit SharedDevice(std::vector<char>* memory) : MemoryDevice(memory->data(), kBytes) {
+    before = [](const Command& command) {
+      if (command.op != Op::kRead) sys::yield_cpu();
+      return 0;
+    };
   }
-  void mark(Mark mark, uint64_t key, uint64_t operation) {
-    const std::lock_guard guard(lock_);
-    if (record) record->push_back({Kind::kMark, key, operation, {}, mark});
-  }
-
- private:
-  std::mutex lock_;
 };
 
 struct State {
@@ -142,7 +133,7 @@ Store* History::open(SharedDevice* device, const StoreOptions& options) {
 void History::make(uint64_t operations) {
   where_ = "before a crash: ";
   for (char& byte : memory_) byte = static_cast<char>(random_.next());  // what former owners left
-  SharedDevice device(memory_.data(), kBytes);
+  SharedDevice device(&memory_);
   StoreOptions options = options_for(&device, Contents::kNew, random_);
   Store* store = open(&device, options);
   copy_ = memory_;
@@ -224,7 +215,7 @@ void note(const DeviceEvent& event, std::vector<Key>* keys) {
 
 // Opens what the crash left, at some level, and works in it. keys: as they were found.
 void History::go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events) {
-  SharedDevice device(copy_.data(), kBytes);
+  SharedDevice device(&copy_);
   std::vector<DeviceEvent> undo;
   device.undo = &undo;
   device.record = events;
@@ -256,7 +247,7 @@ void History::crash_again(std::vector<Key> found, const std::vector<DeviceEvent>
   const auto below = [this](uint64_t n) { return random_.below(n); };
   for (size_t i = 0; i < flushed; ++i) leave_of(events[i], Left::kAll, &copy_, below, &undo);
   apply(events, flushed, event, &undo);
-  SharedDevice device(copy_.data(), kBytes);
+  SharedDevice device(&copy_);
   device.undo = &undo_open;
   StoreOptions options = options_for(&device, Contents::kKept, random_);
   where_ += "again at " + std::to_string(event) + " of " + std::to_string(events.size()) + ": ";

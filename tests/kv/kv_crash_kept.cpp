@@ -134,7 +134,7 @@ void History::make(uint64_t operations) {
     sums_.push_back(sum);
     if (random_.below(120)) continue;
     if (const int status = store->flush(); status < 0) wrong("flush: " + std::to_string(status));
-    events_.push_back({Kind::kMark, 0, 0, {}, static_cast<unsigned>(flushes_.size())});
+    device.mark(static_cast<unsigned>(flushes_.size()));
     flushes_.push_back(sums_.size() - 1);
   }
   check_store(store);

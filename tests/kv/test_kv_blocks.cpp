@@ -24,16 +24,7 @@ namespace {
 
 constexpr uint64_t kBlock = 4096;
 
-struct CountingDevice final : lunar_test::MemoryDevice {
-  using MemoryDevice::MemoryDevice;
-  uint64_t reads = 0, read_bytes = 0;
-  int64_t transfer(const Command& command) override {
-    if (command.op == Op::kRead) ++reads, read_bytes += command.iov[0].iov_len;
-    return MemoryDevice::transfer(command);
-  }
-};
-
-struct Kept : kv_test::KeptStore<CountingDevice> {
+struct Kept : kv_test::KeptStore<lunar_test::MemoryDevice> {
   using KeptStore::KeptStore;
   void open(Contents contents, uint64_t segment_bytes = 0, bool read_only = false,
             bool salvage = false) {

@@ -24,26 +24,22 @@ namespace {
 
 constexpr uint64_t kBytes = 4 * kMiB, kLargeBytes = 300'000;
 
-// Reads of [refused, refused + kBlock) end with -EIO, so many times, after so many that did not.
-struct RefusingDevice final : lunar_test::MemoryDevice {
-  using MemoryDevice::MemoryDevice;
+struct Kept : kv_test::KeptStore<lunar_test::MemoryDevice> {
+  // Reads of [refused, refused + kBlock) end with -EIO, so many times, after so many that did not.
   static constexpr uint64_t kBlock = 4096;
   uint64_t refused = 0, times = 0, after = 0;
   uint64_t longest = UINT64_MAX;  // longer reads are not refused
-  int64_t transfer(const Command& command) override {
-    const uint64_t begin = command.offset.value,
-                   length = command.op == Op::kRead ? command.iov[0].iov_len : 0;
-    const bool touches = refused < begin + length && begin < refused + kBlock;
-    if (times == 0 || length == 0 || length > longest || !touches)
-      return MemoryDevice::transfer(command);
-    if (after != 0) return --after, MemoryDevice::transfer(command);
-    --times;
-    return -EIO;
+  explicit Kept(uint64_t bytes = kBytes) : KeptStore(bytes) {
+    device.before = [this](const Command& command) {
+      const uint64_t begin = command.offset.value,
+                     length = command.op == Op::kRead ? command.iov[0].iov_len : 0;
+      const bool touches = refused < begin + length && begin < refused + kBlock;
+      if (times == 0 || length == 0 || length > longest || !touches) return 0;
+      if (after != 0) return --after, 0;
+      --times;
+      return -EIO;
+    };
   }
-};
-
-struct Kept : kv_test::KeptStore<RefusingDevice> {
-  explicit Kept(uint64_t bytes = kBytes) : KeptStore(bytes) {}
   int try_open(Contents contents, bool read_only, ErrorText* why) {
     close();
     const bool is_new = contents == Contents::kNew;
@@ -74,11 +70,10 @@ struct Kept : kv_test::KeptStore<RefusingDevice> {
     const auto at = std::search(begin, memory.end(), content.begin(), content.end());
     return at == memory.end() ? nullptr : &*at - sizeof(Record);
   }
-  void refuse(const char* record, uint64_t times, uint64_t after = 0) {
-    device.refused =
-        round_down(static_cast<uint64_t>(record - memory.data()), RefusingDevice::kBlock);
-    device.times = times;
-    device.after = after;
+  void refuse(const char* record, uint64_t reads, uint64_t later = 0) {
+    refused = round_down(static_cast<uint64_t>(record - memory.data()), kBlock);
+    times = reads;
+    after = later;
   }
   uint64_t segments(SegmentState state) const {
     StoreInfo info;
@@ -139,7 +134,7 @@ TEST_CASE(
     kept.refuse(kept.record_of(key), UINT64_MAX);
     CHECK(kept.store->set(bytes_of(key), {"new", 3}) == -EIO);
     CHECK(kept.store->del(bytes_of(key)) == -EIO);
-    kept.device.times = 0;
+    kept.times = 0;
     CHECK(value_of(kept.store, key) == std::string(3000, key.back()));
     CHECK(kept.store->exists(bytes_of(other)) == -EBADMSG);
     CHECK(kept.store->count() == 12);
@@ -326,8 +321,8 @@ TEST_CASE(
           kept.refuse(of_head ? head : piece, 1, n);
           const int64_t status =
               deletes ? kept.store->del(bytes_of(key)) : kept.store->set(bytes_of(key), {"new", 3});
-          over = kept.device.times != 0;
-          kept.device.times = 0;
+          over = kept.times != 0;
+          kept.times = 0;
           refused += status < 0 ? 1 : 0;
           CHECK((status >= 0 || status == -EIO));
           CHECK(kept.store->pieces() == (status < 0 ? pieces : 0));
@@ -393,7 +388,7 @@ TEST_CASE(
   kept.device.fail_after = -1;
   const char* piece = kept.record_of(value.substr(0, 64));
   REQUIRE(piece);
-  kept.device.longest = 32 * kKiB;  // a replay reads segments
+  kept.longest = 32 * kKiB;  // a replay reads segments
   kept.refuse(piece, UINT64_MAX);
   kept.open(Contents::kKept, true);
   CHECK(kept.store->pieces() != 0);
@@ -402,9 +397,9 @@ TEST_CASE(
     REQUIRE(kept.try_open(Contents::kKept, false, &why) == -EIO);
     CHECK(std::string(why.text).find("lunar kv dump") != std::string::npos);
   }
-  kept.device.times = 2;
+  kept.times = 2;
   kept.open(Contents::kKept);
-  CHECK(kept.device.times == 0);
+  CHECK(kept.times == 0);
   CHECK(kept.store->pieces() == 0);
   CHECK(value_of(kept.store, "small") == "1");
   kv_test::check_store(kept.store);

@@ -204,16 +204,11 @@ TEST_CASE("a damaged log is reported, wherever it is damaged") {
 
 TEST_CASE("threads share commits") {
   Backing backing;
-  struct Slow final : lunar_test::MemoryDevice {
-    using MemoryDevice::MemoryDevice;
-    sys::Mutex lock;
-    int64_t transfer(const Command& command) override {
-      if (command.op != Op::kRead) sys::sleep_ns(300'000);
-      const MutexLock guard(lock);
-      return MemoryDevice::transfer(command);
-    }
+  lunar_test::MemoryDevice device(backing.memory.data(), kBytes);
+  device.before = [](const Command& command) {
+    if (command.op != Op::kRead) sys::sleep_ns(300'000);
+    return 0;
   };
-  Slow device(backing.memory.data(), kBytes);
   StoreOptions options;
   options.device = &device;
   options.contents = Contents::kNew;
@@ -289,21 +284,16 @@ TEST_CASE("a state is saved before the log is longer than an open may read") {
 // Cleaning moves records, some of whose entries look alike (one tag, one segment): replay must find
 // those they had.
 TEST_CASE("records that cleaning moved replace themselves when the log is replayed") {
-  // What a crash would leave just before a younger state counts: then the log is at its longest.
-  struct Images final : lunar_test::MemoryDevice {
-    explicit Images(Backing* of) : MemoryDevice(of->memory.data(), kBytes), backing(of) {}
-    int64_t transfer(const Command& command) override {
-      if (command.op == Op::kWrite &&
-          command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * 4096)
-        images.push_back(backing->memory);
-      return MemoryDevice::transfer(command);
-    }
-    Backing* backing;
-    std::vector<std::vector<char>> images;
-  };
   Backing backing;
-  auto* device = new Images(&backing);
+  auto* device = new lunar_test::MemoryDevice(backing.memory.data(), kBytes);
   backing.devices.push_back(device);
+  // What a crash would leave just before a younger state counts: then the log is at its longest.
+  std::vector<std::vector<char>> images;
+  device->before = [&](const Command& command) {
+    const bool root = command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * 4096;
+    if (command.op == Op::kWrite && root) images.push_back(device->snapshot());
+    return 0;
+  };
   StoreOptions options = backing.options_for(Contents::kNew, Durability::kGroup);
   Store* store = kv_test::open_store(options);
   // Of the hash an entry has 24 bits of tag and its place: 4 bits of the bucket at first. Shards:
@@ -323,13 +313,13 @@ TEST_CASE("records that cleaning moved replace themselves when the log is replay
   }
   REQUIRE(store->flush() == 0);
   for (uint64_t i = 0; i < 7000; ++i) {
-    if (i == 5000) device->images.clear();
+    if (i == 5000) images.clear();
     must_set(store, "key " + std::to_string(i < 5000 ? i : kv_test::mix(i) % 5000), value);
   }
   store->close();
-  REQUIRE(device->images.size() > 3);
+  REQUIRE(images.size() > 3);
   Backing crashed;
-  for (const auto& image : device->images) {
+  for (const auto& image : images) {
     crashed.memory = image;
     store = crashed.must_open(Contents::kKept, Durability::kFlush);
     kv_test::check_store(store);

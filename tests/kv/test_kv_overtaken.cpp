@@ -24,37 +24,13 @@ constexpr uint64_t kSegmentBytes = 64 * kKiB, kPatienceNs = 300'000'000, kOverta
 
 thread_local bool is_slow = false;  // reads of this thread are overtaken
 
-class Overtaking final : public lunar_test::MemoryDevice {
- public:
-  using MemoryDevice::MemoryDevice;
-  std::atomic<uint64_t> changes{0};
-  std::atomic<bool> over{false};  // the other thread can do no more
-  uint64_t overtakes = kOvertakes, patience_ns = kPatienceNs;
-  std::atomic<uint64_t> waits{0};  // of the slow thread
-  std::function<bool(uint64_t, uint64_t)> holds = [](uint64_t, uint64_t) {
-    return true;
-  };  // of offset, length
-  int64_t transfer(const Command& command) override {
-    if (is_slow && command.op == Op::kRead && holds(command.offset.value, command.iov[0].iov_len))
-      wait();
-    const MutexLock guard(lock_);
-    return MemoryDevice::transfer(command);
-  }
-
- private:
-  void wait() {
-    ++waits;
-    const uint64_t wanted = changes + overtakes, end = sys::now_ns() + patience_ns;
-    while (!over && changes < wanted) {
-      if (sys::now_ns() > end) over = true;
-      sys::sleep_ns(100'000);
-    }
-  }
-  sys::Mutex lock_;
-};
-
 struct Stage {
   explicit Stage(uint64_t segments) : memory(segments * kSegmentBytes) {
+    device.before = [this](const Command& command) {
+      if (is_slow && command.op == Op::kRead && holds(command.offset.value, command.iov[0].iov_len))
+        wait();
+      return 0;
+    };
     StoreOptions options;
     options.device = &device;
     options.log_bytes = 0;
@@ -76,9 +52,17 @@ struct Stage {
       for (uint64_t version = 1; !stop; ++version) {
         kv_test::fill(&value, 0, version, bytes);
         if (store->set(bytes_of(key), bytes_of(value)) < 0) FAIL("set");
-        device.changes.fetch_add(1);
+        changes.fetch_add(1);
       }
     });
+  }
+  void wait() {
+    ++waits;
+    const uint64_t wanted = changes + overtakes, end = sys::now_ns() + patience_ns;
+    while (!over && changes < wanted) {
+      if (sys::now_ns() > end) over = true;
+      sys::sleep_ns(100'000);
+    }
   }
   void end_changes() {
     stop = true;
@@ -87,9 +71,16 @@ struct Stage {
 
   static constexpr uint64_t kValueBytes = 12 * kSegmentBytes;  // more than there are frames for
   std::vector<char> memory;
-  Overtaking device{memory.data(), memory.size()};
+  lunar_test::MemoryDevice device{memory.data(), memory.size()};
   Store* store = nullptr;
   std::thread changing;
+  std::atomic<uint64_t> changes{0};
+  std::atomic<bool> over{false};  // the other thread can do no more
+  uint64_t overtakes = kOvertakes, patience_ns = kPatienceNs;
+  std::atomic<uint64_t> waits{0};  // of the slow thread
+  std::function<bool(uint64_t, uint64_t)> holds = [](uint64_t, uint64_t) {
+    return true;
+  };  // of offset, length
   std::atomic<bool> stop{false};
 };
 
@@ -105,14 +96,14 @@ TEST_CASE("kv-overtaken: a large pair that is set faster than it is read is no d
   const std::string key = "key";
   Stage stage(64);
   stage.change(key);
-  while (stage.device.changes == 0) sys::sleep_ns(100'000);
+  while (stage.changes == 0) sys::sleep_ns(100'000);
   std::string value(Stage::kValueBytes, 0);
   char found[16];
   SECTION("get") {
     const Slow slow;
     CHECK(stage.store->get(bytes_of(key), value.data(), value.size(), 0) ==
           static_cast<int64_t>(value.size()));
-    CHECK(stage.device.waits != 0);
+    CHECK(stage.waits != 0);
   }
   SECTION("exists") {
     const Slow slow;
@@ -154,18 +145,18 @@ TEST_CASE("kv-overtaken: a get that finds a piece damaged holds up no set of ano
   REQUIRE(piece);
   *piece = static_cast<char>(*piece ^ 1);
   const auto at = static_cast<uint64_t>(piece - stage.memory.data());
-  stage.device.holds = [at](uint64_t offset, uint64_t length) {
+  stage.holds = [at](uint64_t offset, uint64_t length) {
     return offset <= at && at < offset + length;
   };
-  stage.device.overtakes = 1;
-  stage.device.patience_ns = 10'000'000'000;
+  stage.overtakes = 1;
+  stage.patience_ns = 10'000'000'000;
   stage.change("another", 100);
   {
     const Slow slow;
     CHECK(stage.store->get(bytes_of(key), value.data(), value.size(), 0) == -EBADMSG);
   }
-  CHECK(stage.device.waits != 0);
-  CHECK_FALSE(stage.device.over);
+  CHECK(stage.waits != 0);
+  CHECK_FALSE(stage.over);
   stage.end_changes();
   CHECK(stage.store->clear() == 0);
 }

@@ -19,28 +19,11 @@
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
+using lunar_test::MemoryDevice;
 
 namespace {
 
 constexpr uint64_t kBytes = 8 * kMiB, kLong = 500'000;
-
-class LockedDevice final : public lunar_test::MemoryDevice {
- public:
-  explicit LockedDevice(std::vector<char>* memory)
-      : MemoryDevice(memory->data(), memory->size()), memory_(memory) {}
-  int64_t transfer(const Command& command) override {
-    const MutexLock guard(lock_);
-    return MemoryDevice::transfer(command);
-  }
-  std::vector<char> copy() {
-    const MutexLock guard(lock_);
-    return *memory_;
-  }
-
- private:
-  sys::Mutex lock_;
-  std::vector<char>* memory_;
-};
 
 StoreOptions options_of(Device* device, Contents contents,
                         Durability durability = Durability::kFlush) {
@@ -122,16 +105,16 @@ TEST_CASE(
     "kv-pieces: a state of a moment within sets and deletes leaves no piece without its head") {
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     std::vector<char> memory(kBytes);
-    LockedDevice device(&memory);
+    MemoryDevice device(memory.data(), kBytes);
     Store* store = kv_test::open_store(options_of(&device, Contents::kNew, durability));
     unsigned in_hand = 0;
     {
       const Writer writer(store);
       for (unsigned i = 0; i < 40; ++i) {
         REQUIRE(store->flush() == 0);
-        std::vector<char> image = device.copy();
+        std::vector<char> image = device.snapshot();
         in_hand += hands_in(image) != 0 ? 1 : 0;
-        lunar_test::MemoryDevice copy(image.data(), kBytes);
+        MemoryDevice copy(image.data(), kBytes);
         StoreOptions options = options_of(&copy, Contents::kKept);
         options.read_only = true;
         Store* found = kv_test::open_store(options);
@@ -159,7 +142,7 @@ TEST_CASE(
   unsigned in_hand = 0;
   for (unsigned round = 0; round < 100 && in_hand < 3; ++round) {
     std::vector<char> memory(kBytes);
-    LockedDevice device(&memory);
+    MemoryDevice device(memory.data(), kBytes);
     Store* store = kv_test::open_store(options_of(&device, Contents::kNew));
     REQUIRE(store->set({"the key", 7}, bytes_of(value)) == 0);
     REQUIRE(store->set({"behind", 6}, {}) == 0);  // so that the head's end is certain
@@ -177,10 +160,10 @@ TEST_CASE(
     });
     while (!over) {
       REQUIRE(store->flush() == 0);
-      std::vector<char> image = device.copy();
+      std::vector<char> image = device.snapshot();
       if (hands_in(image) == 0) continue;
       ++in_hand;
-      lunar_test::MemoryDevice copy(image.data(), kBytes);
+      MemoryDevice copy(image.data(), kBytes);
       Store* found = kv_test::open_store(options_of(&copy, Contents::kKept));
       CHECK(kv_test::value_of(found, "the key") == "new");
       CHECK(found->pieces() == 0);
@@ -197,7 +180,7 @@ TEST_CASE(
 TEST_CASE("kv-pieces: nothing that goes over keys meets a piece, and a get meets one version") {
   for (const bool on_device : {false, true}) {
     std::vector<char> memory(kBytes);
-    LockedDevice device(&memory);
+    MemoryDevice device(memory.data(), kBytes);
     Store* store =
         kv_test::open_store(options_of(on_device ? &device : nullptr, Contents::kScratch));
     {
@@ -231,7 +214,7 @@ TEST_CASE("kv-pieces: nothing that goes over keys meets a piece, and a get meets
 TEST_CASE("kv-pieces: clear() takes the pieces of a set under way with it") {
   for (const bool on_device : {false, true}) {
     std::vector<char> memory(kBytes);
-    LockedDevice device(&memory);
+    MemoryDevice device(memory.data(), kBytes);
     Store* store =
         kv_test::open_store(options_of(on_device ? &device : nullptr, Contents::kScratch));
     {
@@ -254,7 +237,7 @@ TEST_CASE("kv-pieces: clear() takes the pieces of a set under way with it") {
 TEST_CASE("kv-pieces: a set that finds no room leaves the old value, and no piece") {
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     std::vector<char> memory(kBytes);
-    lunar_test::MemoryDevice device(memory.data(), kBytes);
+    MemoryDevice device(memory.data(), kBytes);
     Store* store = kv_test::open_store(options_of(&device, Contents::kNew, durability));
     const std::string old(3 * kMiB, 'o');
     REQUIRE(store->set({"key", 3}, bytes_of(old)) == 0);
@@ -280,7 +263,7 @@ TEST_CASE("kv-pieces: a set that finds no room leaves the old value, and no piec
 
 TEST_CASE("kv-pieces: a part of a value is read from the pieces that it lies in") {
   std::vector<char> memory(kBytes);
-  lunar_test::MemoryDevice device(memory.data(), kBytes);
+  MemoryDevice device(memory.data(), kBytes);
   Store* store = kv_test::open_store(options_of(&device, Contents::kNew));
   const std::string value = value_of_version(1), other(1000, 'o');
   REQUIRE(store->set({"key", 3}, bytes_of(value)) == 0);

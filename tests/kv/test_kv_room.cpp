@@ -36,18 +36,6 @@ struct Kind {
   }
 };
 
-class LockedDevice final : public lunar_test::MemoryDevice {
- public:
-  using MemoryDevice::MemoryDevice;
-  int64_t transfer(const Command& command) override {
-    const MutexLock guard(lock_);
-    return MemoryDevice::transfer(command);
-  }
-
- private:
-  sys::Mutex lock_;
-};
-
 constexpr Kind kKinds[] = {{"in DRAM", false, Contents::kScratch, Durability::kFlush},
                            {"on a device", true, Contents::kScratch, Durability::kFlush},
                            {"kept", true, Contents::kNew, Durability::kFlush},
@@ -135,7 +123,7 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
   constexpr uint64_t kBytes = 8 * kMiB, kRounds = 60;
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     std::vector<char> memory(kBytes);
-    LockedDevice device(memory.data(), memory.size());
+    lunar_test::MemoryDevice device(memory.data(), memory.size());
     Store* store = kv_test::open_store(options_for(&device, Contents::kNew, durability, 6 * kMiB));
     std::atomic<bool> over{false};
     std::atomic<uint64_t> small{0};
@@ -181,7 +169,7 @@ TEST_CASE(
   constexpr uint64_t kKeys = 2000, kThreads = 64, kSets = 200, kBytes = 80 * 128 * kKiB;
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     std::vector<char> memory(kBytes);
-    LockedDevice device(memory.data(), memory.size());
+    lunar_test::MemoryDevice device(memory.data(), memory.size());
     StoreOptions options = options_for(&device, Contents::kNew, durability, 16 * kMiB);
     options.segment_bytes = 128 * kKiB;
     options.expected_keys = kKeys;

@@ -26,14 +26,12 @@ constexpr uint64_t kPatienceNs = 20'000'000'000;  // beyond it a writer counts a
 
 // Holds the writes of roots while `closed`, those of the log while `log_closed`, but for one that
 // release_one lets go.
-class Gate final : public lunar_test::MemoryDevice {
- public:
-  using MemoryDevice::MemoryDevice;
+struct Gate {
   std::atomic<bool> closed{false};
   std::atomic<unsigned> waiting{0};
   std::atomic<bool> log_closed{false}, release_one{false};
   std::atomic<unsigned> log_waiting{0};
-  int64_t transfer(const Command& command) override {
+  int pass(const Command& command) {
     const bool root =
         command.op == Op::kWrite &&
         command.offset.value - lunar::kv::media::kFrontRootsAt < 2 * lunar::kv::media::kBlockBytes;
@@ -47,16 +45,13 @@ class Gate final : public lunar_test::MemoryDevice {
       log_waiting.fetch_add(1);
       while (log_closed.load() && !release_one.exchange(false)) sys::sleep_ns(100'000);
     }
-    const MutexLock guard(lock_);
-    return MemoryDevice::transfer(command);
+    return 0;
   }
-
- private:
-  sys::Mutex lock_;
 };
 
 struct Stage {
   explicit Stage(Durability durability, uint64_t replay_bytes_most = 0) {
+    device.before = [this](const Command& command) { return gate.pass(command); };
     StoreOptions options;
     options.device = &device;
     options.contents = Contents::kNew;
@@ -69,8 +64,8 @@ struct Stage {
     store = kv_test::open_store(options);
   }
   ~Stage() {
-    device.closed = false;
-    device.log_closed = false;
+    gate.closed = false;
+    gate.log_closed = false;
     for (std::thread& thread : threads) thread.join();
     kv_test::check_store(store);
     store->close();
@@ -97,7 +92,8 @@ struct Stage {
   }
 
   std::vector<char> memory = std::vector<char>(32 * kMiB);
-  Gate device{memory.data(), memory.size()};
+  Gate gate;
+  lunar_test::MemoryDevice device{memory.data(), memory.size()};
   Store* store = nullptr;
   std::vector<std::thread> threads;
 };
@@ -107,11 +103,11 @@ struct Stage {
 TEST_CASE("kv-stalls: large pairs are set while a state is saved") {
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     Stage stage(durability);
-    stage.device.closed = true;
+    stage.gate.closed = true;
     stage.threads.emplace_back([&] {
       if (stage.store->flush() < 0) FAIL("flush");
     });
-    REQUIRE(Stage::comes([&] { return stage.device.waiting != 0; }));
+    REQUIRE(Stage::comes([&] { return stage.gate.waiting != 0; }));
     std::atomic<uint64_t> done{0};
     stage.write(1, 5, 300'000, 20, &done);
     CHECK(Stage::comes([&] { return done == 20; }));
@@ -126,15 +122,15 @@ TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") 
   std::atomic<uint64_t> set{0}, calls{0};
   stage.write(1, 1, 100, 1, &set);
   REQUIRE(Stage::comes([&] { return set == 1; }));
-  stage.device.log_closed = true;
+  stage.gate.log_closed = true;
   stage.write(2, 1, 100, 1, &set);
-  REQUIRE(Stage::comes([&] { return stage.device.log_waiting == 1; }));
+  REQUIRE(Stage::comes([&] { return stage.gate.log_waiting == 1; }));
   stage.threads.emplace_back([&] {  // waits for that commit, and then comes to its moment
     if (stage.store->flush() < 0) FAIL("flush");
   });
   stage.write(3, 1, 100, 1, &set);  // in the batch behind that commit, and held in the next
   sys::sleep_ns(100'000'000);
-  stage.device.release_one = true;
+  stage.gate.release_one = true;
   stage.threads.emplace_back([&] {
     const std::string none = "none";
     for (uint64_t i = 0; i < kCalls; ++i, sys::sleep_ns(1'000'000)) {
@@ -150,14 +146,14 @@ TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") 
 // room.
 TEST_CASE("kv-stalls: a log that grows long holds up the one writer that saves") {
   Stage stage(Durability::kEach, 4 * kMiB);
-  stage.device.closed = true;
+  stage.gate.closed = true;
   std::atomic<uint64_t> saver{0}, other{0};
   stage.write(1, 100, 3000, 1024, &saver);  // 4 MiB of blocks
-  REQUIRE(Stage::comes([&] { return stage.device.waiting != 0; }));
+  REQUIRE(Stage::comes([&] { return stage.gate.waiting != 0; }));
   CHECK(saver < 1000);
   stage.write(2, 100, 3000, 150, &other);
   CHECK(Stage::comes([&] { return other == 150; }));
-  CHECK(stage.device.waiting == 1);
+  CHECK(stage.gate.waiting == 1);
 }
 
 TEST_CASE(
@@ -169,9 +165,9 @@ TEST_CASE(
   stage.write(1, kKeys, 100'000, kKeys, &filled);
   REQUIRE(Stage::comes([&] { return filled == kKeys; }));
   REQUIRE(stage.store->flush() == 0);
-  stage.device.closed = true;
+  stage.gate.closed = true;
   stage.write(1, kKeys, 100'000, 20 * kKeys, &saver);
-  REQUIRE(Stage::comes([&] { return stage.device.waiting != 0; }));
+  REQUIRE(Stage::comes([&] { return stage.gate.waiting != 0; }));
   stage.write(2, kMore, 100'000, kMore, &other);
   CHECK(Stage::comes([&] { return other == kMore; }));
 }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // MemoryDevice: a raw Device over memory that outlives it, so that one device can be opened again
-// and again; it may record what is written, refuse to discard, fail. For the tests of lun/.
-// Threading: transfer from any thread while nothing records.
+// and again; it may record what is written, refuse to discard, fail, wait. For the tests of lun/
+// and kv/. Threading: transfer, mark and snapshot from any thread; the rest while there is no
+// other.
 #pragma once
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <mutex>
 #include <vector>
 
 #include "superpipe/device.h"
@@ -37,6 +40,9 @@ class MemoryDevice : public lunar::Device {
   std::vector<DeviceEvent>* undo = nullptr;  // what was there before each write and discard
   int64_t fail_after = -1;  // so many writes and flushes succeed, then they end with -EIO
   uint64_t unreadable = 0;  // a block: reads of it end with -EIO. 0: none
+  // Called with each command, without the lock. 0: it goes on; else that is what it ends with.
+  std::function<int64_t(const lunar::Command&)> before;
+  uint64_t reads = 0, read_bytes = 0, written_bytes = 0;  // what was transferred
   bool closed = false;
   static constexpr uint64_t kBlockBytes = 4096;
 
@@ -54,7 +60,25 @@ class MemoryDevice : public lunar::Device {
   }
   uint64_t size_bytes() const override { return bytes_; }
   bool growable() const override { return false; }
-  int64_t transfer(const lunar::Command& command) override;
+  int64_t transfer(const lunar::Command& command) override {
+    if (before)
+      if (const int64_t status = before(command); status != 0) return status;
+    const std::lock_guard guard(lock_);
+    const int64_t moved = carry_out(command);
+    if (moved > 0 && command.op == lunar::Op::kRead)
+      ++reads, read_bytes += static_cast<uint64_t>(moved);
+    if (moved > 0 && command.op == lunar::Op::kWrite) written_bytes += static_cast<uint64_t>(moved);
+    return moved;
+  }
+  // Into the record, if there is one.
+  void mark(unsigned mark, uint64_t offset = 0, uint64_t length = 0) {
+    const std::lock_guard guard(lock_);
+    if (record) record->push_back({DeviceEvent::Kind::kMark, offset, length, {}, mark});
+  }
+  std::vector<char> snapshot() {
+    const std::lock_guard guard(lock_);
+    return {memory_, memory_ + bytes_};
+  }
   uint32_t io_align() const override { return 512; }
   lunar::Capabilities capabilities() const override {
     lunar::Capabilities out;
@@ -70,9 +94,11 @@ class MemoryDevice : public lunar::Device {
   void close() override { closed = true; }
 
  private:
+  int64_t carry_out(const lunar::Command& command);
   char* memory_;
   uint64_t bytes_;
   Shape shape_;
+  std::mutex lock_;
 };
 
 // What a crash leaves of a write or discard. Below(n): a random number below n.
@@ -103,7 +129,7 @@ inline void roll_back(std::vector<DeviceEvent>* undo, std::vector<char>* image) 
     memcpy(image->data() + undo->back().offset, undo->back().bytes.data(), undo->back().length);
 }
 
-inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
+inline int64_t MemoryDevice::carry_out(const lunar::Command& command) {
   const uint64_t at = command.offset.value;
   uint64_t length = command.length;
   if (command.op == lunar::Op::kRead || command.op == lunar::Op::kWrite) {
