@@ -39,50 +39,6 @@ def one_line(program, wanted, *words):
     assert held, f"{os.path.basename(program)} {words}: {result}, not {wanted}"
 
 
-def check_benchmark(program, place, foreign):
-    check_options(program, (["-n", "0"], ["-r", "101"], ["-q", "0"], ["word"]))
-    rates = (r"loaded at \d+ set/s; [1-9]\d* op/s \((\d+) get/s, (\d+) set/s\), \d+\.\d MiB/s, "
-             r"\d+\.\d\d CPUs, all equal")
-    wanted = "run_kv_benchmark: 4 threads, depth 32, 1000 pairs of 4000 bytes: " + rates
-    one_line(program, wanted, "-s", "1", "-n", "1000")
-    words = ("-d", place, "-t", "2", "-q", "100", "-n", "50", "-v", "0", "-r", "0", "-s", "1", "-H")
-    one_line(program, r"run_kv_benchmark: 2 threads, depth 100, 50 pairs of 0 bytes: " + rates,
-             *words)
-    result = changes_nothing(foreign, program, "-d", foreign, **DRAM)
-    assert result.returncode == 1 and result.stdout == ""
-
-
-def check_perf(program, place):
-    check_options(program, (["-t", "0"], ["-v", "-1"], ["word"]))
-    for words, lengths in (([], ["64", "1000", "4000", "16000"]),
-                           (["-d", place, "-v", "0", "-v", "70000", "-n", "10"], ["0", "70000"])):
-        result = run(program, "-n", "200", *words)
-        rows = [line.split() for line in result.stdout.splitlines()[2:]]
-        assert result.returncode == 0 and [row[0] for row in rows] == lengths
-        rated = all(len(row) == 5 and all(int(rate) > 0 for rate in row[1:]) for row in rows)
-        assert rated, f"kv_perf {words}: {result.stdout}"
-
-
-def check_fileload(program, directory):
-    check_options(program, ([], ["-F", "", "file"], ["one", "two"]))
-    lines, again, place = (os.path.join(directory, name)
-                           for name in ("lines", "again", "loaded.img"))
-    with open(lines, "wb") as file:
-        file.write(b"a\t1\nb\t\nonly a key\n\nc\tx\ty\na\t1\n")
-        file.write(b"".join(b"%d\t\0binary %d\n" % (i, i * i) for i in range(5000)) + b"end\tz")
-    with open(again, "wb") as file:
-        file.write(b"a:1\na:2\n")
-    done = r"kv_fileload: %d lines, %d new keys, %d in all, \d+ lines/s, \d+\.\d MiB/s, all equal"
-    one_line(program, done % (5007, 5006, 5006), lines)
-    file_of(directory, "loaded.img", b"")
-    one_line(program, done % (5007, 5006, 5006), "-k", "-d", place, lines)
-    one_line(program, done % (5007, 0, 5006), "-k", "-d", place, lines)
-    result = run(program, "-F", ":", again)
-    assert result.returncode == 1
-    assert "line 2: the store has another value of this key" in result.stderr
-    one_line(program, done % (2, 2, 2), again)   # without -F these are two keys
-
-
 def check_words(program, directory):
     text, place = os.path.join(directory, "text"), file_of(directory, "words.img", b"")
     with open(text, "w", encoding="utf-8") as file:
@@ -150,12 +106,9 @@ def check_migrate(program, persist, directory, foreign):
 
 def test_programs(directory):
     programs = build(directory, "kv", ARKDB, {"kv_migrate": ["-ltbb", "-ldl"]})
-    assert len(programs) == 9
+    assert len(programs) == 6
     place, foreign = file_of(directory, "store.img", b""), file_of(directory, "foreign",
         b"foreign data")
-    check_benchmark(programs.pop("run_kv_benchmark"), place, foreign)
-    check_perf(programs.pop("kv_perf"), place)
-    check_fileload(programs.pop("kv_fileload"), directory)
     check_words(programs.pop("kv_words"), directory)
     check_coroutines(programs.pop("kv_coroutines"), place)
     check_migrate(programs.pop("kv_migrate"), programs["run_kv_persist"], directory, foreign)
