@@ -10,8 +10,7 @@ import pytest
 
 from build_tree import BUILD, LUNAR
 
-WORKER, STORM = (os.path.join(BUILD, "tests/preload", name)
-                 for name in ("activation_worker", "activation_storm"))
+WORKER = os.path.join(BUILD, "tests/preload/activation_worker")
 MIB = 1 << 20
 ANOTHER_USER = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 
@@ -172,24 +171,6 @@ def test_plain():
     """A process that fits stays plain and says so."""
     result = run("64m", "grow:40")
     assert figure(result.stderr, "armed") == 0 and "plain" in result.stderr
-
-
-@pytest.mark.parametrize("runs", [3, pytest.param(12, marks=pytest.mark.slow)])
-def test_storm(runs):
-    """Threads that write, discard, protect, move and unmap, and fork, while the process is
-    activated."""
-    own = os.environ.get("LUNAR_SEED")
-    activated = 0
-    for seed in [int(own)] if own else [int.from_bytes(os.urandom(4), "little")
-                                        for _ in range(runs)]:
-        print(f"LUNAR_SEED={seed}")
-        result = subprocess.run([LUNAR, "run", "--dram", "48m", "--size", "4g", "--stats", "--",
-                                 STORM, "3", str(seed)],
-                                stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                check=False)
-        assert result.returncode == 0 and "sound" in result.stdout, result
-        activated += figure(result.stderr, "armed")
-    assert activated, "no run was activated"
 
 
 @pytest.mark.parametrize("runs", [24, pytest.param(100, marks=pytest.mark.slow)])

@@ -2,7 +2,8 @@
 // Six threads do random libc calls on tiered memory that is several times its DRAM: mmap, munmap,
 // mremap, mprotect, madvise, mlock, fork, threads (also on stacks in tiered memory), dlopen, read,
 // write, vmsplice, process_vm_readv and _writev, malloc and its relatives. Every page is checked
-// against a model.
+// against a model. "activation": three threads begin on plain memory, which becomes tiered while
+// the heap grows, several times over.
 //
 // Idea: a map has a lock; a thread works on a map whose lock it gets, and takes another one where
 // it does not. The model tells of each page whether it is mapped and which content it has (0:
@@ -36,6 +37,8 @@ constexpr size_t kPage = 4096, kPagesMin = 64, kPagesMax = 2048;
 constexpr unsigned kMaps = 24, kThreads = 6, kBlocks = 40, kGap = UINT32_MAX;
 
 const char* g_object;
+unsigned g_map_count = kMaps;
+bool g_begins_plain = false;
 std::atomic<bool> g_stop{false};
 std::atomic<uint64_t> g_done{0}, g_forks{0}, g_refused{0};
 
@@ -64,10 +67,10 @@ struct Map {
 
   size_t pages() const { return versions.size(); }
   char* at(size_t page) const { return base + page * kPage; }
-  void make(size_t count, bool reserve) {
-    void* made = mmap(nullptr, count * kPage, kRw, kPrivate | (reserve ? 0 : MAP_NORESERVE), -1, 0);
-    REQUIRE(made != MAP_FAILED);
-    base = static_cast<char*>(made);
+  void make(Random& random) {
+    const size_t count = kPagesMin + random.below(kPagesMax - kPagesMin);
+    base = map_any(count * kPage, kRw, kPrivate | (random.below(4) != 0 ? 0 : MAP_NORESERVE));
+    if (random.below(2) == 0) (void)madvise(base, count * kPage, MADV_HUGEPAGE);
     versions.assign(count, 0);
   }
   void check(size_t first, size_t count, const char* when) const {
@@ -154,7 +157,7 @@ void renew(Map& map, Random& random) {
     for (end = first; end < map.pages() && map.versions[end] != kGap;) ++end;
     if (end > first) REQUIRE(munmap(map.at(first), (end - first) * kPage) == 0);
   }
-  map.make(kPagesMin + random.below(kPagesMax - kPagesMin), random.below(4) != 0);
+  map.make(random);
 }
 
 void resize(Map& map, Random& random) {
@@ -321,7 +324,7 @@ void step_map(Map& map, Random& random) {
     case 3:
       return unmap(part);
     case 4: {
-      const size_t other = random.below(kMaps);
+      const size_t other = random.below(g_map_count);
       std::unique_lock second(g_maps[other].lock, std::defer_lock);
       const bool both = &g_maps[other] != &map && second.try_lock();
       return in_child(map, both ? &g_maps[other] : nullptr, random);
@@ -336,6 +339,7 @@ void step_map(Map& map, Random& random) {
       return with_thread(part, random);
     case 8:
     case 9:
+      if (g_begins_plain) break;  // a lock would activate
       return lock_pages(choose(map, random, 8), random);
     default:
       break;
@@ -368,7 +372,7 @@ void work(uint64_t seed) {
     if (random.below(4) == 0) {
       blocks.step(random);
     } else {
-      Map& map = g_maps[random.below(kMaps)];
+      Map& map = g_maps[random.below(g_map_count)];
       if (std::unique_lock lock(map.lock, std::try_to_lock); lock) step_map(map, random);
     }
     g_done.fetch_add(1, std::memory_order_relaxed);
@@ -376,31 +380,55 @@ void work(uint64_t seed) {
   blocks.end();
 }
 
-void chaos(unsigned seconds) {
+template <class Meanwhile>
+void chaos(unsigned thread_count, Meanwhile meanwhile) {
   const uint64_t seed = tier::run_seed();
   Random random(seed);
-  for (Map& map : g_maps) map.make(kPagesMin + random.below(kPagesMax - kPagesMin), true);
+  for (unsigned i = 0; i < g_map_count; ++i) g_maps[i].make(random);
   std::vector<std::thread> threads;
-  for (unsigned i = 0; i < kThreads; ++i) threads.emplace_back(work, seed * kThreads + i);
-  std::this_thread::sleep_for(std::chrono::seconds(seconds));
+  for (unsigned i = 0; i < thread_count; ++i) threads.emplace_back(work, seed * kThreads + i);
+  meanwhile(random);
   g_stop.store(true);
   for (auto& thread : threads) thread.join();
-  for (Map& map : g_maps) map.check_all("at the end");
+  for (const Map& map : g_maps) map.check_all("at the end");
   const uint64_t evicted = tier_stats().evictions;
-  printf("%llu operations, %llu forks (%llu refused), %llu pages evicted\n",
-         static_cast<unsigned long long>(g_done.load()),
-         static_cast<unsigned long long>(g_forks.load()),
-         static_cast<unsigned long long>(g_refused.load()),
-         static_cast<unsigned long long>(evicted));
+  printf("%lu operations, %lu forks (%lu refused), %lu pages evicted\n", g_done.load(),
+         g_forks.load(), g_refused.load(), evicted);
   REQUIRE(g_forks.load() > 0 && evicted > 1000);
+}
+
+template <unsigned kSeconds>
+void chaos_on_tiered_memory() {
+  chaos(kThreads, [](Random&) { std::this_thread::sleep_for(std::chrono::seconds(kSeconds)); });
+}
+
+void chaos_at_activation() {
+  g_begins_plain = true;
+  g_map_count = 4;
+  chaos(3, [](Random& random) {
+    constexpr size_t kBlock = 128 << 10, kCount = 400;  // 50 MiB
+    char* blocks[kCount];
+    for (size_t i = 0; i < kCount; ++i) {
+      blocks[i] = static_cast<char*>(malloc(kBlock));
+      REQUIRE(blocks[i] != nullptr);
+      fill(blocks[i], kBlock, i);
+      usleep(static_cast<useconds_t>(random.below(6000)));
+    }
+    for (size_t i = 0; i < kCount; ++i) REQUIRE(holds(blocks[i], kBlock, i), "block %zu", i);
+  });
 }
 
 }  // namespace
 
-// PROGRAM LIBRARY CASE SHARED_OBJECT
+// PROGRAM LIBRARY CASE SHARED_OBJECT [RUNS]
 int main(int argc, char** argv) {
   if (argc < 4) return 2;
   g_object = argv[3];
-  return run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=2g"},
-                   {{"short", [] { chaos(5); }}, {"long", [] { chaos(600); }}});
+  int code = 0;
+  for (int run = argc > 4 && !inside() ? atoi(argv[4]) : 1; run > 0 && code == 0; --run)
+    code = run_cases(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=2g"},
+                     {{"short", chaos_on_tiered_memory<5>},
+                      {"long", chaos_on_tiered_memory<600>},
+                      {"activation", chaos_at_activation, {"LUNAR_DRAM=48m", "LUNAR_SIZE=4g"}}});
+  return code;
 }
