@@ -11,13 +11,8 @@
 //                  only that page is lost
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <setjmp.h>
 #include <signal.h>
-#include <stddef.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <string>
@@ -25,6 +20,7 @@
 
 #include "pager/evict/evictor.h"
 #include "pager/state/state.h"
+#include "tests/support/refused_calls.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 
@@ -107,22 +103,6 @@ TEST_CASE("lun-space") {
   REQUIRE(tier::validate());
 }
 
-// Every thread of the process is refused read() of that descriptor from now on.
-bool refuse_reads(int fd) {
-  sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_read, 0, 3),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
-               offsetof(seccomp_data, args)),  // its low half, on little-endian machines
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(fd), 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{sizeof code / sizeof code[0], code};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
-}
-
 TEST_CASE("reader") {
   int status = 0;
   const std::string text = said_by(
@@ -130,7 +110,9 @@ TEST_CASE("reader") {
         tier::start_tier(16 * kMega, 64 * kMega);
         char* base = new_region(32 * kMega);
         base[0] = 1;
-        if (!refuse_reads(lunar::pager_state().uffd)) SKIP("seccomp", "no filter for all threads");
+        const auto fd = static_cast<unsigned>(lunar::pager_state().uffd);
+        if (!refuse_calls({{SYS_read, 0, fd}}, true, SECCOMP_RET_ERRNO | EIO))
+          SKIP("seccomp", "no filter for all threads");
         base[8 * kMega] = 1;
         fprintf(stderr, "the fault was answered\n");
       },

@@ -15,13 +15,12 @@ MIB = 1 << 20
 ANOTHER_USER = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 
 
-def command(dram, *steps, before=()):
-    return [LUNAR, "run", "--dram", dram, "--size", "512m", "--stats", "--", *before, WORKER,
-            *steps]
+def command(dram, *steps, before=(), flags=("--stats",)):
+    return [LUNAR, "run", "--dram", dram, "--size", "512m", *flags, "--", *before, WORKER, *steps]
 
 
-def run(dram, *steps, before=()):
-    result = subprocess.run(command(dram, *steps, before=before), stdin=subprocess.DEVNULL,
+def run(dram, *steps, **options):
+    result = subprocess.run(command(dram, *steps, **options), stdin=subprocess.DEVNULL,
                             capture_output=True, text=True, check=False)
     assert result.returncode == 0 and "sound" in result.stdout, f"{steps}: {result}"
     return result
@@ -186,3 +185,34 @@ def test_noreserve():
     afterwards."""
     assert figure(run("64m", "noreserve:24", "grow:8").stderr, "armed") == 0
     evicted("64m", "noreserve:24", "grow:8", "noreserve:60", "grow:20", "fork:4")
+
+
+@pytest.mark.parametrize("end", ["return", "exit"])
+def test_table(end):
+    """It comes once, by return from main and by _exit, also when the program has closed standard
+    error before (as coreutils do); not from a child between vfork and exec."""
+    text = run("32m", "grow:64", "vfork", "deaf", *["exit"] * (end == "exit")).stderr
+    assert text.count("lunar: stats: armed 1\n") == text.count("lunar: stats: armed ") == 1
+    table = {key: int(value) for key, value in re.findall(r"lunar: stats: (\w+) (\d+)", text)}
+    assert table["cap_bytes"] == 32 * MIB >= table["peak_resident_bytes"]
+    assert table["evictions_bytes"] == 4096 * table["evictions"] > table["evicted_bytes"]
+    assert min(table[key] for key in ("faults", "lun_written_bytes", "peak_rss_bytes")) > 0
+    assert table["poisoned"] == 0
+
+
+@pytest.mark.parametrize("flags, says", [("--stats", 1), ("--log=info", 1), ("--log=warning", 1),
+                                         ("--log=error", 0)])
+@pytest.mark.parametrize("step", ["outside:64", "child:64"])
+def test_outside(step, flags, says):
+    """What is outside the tier is said of plain processes too, in the table or in the log."""
+    text = run("32m", step, flags=[flags]).stderr
+    line = r"6[45]\.[^\n]* of anonymous memory in DRAM were outside the tier"
+    assert len(re.findall(line, text)) == says, text
+    if flags == "--stats" and step.startswith("outside"):
+        assert figure(text, "armed") == 0 and figure(text, "outside_bytes") >= 64 * MIB
+
+
+def test_outside_in_pieces():
+    """Of which the kernel makes one map."""
+    text = run("32m", "pieces:64").stderr
+    assert figure(text, "outside_bytes") >= 64 * MIB and "B, maps and stacks 64." in text

@@ -6,6 +6,12 @@
 //                ("refused at N MiB")
 //   map:MIB      the same from one mmap, with MADV_HUGEPAGE
 //   noreserve:MIB  with MAP_NORESERVE, half of it used
+//   outside:MIB  memory that Lunar does not see (a system call past libc)
+//   child:MIB    the same by a child, which ends
+//   pieces:MIB   by maps that are too small for the tier
+//   vfork        a child that ends between vfork and exec
+//   deaf         closes standard error
+//   exit         ends by _exit
 //   advise       MADV_HUGEPAGE and MADV_COLLAPSE on all that it holds
 //   say:WORD     prints it, and waits for a line on standard input
 //   setuid       becomes nobody, permanently        chroot:DIR
@@ -19,33 +25,29 @@
 //                heap
 //   stray        a second thread goes on, the first ends (pthread_exit)
 //   discards:MIB two threads discard pages here and there of so many MiB and use them again, while
-//   as much again and a
-//                half is grown
+//                as much again and a half is grown
 //   again:N      tries N further mallocs of 256 KiB that are expected to fail
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
 
+#include "raw_call.h"
 #include "tests/support/cases.h"
+#include "tests/support/refused_calls.h"
 
 namespace {
 
@@ -91,13 +93,16 @@ void grow(size_t mib) {
   }
 }
 
-void map_huge(size_t mib) {
-  const size_t bytes = mib << 20;
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+void hold(void* at, size_t bytes) {
   REQUIRE(at != MAP_FAILED);
-  (void)madvise(at, bytes, MADV_HUGEPAGE);
   g_blocks.push_back({static_cast<unsigned char*>(at), bytes, 0});
   write_block(g_blocks.back(), ++g_seed << 32);
+}
+
+void map_huge(size_t mib) {
+  void* at = mmap(nullptr, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  (void)madvise(at, mib << 20, MADV_HUGEPAGE);
+  hold(at, mib << 20);
 }
 
 void map_unreserved(size_t mib) {
@@ -105,8 +110,43 @@ void map_unreserved(size_t mib) {
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   REQUIRE(at != MAP_FAILED);
-  g_blocks.push_back({static_cast<unsigned char*>(at) + bytes / 4, bytes / 2, 0});
-  write_block(g_blocks.back(), ++g_seed << 32);
+  hold(static_cast<char*>(at) + bytes / 4, bytes / 2);
+}
+
+void map_outside(size_t mib) {
+  hold(reinterpret_cast<void*>(
+           raw(SYS_mmap, 0, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
+       mib << 20);
+}
+
+void map_outside_in_child(size_t mib) {
+  const pid_t child = fork();
+  if (child == 0) {
+    map_outside(mib);
+    exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+}
+
+void map_pieces(size_t mib) {
+  constexpr size_t kPiece = 128 << 10;
+  for (size_t have = 0; have < mib << 20; have += kPiece)
+    hold(mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), kPiece);
+}
+
+void end_behind_vfork() {
+  const pid_t child = vfork();
+  if (child == 0) _exit(3);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 3);
+}
+
+[[noreturn]] void end_now() {
+  check_all("the end");
+  printf("sound\n");
+  fflush(stdout);
+  _exit(0);
 }
 
 void advise() {
@@ -137,24 +177,13 @@ void close_all() {
 
 void change_root(const char* directory) { REQUIRE(chroot(directory) == 0 && chdir("/") == 0); }
 
+// What names a file, and the system call that activation could use.
 void install_filter() {
-  // Refuses what names a file, and the system call that activation could use.
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 3, 0),
 #ifdef SYS_open
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_open, 2, 0),
+  REQUIRE(refuse_calls({SYS_openat, SYS_open, SYS_userfaultfd}));
 #else
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 2, 0),
+  REQUIRE(refuse_calls({SYS_openat, SYS_userfaultfd}));
 #endif
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 1, 0),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-  };
-  sock_fprog filter{static_cast<unsigned short>(sizeof program / sizeof program[0]), program};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
-    FAIL("seccomp");
   REQUIRE(open("/dev/null", O_RDONLY) < 0, "the filter lets open pass");
 }
 
@@ -261,6 +290,29 @@ void discards(size_t bytes) {
   for (std::thread& thread : threads) thread.join();
 }
 
+struct Step {
+  const char* name;
+  void (*run)(size_t number);
+};
+constexpr Step kSteps[] = {{"grow", grow},
+                           {"map", map_huge},
+                           {"noreserve", map_unreserved},
+                           {"outside", map_outside},
+                           {"child", map_outside_in_child},
+                           {"pieces", map_pieces},
+                           {"vfork", [](size_t) { end_behind_vfork(); }},
+                           {"deaf", [](size_t) { fclose(stderr); }},
+                           {"exit", [](size_t) { end_now(); }},
+                           {"advise", [](size_t) { advise(); }},
+                           {"setuid", [](size_t) { become_nobody(); }},
+                           {"seccomp", [](size_t) { install_filter(); }},
+                           {"fork", fork_and_grow},
+                           {"huge", [](size_t) { require_huge(); }},
+                           {"discards", [](size_t mib) { discards(mib << 20); }},
+                           {"closeall", [](size_t) { close_all(); }},
+                           {"small", [](size_t) { require_small(); }},
+                           {"again", again}};
+
 void steps() {
   for (; g_at < g_argc; ++g_at) {
     const char* step = g_argv[g_at];
@@ -271,37 +323,17 @@ void steps() {
     };
     const char* value = colon != nullptr ? colon + 1 : "";
     const size_t number = strtoul(value, nullptr, 10);
-    if (is("grow"))
-      grow(number);
-    else if (is("map"))
-      map_huge(number);
-    else if (is("noreserve"))
-      map_unreserved(number);
-    else if (is("advise"))
-      advise();
-    else if (is("say"))
+    if (is("say")) {
       say(value);
-    else if (is("setuid"))
-      become_nobody();
-    else if (is("chroot"))
+    } else if (is("chroot")) {
       change_root(value);
-    else if (is("seccomp"))
-      install_filter();
-    else if (is("fork"))
-      fork_and_grow(number);
-    else if (is("huge"))
-      require_huge();
-    else if (is("discards"))
-      discards(number << 20);
-    else if (is("closeall"))
-      close_all();
-    else if (is("small"))
-      require_small();
-    else if (is("again"))
-      again(number);
-    else
-      FAIL(step);
-    if (!is("stray")) check_all(step);
+    } else {
+      const Step* found = std::find_if(std::begin(kSteps), std::end(kSteps),
+                                       [&](const Step& one) { return is(one.name); });
+      if (found == std::end(kSteps)) FAIL(step);
+      found->run(number);
+    }
+    check_all(step);
   }
   check_all("the end");
   printf("sound\n");

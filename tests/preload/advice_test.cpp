@@ -2,19 +2,15 @@
 // What a program may do to its own memory by madvise, mprotect with and without protection keys,
 // mlock and munmap, and what it must see afterwards: on tiered maps and on the heap, before the
 // pager is active and after, next to plain memory where the kernel decides.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #include "preload_faults.h"
 #include "raw_call.h"
-#include "seccomp_filter.h"
 #include "tests/support/own_status.h"
+#include "tests/support/refused_calls.h"
 #include "tier_stats.h"
 
 #ifndef MADV_GUARD_INSTALL
@@ -441,24 +437,11 @@ void guard_pages_before_activation() {
   REQUIRE(munmap(p, 2 * kMiB) == 0);
 }
 
-// For this thread, guard pages are what they are to a kernel before 6.13: unknown.
-void forget_guard_pages() {
-  constexpr unsigned kAdvice = offsetof(seccomp_data, args[2]);
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 4),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kAdvice),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_GUARD_INSTALL, 1, 0),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_GUARD_REMOVE, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  install_filter(filter);
-}
-
-// A program that tries them goes on without: all of its memory does what it did.
+// To a kernel before 6.13 they are unknown. A program that tries them goes on without: all of its
+// memory does what it did.
 void unknown_guard_pages() {
-  forget_guard_pages();
+  REQUIRE(refuse_calls({{SYS_madvise, 2, MADV_GUARD_INSTALL}, {SYS_madvise, 2, MADV_GUARD_REMOVE}},
+                       false, SECCOMP_RET_ERRNO | EINVAL));
   char* written = map_tiered(4 * kMiB);
   char* reserved = map_tiered(4 * kMiB, PROT_NONE);
   fill(written, 4 * kMiB, 7);

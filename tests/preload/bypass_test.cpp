@@ -4,12 +4,8 @@
 // never a hang.
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -17,12 +13,10 @@
 #include <sys/uio.h>
 
 #include <csignal>
-#include <cstddef>
-#include <string>
-#include <vector>
 
 #include "preload_test.h"
 #include "raw_call.h"
+#include "tests/support/refused_calls.h"
 
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
@@ -91,39 +85,12 @@ int pins_without_main_thread() { return by_other_thread(direct_io_is_seen); }
 
 // ---- filters ------------------------------------------------------------------------------------
 
-struct Denied {
-  long number;
-  bool userfaultfd_only;  // of ioctl: type 0xAA
-};
-
-// For all threads: the calls answer `action`.
-void deny(const std::vector<Denied>& calls, unsigned action) {
-  std::vector<sock_filter> code;
-  auto number_at = static_cast<unsigned>(offsetof(seccomp_data, nr)),
-       second_at = static_cast<unsigned>(offsetof(seccomp_data, args) + 8);
-  for (const Denied& call : calls) {
-    code.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, number_at));
-    code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call.number), 0,
-                            static_cast<unsigned char>(call.userfaultfd_only ? 5 : 1)));
-    if (call.userfaultfd_only) {
-      code.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, second_at));
-      code.push_back(BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 8));
-      code.push_back(BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xff));
-      code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xAA, 0, 1));
-    }
-    code.push_back(BPF_STMT(BPF_RET | BPF_K, action));
-  }
-  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-  sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
-  REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-  REQUIRE(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
-}
-
-// What is evicted comes back and what is written is evicted, with the calls denied. By system calls
-// that are not.
-void use_memory_without(const std::vector<Denied>& calls, unsigned action) {
+// What is evicted comes back and what is written is evicted, with the calls refused to all threads.
+// By system calls that are not.
+void use_memory_without(std::initializer_list<RefusedCall> calls,
+                        unsigned answer = SECCOMP_RET_ERRNO | EPERM) {
   char* p = filled_map();
-  deny(calls, action);
+  REQUIRE(refuse_calls(calls, true, answer));
   REQUIRE(holds(p, kHeap, 7));
   fill(p, kHeap, 8);
   REQUIRE(holds(p, kHeap, 8));
@@ -134,26 +101,24 @@ void use_memory_without(const std::vector<Denied>& calls, unsigned action) {
   REQUIRE(madvise(p, kHeap, MADV_DONTNEED) == 0 && all_zero(p, kHeap));
 }
 
-constexpr unsigned kRefuse = SECCOMP_RET_ERRNO | EPERM, kKill = SECCOMP_RET_KILL_THREAD;
-
-void no_vmsplice() { use_memory_without({{SYS_vmsplice, false}}, kRefuse); }
-void no_process_madvise() { use_memory_without({{SYS_process_madvise, false}}, kRefuse); }
-void no_madvise() { use_memory_without({{SYS_madvise, false}}, kRefuse); }
-void no_madvise_at_all() {
-  use_memory_without({{SYS_madvise, false}, {SYS_process_madvise, false}}, kRefuse);
+template <long... kNumbers>
+void without() {
+  use_memory_without({kNumbers...});
 }
-void no_ring() { use_memory_without({{SYS_io_uring_enter, false}}, kRefuse); }
-void no_futex() { use_memory_without({{SYS_futex, false}}, kRefuse); }
+template <long... kNumbers>
+void killed_by() {
+  use_memory_without({kNumbers...}, SECCOMP_RET_KILL_THREAD);
+}
+
+const RefusedCall kUserfaultfdIoctl{SYS_ioctl, 1, 0xaa00, 0xff00};
+void without_ioctl() { use_memory_without({kUserfaultfdIoctl}); }
+void killed_by_ioctl() { use_memory_without({kUserfaultfdIoctl}, SECCOMP_RET_KILL_THREAD); }
+
 void no_exit() {
   filled_map();
-  deny({{SYS_exit_group, false}}, kRefuse);
+  REQUIRE(refuse_calls({SYS_exit_group}, true));
   for (;;) raw(SYS_exit, 0);  // the last thread of the program's
 }
-void no_ioctl() { use_memory_without({{SYS_ioctl, true}}, kRefuse); }
-void no_open() { use_memory_without({{SYS_openat, false}, {SYS_open, false}}, kRefuse); }
-void killed_by_vmsplice() { use_memory_without({{SYS_vmsplice, false}}, kKill); }
-void killed_by_ring() { use_memory_without({{SYS_io_uring_enter, false}}, kKill); }
-void killed_by_ioctl() { use_memory_without({{SYS_ioctl, true}}, kKill); }
 
 // ---- limits -------------------------------------------------------------------------------------
 
@@ -444,7 +409,8 @@ void raw_advice() {
 
 // ---- harness ------------------------------------------------------------------------------------
 
-constexpr const char* kSaysMunmap = "FATAL: munmap (or mremap to less) of ";
+constexpr const char *kSaysMunmap = "FATAL: munmap (or mremap to less) of ",
+                     *kLunFull = "LUN space is used up", *kThreadEnded = "service thread has ended";
 
 // With root's rights, which the body drops.
 template <auto kRun>
@@ -470,46 +436,36 @@ int main(int argc, char** argv) {
   const bool has_own = inside() || kernel_has_own_advice();
   return run_cases(
       argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m", "LUNAR_LOG=warning"},
-      {{"file-limit", run_out_of_file, {}, "LUN space is used up", Ends::kFatal},
-       {"stderr-socket", run_out_of_lun, {}, "LUN space is used up", Ends::kFatal, Errors::kSocket},
-       {"stderr-rights",
-        with_rights<after_rights_are_dropped>,
-        {},
-        "LUN space is used up",
-        Ends::kFatal},
-       {"stderr-main-gone", without_main_thread, {}, "LUN space is used up", Ends::kFatal},
+      {fatal("file-limit", run_out_of_file, kLunFull),
+       {"stderr-socket", run_out_of_lun, {}, kLunFull, Ends::kFatal, Errors::kSocket},
+       fatal("stderr-rights", with_rights<after_rights_are_dropped>, kLunFull),
+       fatal("stderr-main-gone", without_main_thread, kLunFull),
        {"pins-main-gone",
         pins_without_main_thread,
         {"LUNAR_LOG=info"},
         "may pin pages for devices"},
-       {"seccomp-vmsplice", no_vmsplice},
-       {"seccomp-process-madvise", no_process_madvise},
-       {"seccomp-madvise",
-        no_madvise,
-        {},
-        has_own ? nullptr : "refuses madvise (EPERM)",
-        has_own ? Ends::kWell : Ends::kFatal},
-       {"seccomp-madvise-both", no_madvise_at_all, {}, "refuses madvise (EPERM)", Ends::kFatal},
-       {"seccomp-ring", no_ring, {}, "refuses io_uring_enter (EPERM)", Ends::kFatal},
-       {"seccomp-futex", no_futex, {}, "refuses futex (EPERM)", Ends::kFatal},
+       {"seccomp-vmsplice", without<SYS_vmsplice>},
+       {"seccomp-process-madvise", without<SYS_process_madvise>},
+       has_own ? Case{"seccomp-madvise", without<SYS_madvise>}
+               : fatal("seccomp-madvise", without<SYS_madvise>, "refuses madvise (EPERM)"),
+       fatal("seccomp-madvise-both", without<SYS_madvise, SYS_process_madvise>,
+             "refuses madvise (EPERM)"),
+       fatal("seccomp-ring", without<SYS_io_uring_enter>, "refuses io_uring_enter (EPERM)"),
+       fatal("seccomp-futex", without<SYS_futex>, "refuses futex (EPERM)"),
        {"seccomp-exit", no_exit, {}, nullptr, Ends::kAbort},
-       {"seccomp-ioctl", no_ioctl, {}, "(EPERM)", Ends::kFatal},
-       {"seccomp-open", no_open},
-       {"seccomp-kill-vmsplice", killed_by_vmsplice, {}, "service thread has ended", Ends::kFatal},
-       {"seccomp-kill-ring", killed_by_ring, {}, "service thread has ended", Ends::kFatal},
-       {"seccomp-kill-ioctl", killed_by_ioctl, {}, "service thread has ended", Ends::kFatal},
+       fatal("seccomp-ioctl", without_ioctl, "(EPERM)"),
+       {"seccomp-open", without<SYS_openat, SYS_open>},
+       fatal("seccomp-kill-vmsplice", killed_by<SYS_vmsplice>, kThreadEnded),
+       fatal("seccomp-kill-ring", killed_by<SYS_io_uring_enter>, kThreadEnded),
+       fatal("seccomp-kill-ioctl", killed_by_ioctl, kThreadEnded),
        {"calls-by-number", calls_by_number},
-       {"raw-munmap", raw_munmap, {}, "(lunar run --no-mmap)", Ends::kFatal},
+       fatal("raw-munmap", raw_munmap, "(lunar run --no-mmap)"),
        {"raw-munmap-early", raw_munmap_early, {"LUNAR_DRAM=64m"}},
-       {"raw-munmap-heap", raw_munmap_heap, {}, kSaysMunmap, Ends::kFatal},
-       {"raw-munmap-threads", raw_munmap_threads, {}, kSaysMunmap, Ends::kFatal},
+       fatal("raw-munmap-heap", raw_munmap_heap, kSaysMunmap),
+       fatal("raw-munmap-threads", raw_munmap_threads, kSaysMunmap),
        {"raw-munmap-child", raw_munmap_in_child, {"LUNAR_SIZE=768m"}, kSaysMunmap},
-       {"raw-mremap",
-        raw_mremap,
-        {},
-        "FATAL: mremap of 1024 KiB of tiered memory at 0x",
-        Ends::kFatal},
-       {"raw-mremap-over", raw_mremap_over, {}, "MAP_FIXED (or mremap) of 1024 KiB", Ends::kFatal},
+       fatal("raw-mremap", raw_mremap, "FATAL: mremap of 1024 KiB of tiered memory at 0x"),
+       fatal("raw-mremap-over", raw_mremap_over, "MAP_FIXED (or mremap) of 1024 KiB"),
        {"raw-guards", raw_guards, {"LUNAR_SIZE=768m"}},
        {"raw-advice", raw_advice},
        {"sparse-touches", sparse_touches, {"LUNAR_ACTIVATE_AT=1m"}},

@@ -22,6 +22,7 @@
 #include <functional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/support/cases.h"
@@ -214,6 +215,10 @@ struct Case {
   Ends ends = Ends::kWell;
   Errors errors = Errors::kPipe;
 };
+
+inline Case fatal(const char* name, Body body, const char* says) {
+  return {name, std::move(body), {}, says, Ends::kFatal};
+}
 
 // the case's name began with "early-": the process is not active when its body starts
 inline bool g_early = false;

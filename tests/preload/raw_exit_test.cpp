@@ -3,17 +3,14 @@
 // The service threads live on; the process ends all the same, as the kernel would have it: by how
 // its first thread ended. One that closes the descriptors by which this is seen goes on.
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sys/prctl.h>
 
 #include <csignal>
-#include <cstddef>
 
 #include "preload_test.h"
 #include "raw_call.h"
-#include "seccomp_filter.h"
+#include "tests/support/refused_calls.h"
 
 namespace {
 
@@ -47,15 +44,6 @@ void expect_signal(int signal, void (*body)()) {
 
 void strict() { REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0); }
 
-// The calling thread is killed, alone, by getppid.
-void filtered() {
-  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getppid, 0, 1),
-                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_THREAD),
-                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  install_filter(code);
-}
-
 bool first_thread_has_ended() {
   char path[64], text[512] = {};
   snprintf(path, sizeof path, "/proc/self/task/%d/stat", getpid());
@@ -85,7 +73,7 @@ int body() {
     raw(SYS_getppid);
   });
   expect_signal(SIGSYS, [] {
-    filtered();
+    REQUIRE(refuse_calls({SYS_getppid}, false, SECCOMP_RET_KILL_THREAD));
     raw(SYS_getppid);
   });
   expect_code(5, [] {

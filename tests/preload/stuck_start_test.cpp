@@ -43,6 +43,5 @@ extern "C" int prctl(int option, ...) {
 int main(int argc, char** argv) {
   const char* says = "has not begun";
   return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"},
-                   {{"lunar-housekeep", grow, {}, says, Ends::kFatal},
-                    {"lunar-fault0", grow, {}, says, Ends::kFatal}});
+                   {fatal("lunar-housekeep", grow, says), fatal("lunar-fault0", grow, says)});
 }

@@ -47,15 +47,9 @@ int ended() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=6g"},
-                   {{"sparse", sparse},
-                    {"refused",
-                     refused,
-                     {},
-                     "allocation refused: the page tables that 3.5 GiB more may take do not fit"},
-                    {"ended",
-                     ended,
-                     {},
-                     "FATAL: the page tables take all that they may of the DRAM budget",
-                     Ends::kFatal}});
+  return run_cases(
+      argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=6g"},
+      {{"sparse", sparse},
+       {"refused", refused, {}, "allocation refused: the page tables that 3.5 GiB more"},
+       fatal("ended", ended, "FATAL: the page tables take all that they may of the DRAM")});
 }
