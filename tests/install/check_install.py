@@ -11,29 +11,17 @@ import subprocess
 import sys
 import tempfile
 
+LIBRARY = r"lib(?:64)?/(?:.*/)?"
 WANTED = [
-    r"bin/lunar", r"bin/lunar-bench",
-    r"lib(?:64)?/(?:.*/)?liblunar\.so\.0",
-    r"lib(?:64)?/(?:.*/)?liblunar\.so",
-    r"lib(?:64)?/(?:.*/)?liblunar-preload\.so",
-    r"lib(?:64)?/(?:.*/)?redis/modules/liblunar-redis\.so",
-    r"lib(?:64)?/(?:.*/)?pkgconfig/lunar\.pc",
-    r"include/lunar/lunar\.h",
-    r"include/lunar/lunar\.hpp",
-    r"lib(?:64)?/(?:.*/)?libcflsh_block-0\.so",
-    r"lib(?:64)?/(?:.*/)?libcflsh_block\.so",
-    r"lib(?:64)?/(?:.*/)?pkgconfig/libcflsh_block\.pc",
-    r"include/capiblock\.h",
-    r"include/sys/capiblock\.h",
-    r"lib(?:64)?/(?:.*/)?libarkdb-0\.so",
-    r"lib(?:64)?/(?:.*/)?libarkdb\.so",
-    r"lib(?:64)?/(?:.*/)?pkgconfig/libarkdb\.pc",
-    r"include/arkdb\.h",
-    r"include/lunar/kv\.h",
-    r"include/lunar/kv\.hpp",
-    r"share/man/man1/lunar\.1",
-    r"share/man/man3/lunar_pin\.3",
-    r"share/man/man5/lunar\.conf\.5",
+    *(LIBRARY + name for name in (
+        r"liblunar\.so\.0", r"liblunar\.so", r"liblunar-preload\.so",
+        r"redis/modules/liblunar-redis\.so", r"libcflsh_block-0\.so", r"libcflsh_block\.so",
+        r"libarkdb-0\.so", r"libarkdb\.so", r"pkgconfig/lunar\.pc",
+        r"pkgconfig/libcflsh_block\.pc", r"pkgconfig/libarkdb\.pc")),
+    r"bin/lunar", r"bin/lunar-bench", r"include/lunar/lunar\.h", r"include/lunar/lunar\.hpp",
+    r"include/capiblock\.h", r"include/sys/capiblock\.h", r"include/arkdb\.h",
+    r"include/lunar/kv\.h", r"include/lunar/kv\.hpp", r"share/man/man1/lunar\.1",
+    r"share/man/man3/lunar_pin\.3", r"share/man/man5/lunar\.conf\.5",
 ]
 PROGRAM = "#include <lunar/lunar.h>\nint main(void) { return 0; }\n"
 CBLK_PROGRAM = """#include <sys/capiblock.h>
@@ -44,6 +32,30 @@ int main(void) {
   return id == NULL_CHUNK_ID || cblk_close(id, 0) != 0;
 }
 """
+ARK_PROGRAM = """#include <arkdb.h>
+#include <stddef.h>
+int main(void) {
+  ARK* ark = NULL;
+  keye_t* key = NULL;
+  char place[] = "mem:1m";
+  return key != NULL || ark_create(place, &ark, ARK_KV_HTC) != 0 || ark_delete(ark) != 0;
+}
+"""
+KV_PROGRAM = """#include <lunar/kv.hpp>
+int main() {
+  auto store = lunar::kv::Store::open({.place = "mem:32m"});
+  if (!store || !store->set("key", "value") || store->get("key").value_or("") != "value") return 1;
+  for (std::string_view key : store->keys()) {
+    if (key != "key") return 1;
+  }
+  return store->close() ? 0 : 1;
+}
+"""
+C, CPP, CPP20 = ["gcc", "-std=c99"], ["g++", "-x", "c++"], ["g++", "-x", "c++", "-std=c++20"]
+# Libraries with IBM's names: headers, each with how its calls begin; what else is exported and
+# needs no man page.
+IBMS = {"cflsh_block": ({"capiblock.h": "cblk_"}, {"lunar_cblk_marker"}),
+        "arkdb": ({"arkdb.h": "ark_", "lunar/kv.h": "lunar_kv_"}, set())}
 
 
 def run(command, **options):
@@ -69,52 +81,50 @@ def find(prefix, name):
     return None
 
 
-def check_compiles(destination, prefix):
-    """An out-of-tree user: the pkg-config file's words, shifted to where DESTDIR put things."""
-    config = find(prefix, "lunar.pc")
-    if config is None:
+def check_program(directory, compiler, text, words, library=None):
+    """It builds with these words, and runs where the library's place is given."""
+    source, program = os.path.join(directory, "program.c"), os.path.join(directory, "program")
+    with open(source, "w", encoding="utf-8") as file:
+        file.write(text)
+    ran = run([*compiler, "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program,
+               *words])
+    if ran.returncode == 0 and library:
+        ran = run([program], env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(library)})
+    if ran.returncode == 0:
         return []
-    flags = run(["pkg-config", "--cflags", "--libs", "lunar"],
-                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config),
-                     "PKG_CONFIG_SYSROOT_DIR": destination})
+    return [f"a program with {' '.join([*compiler, *words])}: exit code {ran.returncode}: "
+            f"{ran.stdout.strip()}"]
+
+
+def check_config(directory, compiler, text, name, config, **variables):
+    """The same by the words of pkg-config."""
+    flags = run(["pkg-config", "--cflags", "--libs", name],
+                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config), **variables})
     if flags.returncode != 0:
         return ["pkg-config: " + flags.stdout.strip()]
-    source = os.path.join(destination, "user.c")
-    with open(source, "w", encoding="utf-8") as file:
-        file.write(PROGRAM)
-    built = run(["gcc", "-Wall", "-Werror", source, "-o", os.path.join(destination, "user"),
-                 *flags.stdout.split()])
-    if built.returncode == 0: return []
-    return ["a program does not build against it: " + built.stdout.strip()]
+    return check_program(directory, compiler, text, flags.stdout.split())
 
 
-ARK_PROGRAM = """#include <arkdb.h>
-#include <stddef.h>
-int main(void) {
-  ARK* ark = NULL;
-  keye_t* key = NULL;
-  char place[] = "mem:1m";
-  return key != NULL || ark_create(place, &ark, ARK_KV_HTC) != 0 || ark_delete(ark) != 0;
-}
-"""
-KV_PROGRAM = """#include <lunar/kv.hpp>
-int main() {
-  auto store = lunar::kv::Store::open({.place = "mem:32m"});
-  if (!store || !store->set("key", "value") || store->get("key").value_or("") != "value") return 1;
-  for (std::string_view key : store->keys()) {
-    if (key != "key") return 1;
-  }
-  return store->close() ? 0 : 1;
-}
-"""
-# Libraries with IBM's names: header, how its calls begin, a program, what else is exported and
-# needs no man page.
-IBMS = {
-    "cflsh_block": ("capiblock.h", "cblk_", CBLK_PROGRAM, {"lunar_cblk_marker"}),
-    "arkdb": ("arkdb.h", "ark_", ARK_PROGRAM, set()),
-}
-# Headers of calls that a library has besides IBM's.
-MORE_CALLS = {"arkdb": ("lunar/kv.h", "lunar_kv_")}
+def check_programs(build, destination, prefix):
+    """Out-of-tree users: the installed pkg-config files, shifted to where DESTDIR put things; those
+    that meson offers for the build directory; and -lNAME alone."""
+    problems = []
+    for name, text, compiler in (("lunar", PROGRAM, C), ("libarkdb", KV_PROGRAM, CPP20)):
+        problems += check_config(destination, compiler, text, name, find(prefix, name + ".pc"),
+                                 PKG_CONFIG_SYSROOT_DIR=destination)
+    for name, text in (("lunar", PROGRAM), ("libcflsh_block", CBLK_PROGRAM),
+                       ("libarkdb", ARK_PROGRAM)):
+        problems += check_config(destination, C, text, name,
+                                 os.path.join(build, "meson-uninstalled", name + ".pc"))
+    for name, text, compilers in (("cflsh_block", CBLK_PROGRAM, [C, CPP]),
+                                  ("arkdb", ARK_PROGRAM, [C, CPP]),
+                                  ("arkdb", KV_PROGRAM, [CPP20])):
+        library = find(prefix, f"lib{name}-0.so")
+        words = ["-I" + os.path.join(prefix, "include"), "-L" + os.path.dirname(library),
+                 "-l" + name]
+        for compiler in compilers:
+            problems += check_program(destination, compiler, text, words, library)
+    return problems
 
 
 def page_of(prefix, file_name):
@@ -137,75 +147,32 @@ def calls_of(header, begin):
         return set(re.findall(rf"^\w[\w ]*[ *]({begin}\w+)\(", file.read(), re.M))
 
 
-def check_ibms(destination, prefix, name):
-    """A library with IBM's name: a program in C builds with -lNAME alone and runs; what the header
-    declares is what the library exports, and has a man page."""
-    header_name, begin, text, others = IBMS[name]
-    library, header = find(prefix, f"lib{name}-0.so"), os.path.join(prefix, "include", header_name)
-    if library is None or not os.path.exists(header):
-        return []
-    folder, source = os.path.dirname(library), os.path.join(destination, name + ".c")
-    program, include = os.path.join(destination, name), os.path.join(prefix, "include")
-    with open(source, "w", encoding="utf-8") as file:
-        file.write(text)
-    problems = []
-    for compiler in (["gcc", "-std=c99"], ["g++", "-x", "c++"]):
-        flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-I" + include]
-        built = run([*compiler, *flags, source, "-o", program, "-L" + folder, "-l" + name])
-        ran = built if built.returncode else run([program],
-                                                 env={**os.environ, "LD_LIBRARY_PATH": folder})
-        if ran.returncode != 0:
-            problems.append(f"a program of {header_name} with {compiler[0]}: exit code "
-                            f"{ran.returncode}: "
-                            f"{ran.stdout.strip()}")
+def check_ibms(prefix, name):
+    """A library with IBM's name: what its headers declare is what it exports, and has a man
+    page."""
+    headers, others = IBMS[name]
+    library, problems = find(prefix, f"lib{name}-0.so"), []
     if f"soname: [lib{name}-0.so]" not in run(["readelf", "-d", library]).stdout:
         problems.append(f"lib{name}-0.so has another soname")
-    declared = calls_of(header, begin)
-    if name in MORE_CALLS:
-        more_header, more_begin = MORE_CALLS[name]
-        declared |= calls_of(os.path.join(prefix, "include", more_header), more_begin)
+    declared = set().union(*(calls_of(os.path.join(prefix, "include", header), begin)
+                             for header, begin in headers.items()))
     exported = set(re.findall(r" [TRD] (\w+)", run(["nm", "-D", "--defined-only", library]).stdout))
     problems += [f"declared, not exported: {one}" for one in sorted(declared - exported)]
     problems += [f"exported, not declared: {one}" for one in sorted(exported - declared - others)]
     if len(declared) < 20:
-        problems.append(f"{header_name}: only {len(declared)} declarations were found")
+        problems.append(f"{name}: only {len(declared)} declarations were found")
     for one in sorted(declared):
         page = page_of(prefix, one + ".3")
-        if not re.search(rf"^\.Nm {one}\b", page, re.M) or not re.search(rf"^\.F[no] {one}\b", page,
-            re.M):
+        if not (re.search(rf"^\.Nm {one}\b", page, re.M)
+                and re.search(rf"^\.F[no] {one}\b", page, re.M)):
             problems.append(f"no man page tells of {one}")
     return problems
-
-
-def check_kv_hpp(destination, prefix):
-    """A C++ program of lunar/kv.hpp builds by the words of libarkdb.pc, and runs."""
-    config, library = find(prefix, "libarkdb.pc"), find(prefix, "libarkdb-0.so")
-    if config is None or library is None:
-        return []
-    flags = run(["pkg-config", "--cflags", "--libs", "libarkdb"],
-                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config),
-                     "PKG_CONFIG_SYSROOT_DIR": destination})
-    if flags.returncode != 0:
-        return ["pkg-config: " + flags.stdout.strip()]
-    source, program = os.path.join(destination, "kv.cpp"), os.path.join(destination, "kv")
-    with open(source, "w", encoding="utf-8") as file:
-        file.write(KV_PROGRAM)
-    built = run(["g++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o",
-                 program, "-I" + os.path.join(prefix, "include"), *flags.stdout.split()])
-    ran = built if built.returncode else run([program],
-                                             env={**os.environ,
-                                                  "LD_LIBRARY_PATH": os.path.dirname(library)})
-    if ran.returncode != 0:
-        return [f"a program of lunar/kv.hpp: exit code {ran.returncode}: {ran.stdout.strip()}"]
-    return []
 
 
 def check_run(prefix):
     """The command under `lunar run` must have the installed library loaded, whatever else lies
     around."""
     lunar, preload = os.path.join(prefix, "bin/lunar"), find(prefix, "liblunar-preload.so")
-    if not os.path.exists(lunar) or preload is None:
-        return []
     result = run([lunar, "run", "--dram", "64m", "--", "cat", "/proc/self/maps"])
     if result.returncode == 125 and "userfaultfd" in result.stdout:
         print("skip: userfaultfd: `lunar run` has no right to use it here")
@@ -225,26 +192,6 @@ def check_malloc(prefix):
     linked = run(["readelf", "-d", os.path.join(prefix, "bin/lunar")]).stdout
     return [] if "NEEDED" in linked and "jemalloc" not in linked else ["lunar is linked with "
                                                                        "jemalloc"]
-
-
-def check_uninstalled(build, directory):
-    """A program builds by the words of what meson offers for the build directory."""
-    problems = []
-    for name, text in (("lunar", PROGRAM), ("libcflsh_block", CBLK_PROGRAM),
-                       ("libarkdb", ARK_PROGRAM)):
-        flags = run(["pkg-config", "--cflags", "--libs", name],
-                    env={**os.environ, "PKG_CONFIG_PATH": os.path.join(build, "meson-uninstalled")})
-        if flags.returncode != 0:
-            problems.append(f"pkg-config of the build: {flags.stdout.strip()}")
-            continue
-        source, program = os.path.join(directory, "here.c"), os.path.join(directory, "here")
-        with open(source, "w", encoding="utf-8") as file:
-            file.write(text)
-        built = run(["gcc", "-Wall", "-Werror", source, "-o", program, *flags.stdout.split()])
-        if built.returncode != 0:
-            problems.append(f"a program does not build by {name} of the build directory: "
-                            f"{built.stdout.strip()}")
-    return problems
 
 
 def check_heads(prefix):
@@ -269,12 +216,12 @@ def main():
             return 1
         command = find(destination, "lunar") or os.path.join(destination, "usr/local/bin/lunar")
         prefix = os.path.dirname(os.path.dirname(command))
-        problems = check_files(prefix) + check_compiles(destination, prefix) + check_run(prefix)
-        problems += check_malloc(prefix)
-        problems += check_kv_hpp(destination, prefix) + check_uninstalled(build,
-            destination) + check_heads(prefix)
-        for name in IBMS:
-            problems += check_ibms(destination, prefix, name)
+        problems = check_files(prefix)   # without them, nothing else can be checked
+        if not problems:
+            problems = check_programs(build, destination, prefix) + check_run(prefix)
+            problems += check_malloc(prefix) + check_heads(prefix)
+            for name in IBMS:
+                problems += check_ibms(prefix, name)
         print("\n".join(problems) or "installed as it should be")
         return 1 if problems else 0
     finally:

@@ -7,7 +7,7 @@ groff (and mandoc, where it is installed) must be silent on every page, and each
 that a page refers to must exist. The synopsis of a call is its declaration in the public header;
 the pages of lunar.h name every member and constant of it. Lists that the program knows (options,
 verbs, variables) stand between `.\\" begin: NAME` and `.\\" end: NAME` as this script makes them of
-the program's help; --write fixes them."""
+the program's help, and likewise the options table in tools/README.md; --write fixes them."""
 import os
 import re
 import shutil
@@ -17,6 +17,8 @@ import sys
 ROOT, LUNAR = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 HEADERS = "lunar/lunar.h", "capiblock.h", "arkdb.h", "lunar/kv.h"
 BLOCK = re.compile(r'(\.\\" begin: ([^\n]+)\n)(.*?)(\.\\" end: \2\n)', re.S)
+README = os.path.join(ROOT, "tools/README.md")
+README_BLOCK = re.compile(r"(<!-- begin: options [^\n]*-->\n)(.*?)(<!-- end: options -->)", re.S)
 problems = []
 
 
@@ -226,6 +228,25 @@ LISTS = {"flags of run": flags_list, "keys": keys_list, "other variables": other
          "names of bench": lambda: verbs_list("bench")}
 
 
+def keep_or_fix(path, text, now):
+    if now == text:
+        return
+    if "--write" not in sys.argv:
+        problems.append(f"{os.path.relpath(path, ROOT)}: its lists are not what the program's help "
+                        f"says; fix them: {sys.argv[0]} {ROOT} {LUNAR} --write")
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(now)
+
+
+def check_readme():
+    table, text = output_of(LUNAR, "help", "options", "--markdown"), read(README)
+    if "|" not in table or not README_BLOCK.search(text):
+        problems.append(f"{README}: no block of options, or the program prints no table")
+    keep_or_fix(README, text, README_BLOCK.sub(
+        lambda block: block[1] + table.strip() + "\n" + block[3], text))
+
+
 def check_lists(texts):
     seen = set()
     for path, text in texts.items():
@@ -235,14 +256,7 @@ def check_lists(texts):
             if made.count(".It ") < 4:
                 problems.append(f"the program's help has hardly anything for the list `{match[2]}`")
             return match[1] + made + match[4]
-        now = BLOCK.sub(block, text)
-        if now != text and "--write" in sys.argv:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(now)
-        elif now != text:
-            problems.append(f"{os.path.relpath(path, ROOT)}: its lists are not what the program's "
-                            f"help says; fix them: "
-                            f"{sys.argv[0]} {ROOT} {LUNAR} --write")
+        keep_or_fix(path, text, BLOCK.sub(block, text))
     problems.extend(f"no page has the list `{name}`" for name in sorted(set(LISTS) - seen))
 
 
@@ -257,6 +271,7 @@ def check_subcommands(texts):
 
 def main():
     texts = pages()
+    check_readme()
     check_lists(texts)
     check_rendering(texts)
     check_references(texts)
