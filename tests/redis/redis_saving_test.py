@@ -25,7 +25,7 @@ def fill(server, keys, *expiry):
 def others():
     """Values of the other kinds, large and small."""
     def noise(at, size):
-        return NOISE[at:][:size]
+        return NOISE[at:at + size]
 
     def name(number, at, size):
         return b"%d:" % number + noise(at, size).hex().encode()
