@@ -13,9 +13,11 @@ import time
 import pytest
 import redis
 
-from build_tree import LUNAR, MODULE
+from build_tree import BUILD, LUNAR, MODULE
 
 SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
+# A module whose threads do what threads of other modules and of the server may do.
+HELPER = ("--loadmodule", os.path.join(BUILD, "tests/redis/libkiller-module.so"))
 MIB = 1 << 20
 PATIENCE_S = 120
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
@@ -36,7 +38,9 @@ def sets(prefix, keys, size):
 
 def packed(*words):
     """A command as it goes over the wire."""
-    return b"".join(redis.Connection().pack_command(*words))
+    texts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(texts) + b"".join(b"$%d\r\n%b\r\n" % (len(text), text)
+                                             for text in texts)
 
 
 def out_of_memory(reply):
@@ -48,6 +52,29 @@ def wait_until(what, true, patience_s=PATIENCE_S, every_s=0.02):
     while not true():
         assert time.monotonic() < until, f"{what}: not in {patience_s} s"
         time.sleep(every_s)
+
+
+class Wire:
+    """A connection that speaks bytes."""
+
+    def __init__(self, port, patience_s=PATIENCE_S):
+        self.socket = socket.create_connection(("127.0.0.1", port), patience_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.close = self.socket.close
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def until(self, end=None):
+        """What comes, up to and with `end` at its end; None: until the server hangs up."""
+        got = bytearray()
+        while end is None or not got.endswith(end):
+            data = self.socket.recv(1 << 18)
+            if not data and end is None:
+                break
+            assert data, f"the server hung up after {bytes(got[-80:])!r}"
+            got += data
+        return bytes(got)
 
 
 class Raw:
@@ -131,14 +158,31 @@ class TlsClient(Raw, redis.SSLConnection):
         self.connect()
 
 
+class Figures:
+    """How much each of INFO lunar's has grown since."""
+
+    def __init__(self, client, *names):
+        self.client, self.names = client, names
+        self.before = self.now()
+
+    def now(self):
+        info = self.client.info("lunar")
+        return [int(info["lunar_" + name]) for name in self.names]
+
+    def grown(self):
+        return [now - before for now, before in zip(self.now(), self.before)]
+
+
 class Server:
     """`words` behind redis-server's own, `wrapper` in front, `config` a file of its own,
     `environment` beyond ours. `debug`: DEBUG is allowed, which Redis 6 does without an option. Its
-    data and its log are in `directory`, which is made. Answers when it is made."""
+    data and its log are in `directory`, which is made. `first`: a command, while it still loads.
+    Answers when it is made."""
 
     def __init__(self, directory, *words, program=SERVER, debug=True, wrapper=(), config=None,
-                 environment=()):
+                 environment=(), first=()):
         os.makedirs(directory, exist_ok=True)
+        self.first = first
         self.directory, self.log = directory, os.path.join(directory, "log")
         self.port, self.environment = free_port(), {**os.environ, **dict(environment)}
         self.command = [*wrapper, program, *([config] if config else []), "--port", str(self.port),
@@ -159,6 +203,8 @@ class Server:
                 self.explain()
             with contextlib.suppress(*GONE, Refused):   # it loads
                 client = self.connect()
+                if self.first:
+                    client.ask(*self.first)
                 if client.ask("PING") == b"PONG":
                     self.client = client
                     self.took = time.monotonic() - started

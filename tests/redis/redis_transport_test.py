@@ -6,11 +6,8 @@ import random
 
 import pytest
 
-from build_tree import BUILD
-from redis_server import MIB, MODULE, SEED, UnixClient, sets, value, wait_until
+from redis_server import HELPER, MIB, MODULE, SEED, UnixClient, sets, value, wait_until
 
-# A module whose threads do what threads of other modules and of the server may do.
-HELPER = ("--loadmodule", os.path.join(BUILD, "tests/redis/libkiller-module.so"))
 # Redis 7.0 has to be told; Redis 8 and Valkey know no such option any more, or do so anyway.
 DO_READS = ["--io-threads-do-reads", "yes"]
 KEYS, BYTES = 16000, 4000   # four times the budget

@@ -2,7 +2,7 @@
 """What it costs that the gate goes through whole values (LUNAR_REDIS_SERVER: on another server)."""
 import re
 
-from redis_server import MIB, packed, sets, value, wait_until
+from redis_server import MIB, Figures, packed, sets, value, wait_until
 
 LATENCY_MS, HOLD_MS = 40, 250
 LONG_KEYS, LONG_BYTES, LONG = 100_000, 600, 700   # keys, of values, of a command
@@ -15,21 +15,6 @@ def fill_others(client, mib=20):
 def sweep(client, mib=20):
     """Everything else leaves DRAM."""
     client.pipeline([("GET", f"other:{n}") for n in range(mib * 256)], 500)
-
-
-class Figures:
-    """How much each has grown since."""
-
-    def __init__(self, client, *names):
-        self.client, self.names = client, names
-        self.before = self.now()
-
-    def now(self):
-        info = self.client.info("lunar")
-        return [int(info["lunar_" + name]) for name in self.names]
-
-    def grown(self):
-        return [now - before for now, before in zip(self.now(), self.before)]
 
 
 def test_hot(servers):
