@@ -19,7 +19,6 @@ one counter, right at any moment, and a few MiB above what is anonymous: a readi
 is cut to it."""
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,81 +27,13 @@ import time
 import pytest
 
 from build_tree import BUILD, LUNAR
+from memory_cgroup import Cgroup
 
 MEMBER = os.path.join(BUILD, "tests/property/cap_member")
 MIB = 1 << 20
 SLACK_TREE = 4 * MIB
 SLACK_SERVICE = MIB // 2
 SLACK_PROGRAM = 3 * MIB // 2
-PREFIX = "lunar-cap-test-"
-
-
-class Cgroup:
-    """A memory cgroup: version 1's own hierarchy, or version 2's with the memory controller."""
-
-    def __init__(self):
-        for root, version in (("/sys/fs/cgroup/memory", 1), ("/sys/fs/cgroup", 2)):
-            known = os.path.join(root, "memory.stat" if version == 1 else "cgroup.controllers")
-            if not os.path.exists(known) or (version == 2
-                                             and "memory" not in open(known).read().split()):
-                continue
-            try:
-                self.sweep(root)
-                # as systemd has it; elsewhere the root's children do not count their memory
-                if version == 2:
-                    with open(os.path.join(root, "cgroup.subtree_control"), "w") as control:
-                        control.write("+memory")
-                self.path = os.path.join(root, PREFIX + str(os.getpid()))
-                os.mkdir(self.path)
-            except OSError as error:
-                self.refusal = f"{root}: {error.strerror}"
-                continue
-            self.key = b"\ntotal_rss " if version == 1 else b"anon "
-            self.procs = os.path.join(self.path, "cgroup.procs")
-            self.stat = os.open(os.path.join(self.path, "memory.stat"), os.O_RDONLY)
-            total = "memory.usage_in_bytes" if version == 1 else "memory.current"
-            self.total = os.open(os.path.join(self.path, total), os.O_RDONLY)
-            return
-        pytest.skip("memory-cgroup: " + str(getattr(self, "refusal",
-                                                    "no memory controller is mounted")))
-
-    @staticmethod
-    def sweep(root):
-        """What a killed run has left."""
-        for name in os.listdir(root):
-            if name.startswith(PREFIX) and not os.path.exists("/proc/" + name[len(PREFIX):]):
-                try:
-                    os.rmdir(os.path.join(root, name))
-                except OSError:
-                    pass
-
-    def anonymous(self):
-        before = int(os.pread(self.total, 64, 0))
-        text = b"\n" + os.pread(self.stat, 8192, 0)
-        after = int(os.pread(self.total, 64, 0))
-        at = text.index(self.key) + len(self.key)
-        return min(int(text[at:text.index(b"\n", at)]), max(before, after))
-
-    def processes(self):
-        with open(self.procs) as file:
-            return [int(line) for line in file.read().split()]
-
-    def end(self):
-        for _ in range(100):
-            left = self.processes()
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            if not left:
-                break
-            time.sleep(0.05)
-        os.close(self.stat)
-        os.close(self.total)
-        for _ in range(100):
-            try:
-                os.rmdir(self.path)
-                return
-            except OSError:
-                time.sleep(0.05)
 
 
 def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
