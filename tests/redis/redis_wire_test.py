@@ -17,7 +17,7 @@ import time
 
 import pytest
 
-from redis_server import SEED, packed
+from redis_server import MODULE, SEED, packed
 
 PATIENCE_S = 30
 THE_END = b"the end of a script"
@@ -44,8 +44,7 @@ class Script:
         return f"c{self.client}:{kind}:{self.pick.randrange(KEYS)}"
 
     def add(self, *words):
-        # redis-py makes several words of a first one with blanks, and none of an empty one
-        self.parts.append(packed(*words) if words[0] else b"*2\r\n$0\r\n\r\n$0\r\n\r\n")
+        self.parts.append(packed(*words))
 
     def command(self):
         pick, key = self.pick, self.key
@@ -68,6 +67,13 @@ class Script:
             ("XLEN", key("x")), ("GET",), ("GET", key("s"), "more"), ("NOSUCH", key("s")),
             ("ECHO", text(pick, 40)), ("", ""), ("SETRANGE", key("s"), "7", "abc"),
             ("GETDEL", key("s")), ("LINDEX", key("l"), "-1"), ("STRLEN",),
+            ("XADD", key("x"), f"{pick.randrange(1 << 20)}-1", "f", text(pick, 200)),
+            ("XRANGE", key("x"), "-", "+"), ("XREAD", "STREAMS", key("x"), key("x"), "0", "0"),
+            ("XREVRANGE", key("x"), "+", "-", "COUNT", "3"), ("LPOS", key("l"), "x", "MAXLEN", "0"),
+            ("ZRANGEBYSCORE", key("z"), "-inf", "+inf"), ("ZSCORE", key("z"), text(pick, 12)),
+            ("SINTERCARD", "2", key("t"), key("t")), ("SORT", key("t"), "ALPHA"),
+            ("LRANGE", key("l"), "1", "-2"), ("HDEL", key("h"), "f2"), ("HLEN", key("h")),
+            ("EXISTS", key("s"), key("h"), key("l")), ("EXPIRE", key("s"), "100000"),
         ]))
 
     def transaction(self):
@@ -308,10 +314,17 @@ def exchange(scripts, servers, normal, pick):
     return ended, cut
 
 
-@pytest.mark.parametrize("rounds", [20, pytest.param(400, marks=pytest.mark.slow)])
-def test_wire(servers, rounds):
+@pytest.mark.parametrize("how, rounds", [
+    ("module", 20), *(pytest.param(how, rounds, marks=pytest.mark.slow)
+                      for how, rounds in (("module", 400), ("both", 100)))])
+def test_wire(servers, how, rounds):
+    """both: under `lunar run`, the module on top."""
     pick = random.Random(SEED)
-    plain, tiered = (start("--databases", "4") for start in (servers.plain, servers.tiered))
+    plain = servers.plain("--databases", "4")
+    if how == "module":
+        tiered = servers.tiered("--databases", "4")
+    else:
+        tiered = servers.run("--databases", "4", "--loadmodule", MODULE)
     for server in servers.started:
         fill(server, random.Random(SEED))
     normal = Normal(plain, tiered)
