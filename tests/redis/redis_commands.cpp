@@ -7,16 +7,20 @@
 //   redis_commands MODULE
 //
 // Threading: one thread. May not: leave files or processes behind.
+#include <algorithm>
 #include <cctype>
 #include <set>
 
 #include "adapters/gate/command_keys.h"
-#include "redis_tiered.h"
+#include "tests/e2e/e2e.h"
+#include "tools/support/redis_server.h"
 
 namespace {
 
 using namespace e2e;
 using namespace lunar::redis;
+using lunar::tools::RedisServer;
+using lunar::tools::ServerSetup;
 
 // Commands with keys that have no business in the table. The server marks channels itself.
 struct Exception {
