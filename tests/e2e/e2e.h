@@ -126,16 +126,6 @@ inline double now_s() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-constexpr double kWaitSecondsMax = 900;  // a save of 1 GiB with its writer, on a loaded machine
-
-template <class Done>
-void wait_until(const std::string& what, Done done) {
-  for (const double start = now_s(); !done();) {
-    if (now_s() - start > kWaitSecondsMax) throw std::runtime_error(what + " does not come");
-    usleep(20'000);
-  }
-}
-
 inline double mib(uint64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(kMiB); }
 
 inline int g_failures = 0;
