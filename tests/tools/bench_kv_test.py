@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lunar bench kv` from outside, at tiny sizes. Its JSON keeps the contract and its figures agree
-with each other, every row of what it aims at is there, a wrong value is noticed, and nothing of it
-is left behind: not at the end, not after SIGINT, and after kill -9 not once the next run has
-swept."""
-import json
+with each other, every row of what it aims at is there, and a wrong value is noticed."""
 import os
-import signal
 import statistics
 import subprocess
-import time
 
 import pytest
 
+from bench_command import report_of
 from build_tree import BUILD, LUNAR
 
 # memory cgroups
@@ -42,47 +38,6 @@ TARGETS += [f"ycsb_{mix}{what}_{system}"
 
 def near(a, b):
     return abs(a - b) <= 1e-4 * max(abs(a), abs(b), 1)   # six digits of each are in the report
-
-
-def start(directory, *words):
-    return subprocess.Popen([LUNAR, "bench", "kv", "--lun", directory, *words],
-                            stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def run(directory, *words):
-    """(pid, exit code, standard output, standard error); waits while another bench has the
-    machine."""
-    while True:
-        child = start(directory, *words)
-        out, err = child.communicate()
-        if "another bench runs" not in err:
-            return child.pid, child.returncode, out, err
-        time.sleep(1)
-
-
-def traces(pid, directory):
-    """What a run of process `pid` would have left."""
-    found = [os.path.join(directory, name) for name in os.listdir(directory)
-             if name.startswith("lunar-bench-")]
-    for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
-        if os.path.isdir(root):
-            found += [os.path.join(root, name) for name in os.listdir(root)
-                      if name.startswith(f"lunar-bench-{pid}-")]
-    return found
-
-
-def check_gone(pid, directory, what):
-    left = traces(pid, directory)
-    assert not left, f"{what} left behind: {', '.join(left)}"
-
-
-def report_of(directory, *words):
-    """(exit code, report, standard error)"""
-    pid, code, out, err = run(directory, "--json", *words)
-    check_gone(pid, directory, "a finished run")
-    assert out.startswith("{"), f"standard output is no JSON: {out[:500]}\n{err[-3000:]}"
-    return code, json.loads(out), err
 
 
 def check_row(row):
@@ -157,10 +112,8 @@ def check_targets(report):
 
 
 def test_json(directory):
-    code, report, err = report_of(directory, *TINY)
-    assert code == 0 and report["failures"] == [], (
-        f"exit code {code}: {report['failures']} {err[-2000:]}")
-    assert report["bench"] == "kv" and report["host"]["cpus"] > 0, "bench or host is missing"
+    report, err = report_of("kv", directory, *TINY)
+    assert report["failures"] == [], err[-2000:]
     options, sizes = report["options"], report["sizes"]
     assert options["data"] == "64m" and options["rounds"] == "2", f"options: {options}"
     assert sizes["dram_bytes"] == sizes["data_bytes"] == 64 << 20 and sizes["rounds"] == 2, (
@@ -202,37 +155,10 @@ def test_short_runs():
 
 def test_wrong_values(directory):
     """A library that changes a bit of some values: synchronous and asynchronous reads notice."""
-    code, report, _ = report_of(directory, *TINY, "--experiments", "memory", "--library", LYING)
-    said = any("did not find what was written" in failure for failure in report["failures"])
-    assert code == 1 and said, f"wrong values: exit code {code}: {report['failures']}"
+    report, _ = report_of("kv", directory, *TINY, "--experiments", "memory", "--library", LYING,
+                          code=1)
+    assert any("did not find what was written" in failure for failure in report["failures"])
     for row in report["results"]:
         if "get" in row["workload"]:
             assert 0 < row["mismatches"] < row["ops"] / 8, (
                 f"{row['workload']}: {row['mismatches']} mismatches in {row['ops']} reads")
-
-
-def test_interrupted(directory):
-    endless = [*TINY[:3], "--experiments", "ycsb", "--seconds", "600", "--systems"]
-    for how, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
-        child = start(directory, *endless, "lunar")
-        seen = any("ycsb c" in line for line in iter(child.stderr.readline, ""))
-        assert seen or child.poll() is not None, "no runs before the signal"
-        child.send_signal(how)
-        _, err = child.communicate()
-        assert child.returncode == code, f"{how.name}: exit code {child.returncode}: {err[-1000:]}"
-        if how == signal.SIGKILL:
-            assert bool(traces(child.pid, directory)), (
-                "kill -9 left nothing: this test cannot tell a sweep")
-            _, _, _, err = run(directory, *TINY, "--experiments", "index")
-            assert "left by a killed run" in err, (
-                f"the run after kill -9 does not say what it swept: {err[-500:]}")
-        check_gone(child.pid, directory, how.name)
-
-
-def test_refusals(directory):
-    for words, part in ((["--experiments", "put"], "put"), (["--dram", "1m"], "--dram"),
-                        (["--systems", "oracle"], "oracle"),
-                        (["--library", "/nowhere.so"], "/nowhere.so"),
-                        (["--htc", "on"], "--htc"), (["--durability", "x"], "x")):
-        _, code, out, err = run(directory, *words)
-        assert code == 2 and not out and part in err, f"{words}: {code}: {err}"

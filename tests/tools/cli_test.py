@@ -12,12 +12,12 @@ import pytest
 
 import seccomp
 from build_tree import BUILD, LUNAR
+from subcommand import NOBODY
 
 STATIC, MALLOC_POINTER = (os.path.join(BUILD, "tests/tools", name)
                           for name in ("static_program", "malloc_pointer"))
 OLD_KERNEL = os.path.join(BUILD, "tests/libold_kernel.so")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
 def run(*words, cwd=None, rights=(), before=None, **variables):
@@ -325,7 +325,14 @@ def test_help_says():
     ("bench fits --rounds", "lunar bench fits|--rounds"),
     ("bench redis --frobnicate", "lunar bench redis|--frobnicate"),
     ("bench superpipe word", "lunar bench superpipe|word"),
-    ("bench kv --rounds x", "lunar bench kv|--rounds")])
+    ("bench kv --rounds x", "lunar bench kv|--rounds"),
+    ("bench redis --workloads put", "put"), ("bench redis --dram 1m", "--dram"),
+    ("bench redis --value-size 7", "--value-size"), ("bench redis --plot x", "--plot"),
+    ("bench kv --experiments put", "put"), ("bench kv --dram 1m", "--dram"),
+    ("bench kv --systems oracle", "oracle"), ("bench kv --library /nowhere.so", "/nowhere.so"),
+    ("bench kv --htc on", "--htc"), ("bench kv --durability x", "x"),
+    ("bench superpipe --workloads put", "put"), ("bench superpipe --size 1m", "--size"),
+    ("bench superpipe --depths 0", "--depths")])
 def test_wrong_words(words, parts):
     one_line(run(*words.split()), 2, *parts.split("|"))
 

@@ -11,8 +11,9 @@ import struct
 import subprocess
 
 from build_tree import LUNAR
-from kv_command import (MIB, SEGMENT, as_json, digest, done, loading_into, logged_store, make,
+from kv_command import (MIB, SEGMENT, as_json, done, loading_into, logged_store, make,
                         pairs_of, refused, run, some_pairs, stream_of, text_of)
+from subcommand import digest
 
 HEAD = 64 << 10
 

@@ -2,23 +2,21 @@
 """`lunar kv`, as its tests call it: what it answers, how it refuses, pairs and streams of them."""
 import base64
 import ctypes
-import hashlib
 import json
 import os
 import random
 import subprocess
 
 from build_tree import BUILD, LUNAR
+from subcommand import Subcommand
 
 LIBARKDB = os.path.join(BUILD, "runtime/kv/ark/libarkdb-0.so")
 MIB = 1 << 20
 SEGMENT = 64 << 10
 
 
-def run(*words, given=b"", environment=None, as_nobody=False):
-    extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
-    return subprocess.run([LUNAR, "kv", *words], input=given, capture_output=True, check=False,
-                          env=environment, **extra)
+KV = Subcommand("kv", text=False)
+run, done, as_json = KV.run, KV.done, KV.as_json
 
 
 def loading_into(place):
@@ -27,34 +25,9 @@ def loading_into(place):
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def done(*words, code=0, given=b""):
-    """Does what it is told; its output."""
-    result = run(*words, given=given)
-    assert result.returncode == code
-    return result.stdout
-
-
-def as_json(*words, code=0, given=b""):
-    return json.loads(done(*words, "--json", code=code, given=given))
-
-
-def digest(path):
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
-
-
-def refused(words, parts, place=None, code=2, given=b"", as_nobody=False):
-    """One line with all of `parts` in it; the place is what it was."""
-    before = digest(place) if place else None
-    result = run(*words, given=given, as_nobody=as_nobody)
-    what = f"{words}: {result.stderr!r}"
-    assert result.returncode == code
-    assert result.stdout == b"" and result.stderr.count(b"\n") == 1
-    assert result.stderr.startswith(b"lunar kv"), what
-    for part in parts:
-        assert part.encode() in result.stderr
-    if place:
-        assert digest(place) == before
+def refused(words, parts, place=None, **options):
+    """The place is what it was."""
+    KV.refused(words, parts, *[place] * (place is not None), **options)
 
 
 def text_of(pair, name):

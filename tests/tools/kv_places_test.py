@@ -12,8 +12,9 @@ import subprocess
 import time
 
 from build_tree import LUNAR
-from kv_command import (MIB, as_json, digest, done, loading_into, logged_store, make, pairs_of,
+from kv_command import (MIB, as_json, done, loading_into, logged_store, make, pairs_of,
                         refused, run, stream_of)
+from subcommand import digest
 
 PAIRS = {b"a": b"1", b"b": b"2"}
 

@@ -3,7 +3,6 @@
 documented and leaves the device byte by byte as it was; what is done shows in `list`, `info` and
 `check`, and every --json is JSON. HOLDER (lun_holder.cpp) has a LUN open."""
 import contextlib
-import hashlib
 import json
 import os
 import pty
@@ -18,54 +17,25 @@ import time
 import pytest
 
 from build_tree import BUILD, LUNAR
+from subcommand import NOBODY, Subcommand, digest
 
 HOLDER = os.path.join(BUILD, "tests/tools/lun_holder")
 MIB = 1 << 20
 LIMIT_S = 60
 
 
-def run(*words, environment=None, as_nobody=False):
-    extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
-    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, check=False, env=environment, **extra)
+LUN = Subcommand("lun", text=True)
+run, done, as_json = LUN.run, LUN.done, LUN.as_json
+
+
+def refused(words, parts, devices=(), **options):
+    LUN.refused(words, parts, *devices, **options)
 
 
 def holder_of(path, name):
     """A process that has the LUN open; without a name, a scratch LUN of its own."""
     return subprocess.Popen([HOLDER, path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                             text=True)
-
-
-def done(*words, code=0):
-    """Does what it is told; its output."""
-    result = run(*words)
-    assert result.returncode == code
-    return result.stdout
-
-
-def as_json(*words, code=0):
-    return json.loads(done(*words, "--json", code=code))
-
-
-def digest(path):
-    whole = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(MIB):
-            whole.update(chunk)
-    return whole.hexdigest()
-
-
-def refused(words, parts, devices=(), code=2, as_nobody=False):
-    """One line with all of `parts` in it; the devices are what they were."""
-    before = [digest(d) for d in devices]
-    result = run(*words, as_nobody=as_nobody)
-    what = f"{' '.join(words)}: {result.stderr!r}"
-    assert result.returncode == code
-    assert result.stdout == "" and result.stderr.count("\n") == 1
-    assert result.stderr.startswith("lunar lun"), what
-    for part in parts:
-        assert part in result.stderr
-    assert [digest(d) for d in devices] == before
 
 
 def untouched(device, *words, code=0):
@@ -262,8 +232,7 @@ def test_unsuitable(directory):
 
 
 def test_no_rights(directory, as_root):
-    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[],
-                           check=False)
+    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], check=False, **NOBODY)
     if reach.returncode != 0:
         pytest.skip("reachable: the user `nobody` cannot reach the binary")
     path = formatted(directory, "rights.img")

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A subcommand of `lunar`, as its tests call it: what it answers, and how it refuses."""
+import hashlib
+import json
+import subprocess
+
+from build_tree import LUNAR
+
+NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Subcommand:
+    """text: what it prints is str, not bytes."""
+
+    def __init__(self, name, text):
+        self.name, self.text = name, text
+
+    def run(self, *words, given=b"", environment=None, as_nobody=False):
+        ended = subprocess.run([LUNAR, self.name, *words], input=given, capture_output=True,
+                               check=False, env=environment, **(NOBODY if as_nobody else {}))
+        if self.text:
+            ended.stdout, ended.stderr = ended.stdout.decode(), ended.stderr.decode()
+        return ended
+
+    def done(self, *words, code=0, given=b""):
+        """Does what it is told; its output."""
+        ended = self.run(*words, given=given)
+        assert ended.returncode == code, ended
+        return ended.stdout
+
+    def as_json(self, *words, code=0, given=b""):
+        return json.loads(self.done(*words, "--json", code=code, given=given))
+
+    def refused(self, words, parts, *places, code=2, given=b"", as_nobody=False):
+        """One line with all of `parts` in it; the places are what they were."""
+        before = [digest(place) for place in places]
+        ended = self.run(*words, given=given, as_nobody=as_nobody)
+        line = ended.stderr if self.text else ended.stderr.decode()
+        assert (ended.returncode, len(ended.stdout), line.count("\n")) == (code, 0, 1), ended
+        assert line.startswith("lunar " + self.name) and all(part in line for part in parts), line
+        assert [digest(place) for place in places] == before
