@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 
@@ -494,26 +493,6 @@ TEST_CASE("signal-handler-forks") {
   setitimer(ITIMER_REAL, &never, nullptr);
   pages.check_all("the one that forked");
   REQUIRE(tier::validate());
-}
-
-// A child made behind the pager's back has no such memory: it must die rather than read zeros.
-TEST_CASE("raw-fork-dies") {
-  start();
-  Pages pages(kMemory);
-  for (uint64_t i : {uint64_t{0}, pages.count / 2, pages.count - 1}) {
-    long pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
-    if (pid == 0) {
-      signal(SIGSEGV, SIG_DFL);
-      volatile char byte = *static_cast<volatile char*>(pages.at(i));
-      (void)byte;
-      _exit(0);
-    }
-    int status = 0;
-    REQUIRE(waitpid(static_cast<pid_t>(pid), &status, 0) == pid);
-    REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV,
-            "a raw fork's child ended with status %x", status);
-  }
-  pages.check_all("parent");
 }
 
 // vfork and posix_spawn share the address space until exec: arguments in evicted memory are served

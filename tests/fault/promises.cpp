@@ -7,11 +7,7 @@
 //                  allocated can be used
 //   reader         fault messages that cannot be read end the process, with a line: a thread that
 //                  faulted would wait for ever
-//   poisoned_line  a page that cannot be read back is named once, with its slot, its LUN and why;
-//                  only that page is lost
 #include <errno.h>
-#include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -120,55 +116,6 @@ TEST_CASE("reader") {
   REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "ended with %x: %s", status,
           text.c_str());
   REQUIRE(times(text, "reading fault messages failed (EIO)") == 1, "it said: %s", text.c_str());
-}
-
-sigjmp_buf g_lost;
-void on_sigbus(int, siginfo_t*, void*) { siglongjmp(g_lost, 1); }
-
-TEST_CASE("poisoned-line") {
-  constexpr uint64_t kPages = 512, kLost = 77;
-  char address[32] = {};
-  int told[2], status = 0;
-  REQUIRE(pipe(told) == 0);
-  const std::string text = said_by(
-      [&] {
-        tier::start_tier(16 * kMega, 128 * kMega);
-        const size_t page = lunar_page_bytes();
-        char* base = new_region(kPages * page);
-        for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
-        char* others = new_region(48 * kMega);
-        for (uint64_t at = 0; at < 48 * kMega; at += page)
-          others[at] = 1;  // base is on the LUN now
-        char* lost = base + kLost * page;
-        REQUIRE(lunar::pager_page_state(lost) == static_cast<int>(lunar::PageState::kEvicted),
-                "the page was not evicted");
-        lunar::Region* region = lunar::region_find(lost);
-        region->table.hash(region->page_of(lost).value) ^= 1;
-        struct sigaction action{};
-        action.sa_sigaction = on_sigbus;
-        action.sa_flags = SA_SIGINFO;
-        sigaction(SIGBUS, &action, nullptr);
-        for (int look = 0; look < 3; ++look)  // each is a SIGBUS, and one line tells of them
-          if (sigsetjmp(g_lost, 1) == 0) {
-            (void)*static_cast<volatile char*>(lost);
-            FAIL("a lost page could be read");
-          }
-        for (uint64_t i = 0; i < kPages; ++i)
-          REQUIRE(i == kLost || tier::stamp_holds(base + i * page, page, i, 1),
-                  "page %lu next to it is wrong", i);
-        REQUIRE(tier::stats().poisoned == 1, "%lu pages are counted as lost",
-                tier::stats().poisoned);
-        const int n = snprintf(address, sizeof address, "page %p ", static_cast<void*>(lost));
-        REQUIRE(write(told[1], address, static_cast<size_t>(n)) == n);
-      },
-      &status);
-  REQUIRE(status == 0, "ended with %x: %s", status, text.c_str());
-  REQUIRE(read(told[0], address, sizeof address - 1) > 0);
-  const std::string line = std::string(address) + "cannot be read back: slot ";
-  REQUIRE(times(text, line.c_str()) == 1 && times(text, "cannot be read back") == 1,
-          "of `%s` it said: %s", address, text.c_str());
-  REQUIRE(times(text, "content does not match its hash; it is poisoned") == 1, "it said: %s",
-          text.c_str());
 }
 
 }  // namespace

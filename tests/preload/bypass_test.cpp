@@ -274,54 +274,23 @@ void idle() {
 // ---- raw calls on tiered memory -----------------------------------------------------------------
 
 // The call takes effect, and its caller goes on; the line comes at once.
-[[noreturn]] void raw_call_is_refused(long number, char* at, unsigned long bytes, long a = 0,
-                                      long b = 0, long c = 0, long d = 0) {
-  REQUIRE(raw(number, at, bytes, a, b, c, d) != -1);
+[[noreturn]] void unmap_is_refused(char* at, size_t bytes) {
+  REQUIRE(raw(SYS_munmap, at, bytes) != -1);
   for (;;) pause();
 }
 
-int raw_munmap() { raw_call_is_refused(SYS_munmap, filled_map() + kHeap / 4, kHeap / 2); }
+int raw_munmap() { unmap_is_refused(filled_map() + kHeap / 4, kHeap / 2); }
 int raw_munmap_heap() {
   auto* p = static_cast<char*>(aligned_alloc(kMiB, kHeap));
   fill(p, kHeap, 7);
-  raw_call_is_refused(SYS_munmap, p + kMiB, kMiB);
-}
-
-int raw_mremap() {
-  raw_call_is_refused(SYS_mremap, filled_map(), kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED,
-                      0x600000000000l);
-}
-
-// The program's plain memory lands on tiered memory.
-int raw_mremap_over() {
-  const long plain = raw(SYS_mmap, 0, kMiB, kRw, kPrivate, -1, 0);
-  char* p = filled_map();
-  raw_call_is_refused(SYS_mremap, reinterpret_cast<char*>(plain), kMiB, kMiB,
-                      MREMAP_MAYMOVE | MREMAP_FIXED, reinterpret_cast<long>(p));
-}
-
-// Several threads at once, while others fault and wait for room.
-void* raw_unmapping(void* at) { raw_call_is_refused(SYS_munmap, static_cast<char*>(at), kMiB); }
-
-void* faulting(void* memory) {
-  for (;; sched_yield()) REQUIRE(holds(memory, kHeap / 2, 7));
-}
-
-int raw_munmap_threads() {
-  char* p = filled_map();
-  for (size_t i = 0; i < 8; ++i) {
-    pthread_t thread;
-    REQUIRE(pthread_create(&thread, nullptr, i < 4 ? faulting : raw_unmapping,
-                           i < 4 ? p : p + kHeap / 2 + i * kMiB) == 0);
-  }
-  for (;;) pause();
+  unmap_is_refused(p + kMiB, kMiB);
 }
 
 // A forked child ends as its parent would, which goes on.
 void raw_munmap_in_child() {
   char* p = filled_map();
   const pid_t child = fork();
-  if (child == 0) raw_call_is_refused(SYS_munmap, p, kMiB);
+  if (child == 0) unmap_is_refused(p, kMiB);
   int status = 0;
   REQUIRE(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
           WTERMSIG(status) == SIGABRT);
@@ -462,10 +431,7 @@ int main(int argc, char** argv) {
        fatal("raw-munmap", raw_munmap, "(lunar run --no-mmap)"),
        {"raw-munmap-early", raw_munmap_early, {"LUNAR_DRAM=64m"}},
        fatal("raw-munmap-heap", raw_munmap_heap, kSaysMunmap),
-       fatal("raw-munmap-threads", raw_munmap_threads, kSaysMunmap),
        {"raw-munmap-child", raw_munmap_in_child, {"LUNAR_SIZE=768m"}, kSaysMunmap},
-       fatal("raw-mremap", raw_mremap, "FATAL: mremap of 1024 KiB of tiered memory at 0x"),
-       fatal("raw-mremap-over", raw_mremap_over, "MAP_FIXED (or mremap) of 1024 KiB"),
        {"raw-guards", raw_guards, {"LUNAR_SIZE=768m"}},
        {"raw-advice", raw_advice},
        {"sparse-touches", sparse_touches, {"LUNAR_ACTIVATE_AT=1m"}},

@@ -6,10 +6,12 @@
 #include <gnu/libc-version.h>
 #include <malloc.h>
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <limits>
 #include <new>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -154,42 +156,46 @@ void new_and_delete() {
   REQUIRE(caught && g_handler_calls == 2);
 }
 
-// Four times the budget in blocks of all sizes, freed and made again at random, each with its
-// shadow.
-void shadowed_blocks() {
-  struct Block {
-    void* memory = nullptr;
-    size_t bytes = 0;
-    unsigned long seed = 0;
-  };
-  std::vector<Block> blocks(4096);
-  unsigned long random = 88172645463325252ul;
-  auto next = [&random] {
-    random ^= random << 13;
-    random ^= random >> 7;
-    return random ^= random << 17;
-  };
-  size_t live = 0;
-  for (int step = 0; step < 20000; ++step) {
-    Block& block = blocks[next() % blocks.size()];
-    if (block.memory != nullptr) {
-      REQUIRE(holds(block.memory, block.bytes, block.seed));
-      free(block.memory);
-      live -= block.bytes;
-      block.memory = nullptr;
-    }
-    block.bytes = (next() % 8 == 0 ? next() % 400000 : next() % 20000) & ~7ul;
-    if (live + block.bytes > (size_t(128) << 20)) continue;
-    block.seed = next();
-    block.memory = malloc(block.bytes);
-    REQUIRE(block.memory != nullptr);
-    fill(block.memory, block.bytes, block.seed);
-    live += block.bytes;
+// Memory freed by another thread than made it, and short-lived threads.
+struct Parcel {
+  Parcel* next;
+  size_t bytes;
+  unsigned long seed;
+  unsigned long* content() { return reinterpret_cast<unsigned long*>(this + 1); }
+};
+std::atomic<Parcel*> g_parcels{nullptr};
+
+void check_and_free(Parcel* list) {
+  while (list != nullptr) {
+    Parcel* next = list->next;
+    REQUIRE(holds(list->content(), list->bytes, list->seed));
+    free(list);
+    list = next;
   }
-  for (Block& block : blocks) {
-    if (block.memory != nullptr) REQUIRE(holds(block.memory, block.bytes, block.seed));
-    free(block.memory);
+}
+
+void send_parcels(unsigned long seed) {
+  for (unsigned long i = 0; i < 60; ++i) {
+    const unsigned long random = stamp(seed, i);
+    const size_t bytes = random % (i % 10 == 0 ? 300000 : 8000) & ~7ul;
+    auto* parcel = static_cast<Parcel*>(malloc(sizeof(Parcel) + bytes));
+    REQUIRE(parcel != nullptr && tiered(parcel));
+    parcel->bytes = bytes;
+    parcel->seed = random;
+    fill(parcel->content(), bytes, random);
+    parcel->next = g_parcels.load();
+    while (!g_parcels.compare_exchange_weak(parcel->next, parcel)) {}
+    if (i % 16 == 0) check_and_free(g_parcels.exchange(nullptr));
   }
+}
+
+void freed_by_other_threads() {
+  for (unsigned long round = 0; round < 40; ++round) {
+    std::vector<std::thread> threads;
+    for (unsigned long i = 0; i < 4; ++i) threads.emplace_back(send_parcels, round * 100 + i);
+    for (auto& thread : threads) thread.join();
+  }
+  check_and_free(g_parcels.exchange(nullptr));
 }
 
 // What libc itself makes of an alignment that is no power of two: from 2.38 on it refuses it.
@@ -247,7 +253,7 @@ void body() {
   realloc_keeps_content();
   refusals();
   new_and_delete();
-  shadowed_blocks();
+  freed_by_other_threads();
 }
 
 }  // namespace

@@ -34,17 +34,6 @@ void what_is_tiered() {
   REQUIRE(mmap(nullptr, 0, kRw, kPrivate, -1, 0) == MAP_FAILED && errno == EINVAL);
 }
 
-void larger_than_dram() {
-  constexpr size_t kBytes = 160 * kMiB;
-  char* p = map_any(kBytes);
-  fill(p, kBytes, 3);
-  REQUIRE(holds(p, kBytes, 3));
-  REQUIRE(munmap(p, kBytes) == 0 && faults(p) && faults(p + kBytes - 1));
-  p = map_any(kBytes);
-  REQUIRE(all_zero(p, kBytes));
-  REQUIRE(munmap(p, kBytes) == 0);
-}
-
 void partial_unmap() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 5);
@@ -202,34 +191,6 @@ void locked_maps() {
   REQUIRE(tiered(p) && munmap(p, 48 * kMiB) == 0);
 }
 
-void advice() {
-  char* p = map_any(4 * kMiB);
-  fill(p, 4 * kMiB, 13);
-  REQUIRE(madvise(p, 4 * kMiB, MADV_PAGEOUT) == 0 && holds(p, 4 * kMiB, 13));
-  REQUIRE(madvise(p + kMiB, kMiB, MADV_DONTNEED) == 0);
-  REQUIRE(all_zero(p + kMiB, kMiB) && holds(p, kMiB, 13));
-  REQUIRE(madvise(p, kMiB, MADV_PAGEOUT) == 0 && madvise(p, kMiB, MADV_DONTNEED) == 0 &&
-          all_zero(p, kMiB));
-  REQUIRE(madvise(p, 4 * kMiB, MADV_WILLNEED) == 0 && madvise(p, 4 * kMiB, MADV_COLD) == 0);
-  REQUIRE(madvise(p, 4 * kMiB, MADV_HUGEPAGE) == 0 && madvise(p, 4 * kMiB, MADV_SEQUENTIAL) == 0);
-  REQUIRE(holds(p + 2 * kMiB, 2 * kMiB, 13, 2 * kMiB / sizeof(long)));
-  errno = 0;
-  REQUIRE(madvise(p + 1, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);
-  errno = 0;
-  REQUIRE(madvise(p, kMiB, 12345) == -1 && errno == EINVAL);
-  REQUIRE(munmap(p + 2 * kMiB, kMiB) == 0);
-  errno = 0;
-  // a hole is reported, the rest is done
-  REQUIRE(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);
-  REQUIRE(all_zero(p + 3 * kMiB, kMiB));
-  REQUIRE(munmap(p, 4 * kMiB) == 0);
-  // The heap's pages too.
-  auto* block = static_cast<char*>(aligned_alloc(g_page, kMiB));
-  memset(block, 1, kMiB);
-  REQUIRE(madvise(block, kMiB, MADV_DONTNEED) == 0 && all_zero(block, kMiB));
-  free(block);
-}
-
 void protection() {
   char* p = map_any(8 * kMiB, PROT_NONE);
   REQUIRE(tiered(p) && faults(p) && faults(p + 7 * kMiB));
@@ -265,26 +226,6 @@ void fixed_inside() {
   errno = 0;
   REQUIRE(mmap(p, kMiB, kRw, MAP_PRIVATE | MAP_FIXED, 9999, 0) == MAP_FAILED && errno == EBADF &&
           holds(p, kMiB, 19));
-  REQUIRE(munmap(p, 8 * kMiB) == 0);
-}
-
-void alien_inside() {
-  char* p = map_any(8 * kMiB);
-  fill(p, 8 * kMiB, 23);
-  int fd = open("/proc/self/exe", O_RDONLY);
-  REQUIRE(fd >= 0);
-  REQUIRE(mmap(p + 4 * kMiB, g_page, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + 4 * kMiB);
-  close(fd);
-  REQUIRE(memcmp(p + 4 * kMiB, "\177ELF", 4) == 0);
-  REQUIRE(holds(p, 4 * kMiB, 23));
-  pid_t child = fork();
-  if (child == 0) {
-    bool good = memcmp(p + 4 * kMiB, "\177ELF", 4) == 0 && holds(p, 4 * kMiB, 23) &&
-                holds(p + 5 * kMiB, 3 * kMiB, 23, 5 * kMiB / sizeof(long));
-    _exit(good ? 0 : 1);
-  }
-  REQUIRE(ends_well(child));
-  REQUIRE(munmap(p + 4 * kMiB, g_page) == 0 && faults(p + 4 * kMiB));
   REQUIRE(munmap(p, 8 * kMiB) == 0);
 }
 
@@ -371,19 +312,6 @@ void no_seals() {
   REQUIRE(holds(p, kMiB, 55) && munmap(p, kMiB) == 0 && faults(p));
 }
 
-void no_reserve() {
-  // far more than the LUN
-  char* p = map_any(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);
-  REQUIRE(tiered(p) && faults(p));
-  REQUIRE(mprotect(p, size_t(2) << 30, kRw) == 0);
-  fill(p + (size_t(512) << 20), 64 * kMiB, 29);
-  fill(p + (size_t(1) << 30), 2 * kMiB, 31);
-  REQUIRE(holds(p + (size_t(512) << 20), 64 * kMiB, 29) &&
-          holds(p + (size_t(1) << 30), 2 * kMiB, 31));
-  REQUIRE(all_zero(p + (size_t(7) << 27), kMiB));
-  REQUIRE(munmap(p, size_t(64) << 30) == 0 && faults(p + (size_t(512) << 20)));
-}
-
 // The pager knows of a descriptor with O_DIRECT before it is handed out, also when it takes another
 // one's number.
 void direct_io(bool by_fcntl) {
@@ -464,23 +392,19 @@ void guard_below_a_stack() {
 void body() {
   what_is_tiered();
   guard_below_a_stack();
-  larger_than_dram();
   partial_unmap();
   remap();
   shrink_over_several();
   grows_into_the_tier();
   marked_maps_stay_with_the_kernel();
   locked_maps();
-  advice();
   protection();
   fixed_inside();
   vast_reservations();
-  alien_inside();
   up_to_a_hole();
   shared_memory_inside();
   shared_memory_that_is_forgotten();
   no_seals();
-  no_reserve();
   direct_io_is_noticed();
 }
 

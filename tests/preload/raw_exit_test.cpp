@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes whose last thread ends past libc: by the exit system call, or killed alone by seccomp.
-// The service threads live on; the process ends all the same, as the kernel would have it: by how
-// its first thread ended. One that closes the descriptors by which this is seen goes on.
+// A process ends with its last thread, whichever that is, and runs its exit handlers: also with
+// service threads that live on. Where that thread ends past libc (by the exit system call, or
+// killed alone by seccomp), it ends as the kernel would have it: by how its first thread ended. One
+// that closes the descriptors by which this is seen goes on.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/prctl.h>
@@ -30,16 +31,12 @@ int status_after(void (*body)()) {
 
 void expect_code(int code, void (*body)()) {
   const int status = status_after(body);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != code)
-    fprintf(stderr, "status 0x%x, not code %d\n", status, code);
-  REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == code);
+  REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == code, "%x, not code %d", status, code);
 }
 
 void expect_signal(int signal, void (*body)()) {
   const int status = status_after(body);
-  if (!WIFSIGNALED(status) || WTERMSIG(status) != signal)
-    fprintf(stderr, "status 0x%x, no %d\n", status, signal);
-  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == signal);
+  REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == signal, "%x, not by %d", status, signal);
 }
 
 void strict() { REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0); }
@@ -60,9 +57,53 @@ void* outlive_first(void*) {
   return nullptr;
 }
 
+// ---- by libc ----
+
+void* wait_for_main(void* main_thread) {
+  pthread_join(*static_cast<pthread_t*>(main_thread), nullptr);
+  pthread_exit(nullptr);
+}
+
+void leave_main_first() {
+  static pthread_t main_thread = pthread_self();
+  pthread_t thread;
+  REQUIRE(pthread_create(&thread, nullptr, wait_for_main, &main_thread) == 0);
+  pthread_exit(nullptr);
+}
+
+void leave_main_last() {
+  pthread_t thread;
+  const auto sleep_then_end = [](void*) -> void* { return usleep(50000), nullptr; };
+  REQUIRE(pthread_create(&thread, nullptr, sleep_then_end, nullptr) == 0);
+  pthread_detach(thread);
+  usleep(100000);
+  pthread_exit(nullptr);
+}
+
+void* fork_from_thread(void*) {
+  const pid_t child = fork();
+  if (child == 0) return nullptr;  // the only thread of the child
+  _exit(status_of(child) == 42 << 8 ? 42 : 1);
+}
+
+void leave_in_forked_child() {
+  pthread_t thread;
+  REQUIRE(pthread_create(&thread, nullptr, fork_from_thread, nullptr) == 0);
+  pause();
+}
+
+template <void (*kLeave)()>
+void with_exit_handler() {
+  atexit([] { _exit(42); });
+  kLeave();
+}
+
 int body() {
   g_map = map_tiered(kBytes);
   fill(g_map, kBytes, 7);
+  expect_code(42, with_exit_handler<leave_main_first>);
+  expect_code(42, with_exit_handler<leave_main_last>);
+  expect_code(42, with_exit_handler<leave_in_forked_child>);
   expect_code(7, [] { raw(SYS_exit, 7); });
   expect_code(3, [] {
     strict();
@@ -94,5 +135,5 @@ int body() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m"}, {{"all", body}});
+  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"}, {{"all", body}});
 }

@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kHeap = 64 * kMiB, kSignalStack = 8192;
 char* g_heap = nullptr;
+size_t g_held = kHeap;
 volatile int g_status = -1;
 
 // Of so many bytes, above a page without rights.
@@ -26,7 +27,7 @@ char* make_stack(size_t bytes) {
 
 void fork_once() {
   const pid_t child = fork();
-  if (child == 0) _exit(holds(g_heap, kHeap, 1) ? 0 : 1);
+  if (child == 0) _exit(holds(g_heap, g_held, 1) ? 0 : 1);
   int status = -1;
   if (child > 0) (void)waitpid(child, &status, 0);
   g_status = status;
@@ -131,17 +132,9 @@ void activation_by_handler() { raise_on_small_stack(grow); }
 
 // Plain so far; with a child of that size it cannot stay so.
 void fork_by_handler_activates() {
-  constexpr size_t kHalf = 8 * kMiB;
-  fill(g_heap = map_tiered(kHalf), kHalf, 1);
-  raise_on_small_stack([](int) {
-    [[maybe_unused]] volatile char own[kHandlersOwn];
-    own[0] = 1;
-    const pid_t child = fork();
-    if (child == 0) _exit(holds(g_heap, kHalf, 1) ? 0 : 1);
-    int status = -1;
-    if (child > 0) (void)waitpid(child, &status, 0);
-    g_status = status;
-  });
+  g_held = 8 * kMiB;
+  fill(g_heap = map_tiered(g_held), g_held, 1);
+  raise_on_small_stack(on_signal);
 }
 
 }  // namespace
