@@ -14,9 +14,9 @@ rooms (ROOMS) have floors; other parts see only the pager's FACE. Two exceptions
     `lunar bench superpipe`), so superpipe/, lun/ and kv/ too.
 Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has
 one for each, and shows where the test hangs. Also: only runtime/sys makes the system calls it owns;
-every source opens with its licence; no file, function or line is too long; no comment is torn by a
-formatter; headers end in .h; no two modules (a header and its sources) have one name; a script's
-"$root/PATH" is there; nothing names a developer's own directories. """
+every source opens with its licence; no file, function or line is too long; headers end in .h; no
+two modules (a header and its sources) have one name; a script's "$root/PATH" is there; nothing
+names a developer's own directories. """
 import os
 import re
 import sys
@@ -291,29 +291,6 @@ def check_functions(path, text):
             yield f"{path}:{line}: {name}() has {lines} lines; at most {FUNCTION_LINES_MAX}"
 
 
-COMMENT = re.compile(r"^(?P<left>\s*(?://+|\*) ?\s*)(?P<text>\S.*)$")
-
-
-def check_torn(path, text):
-    """A formatter that wraps a table in a comment puts the words that did not fit into a line of
-    their own, and leaves the next line as it was. (Rows of a table, and what ends a sentence, are
-    not taken for such words.)"""
-    lines = text.splitlines()
-    for number, three in enumerate(zip(lines, lines[1:], lines[2:]), 2):
-        before, torn, after = map(COMMENT.match, three)
-        if not (before and torn and after) or torn["left"] != after["left"]:
-            continue
-        column = len(torn["left"])
-        first, following = torn["text"].split()[0], after["text"].split()[0]
-        if before["left"] != torn["left"] and not re.match(r"(?:  |- )\S", three[0][column - 2:]):
-            continue
-        overflow = (len(three[0]) + 1 + len(first) > COLUMNS_MAX
-                    and len(three[1]) + 1 + len(following) <= COLUMNS_MAX)
-        goes_on = re.match(r"[a-z`(]", following) and not re.search(r"[.:;!?]$", torn["text"])
-        if overflow and goes_on and not re.search(r"\S  +\S", after["text"]):
-            yield f"{path}:{number}: a comment that a formatter has torn: {torn['text']!r}"
-
-
 # What would end a test that hangs, unexamined.
 OWN_LIMIT = {".cpp": re.compile(r"(?<![\w.>])alarm\s*\("), ".py": re.compile(r"[(,]\s*timeout=")}
 
@@ -371,8 +348,6 @@ def check_tree(root):
             problems += check_script(root, path, text)
         if path.endswith(SOURCE + (".py",)) or text.startswith("#!/usr/bin/env python3"):
             problems += check_functions(path, text)
-        if path.endswith(SOURCE):
-            problems += check_torn(path, text)
         if path.endswith(SOURCE + (".def",)):
             problems += check_includes(root, path, text)
             problems += check_calls(path, text)

@@ -38,69 +38,6 @@ def evicted(*arguments, **options):
                default=0) >= 1000, f"{arguments}: nothing was evicted, nothing is proven"
 
 
-def anonymous(pid):
-    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-        return int(re.search(r"Pss_Anon:\s*(\d+) kB", file.read()).group(1)) * 1024
-
-
-# A program that starts workers and ends them: each line to it is a command.
-SHELL = """import subprocess, sys
-children = []
-for line in sys.stdin:
-    words = line.split()
-    if words[0] == 'start':
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        child = subprocess.Popen(words[1:], close_fds=False, **pipes)
-        children.append(child)
-        said = ''
-        while not said.strip().endswith('held') and child.poll() is None:
-            said = child.stdout.readline()
-        print(child.pid, said.strip(), flush=True)
-    else:
-        bad = 0
-        for child in children:
-            out = child.communicate('go\\n')[0]
-            bad += child.returncode != 0 or 'sound' not in out
-        print(bad, 'bad', flush=True)
-"""
-
-
-class Tree:
-    """A shell under `lunar run` whose children are workers: they share one account."""
-
-    def __init__(self, dram):
-        words = [LUNAR, "run", "--dram", dram, "--size", "512m", "--", sys.executable, "-c", SHELL]
-        self.shell = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      text=True, env=dict(os.environ, PYTHONMALLOC="malloc"))
-
-    def ask(self, line):
-        self.shell.stdin.write(line + "\n")
-        self.shell.stdin.flush()
-        return self.shell.stdout.readline().split()
-
-    def start(self, *steps):
-        pid, said = self.ask(f"start {WORKER} {' '.join(steps)}")
-        assert said == "held"
-        return int(pid)
-
-    def end(self):
-        bad = int(self.ask("end")[0])
-        self.shell.communicate()
-        assert bad == 0, "workers that did not find what they had written"
-
-
-def test_eight():
-    """Eight processes of 7 MiB under 16 MiB: no more than the budget and what an idle worker
-    has."""
-    tree = Tree("16m")
-    idle = anonymous(tree.start("say:held"))
-    workers = [tree.start("grow:7", "say:held") for _ in range(8)]
-    held = sum(max(0, anonymous(pid) - idle) for pid in workers)
-    # Each has tables, jemalloc's metadata and stacks of its own that are no tiered memory.
-    assert held <= 16 * MIB + 8 * MIB // 4
-    tree.end()
-
-
 @pytest.mark.parametrize("steps",
                          ["setuid", "closeall setuid", "chroot", "chroot setuid", "seccomp",
                           "grow:4 setuid"])

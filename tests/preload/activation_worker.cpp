@@ -13,7 +13,6 @@
 //   deaf         closes standard error
 //   exit         ends by _exit
 //   advise       MADV_HUGEPAGE and MADV_COLLAPSE on all that it holds
-//   say:WORD     prints it, and waits for a line on standard input
 //   setuid       becomes nobody, permanently        chroot:DIR
 //   seccomp      open, openat and userfaultfd are refused from now on (EPERM)
 //   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all;
@@ -155,14 +154,6 @@ void advise() {
          g_blocks)  // the huge page that it begins in, with what else lies there
       (void)madvise(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(block.at) >> 21 << 21),
                     size_t{2} << 20, advice);
-}
-
-void say(const char* word) {
-  check_all(word);
-  printf("%s\n", word);
-  fflush(stdout);
-  char line[16];
-  if (fgets(line, sizeof line, stdin) == nullptr) _exit(0);
 }
 
 void become_nobody() {
@@ -323,9 +314,7 @@ void steps() {
     };
     const char* value = colon != nullptr ? colon + 1 : "";
     const size_t number = strtoul(value, nullptr, 10);
-    if (is("say")) {
-      say(value);
-    } else if (is("chroot")) {
+    if (is("chroot")) {
       change_root(value);
     } else {
       const Step* found = std::find_if(std::begin(kSteps), std::end(kSteps),

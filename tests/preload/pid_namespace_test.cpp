@@ -3,8 +3,6 @@
 //   same-ids       process 1 of a pid namespace forks children that are process 1 of another one,
 //                  so that their ids are the same, while its threads have pages read and evicted. A
 //                  child has the memory as it was, and closes nothing of its parent's
-//   first-thread   a process below the threshold whose first thread has ended can grow after an
-//                  active process outside of its namespace has looked at it
 //   no-threads     a process that may make no threads any more is refused memory, however often,
 //                  and keeps its descriptors for itself
 #include <dirent.h>
@@ -103,53 +101,6 @@ int in_namespace() {
   return ends_well(first) ? 0 : 1;
 }
 
-[[noreturn]] void go_on_without_first_thread(int told, int said) {
-  std::thread([=] {
-    char byte;
-    REQUIRE(write(said, "g", 1) == 1 && read(told, &byte, 1) == 0);
-    char* p = map_tiered(kHeap);
-    fill(p, kHeap, 2);
-    REQUIRE(holds(p, kHeap, 2));
-    _exit(0);
-  }).detach();
-  pthread_exit(nullptr);
-}
-
-int first_thread_ends() {
-  constexpr int kLooks = 30;
-  if (!can_make_namespace()) return 77;
-  int told[2], said[2];
-  char byte;
-  REQUIRE(pipe(told) == 0 && pipe(said) == 0);
-  const pid_t child = fork();
-  if (child == 0) {  // cannot make threads itself any more
-    close(told[1]);
-    REQUIRE(unshare(CLONE_NEWPID) == 0);
-    const pid_t first = fork();
-    if (first == 0) go_on_without_first_thread(told[0], said[1]);
-    _exit(ends_well(first) ? 0 : 1);
-  }
-  close(said[1]);
-  REQUIRE(child > 0 && read(said[0], &byte, 1) == 1);
-  char* p = map_tiered(kHeap);
-  for (int look = 0; look < kLooks; ++look, usleep(10000))
-    fill(p, kHeap, 1);  // short of DRAM: looks at the others
-  int kept[2];
-  REQUIRE(pipe(kept) == 0);
-  const pid_t other = fork();  // gets the first free place in the account
-  if (other == 0) {
-    close(told[1]);
-    close(kept[1]);
-    _exit(read(kept[0], &byte, 1) == 0 && holds(p, kHeap, 1) ? 0 : 1);
-  }
-  close(told[1]);
-  REQUIRE(ends_well(child));
-  close(kept[1]);
-  REQUIRE(ends_well(other));
-  REQUIRE(holds(p, kHeap, 1));
-  return 0;
-}
-
 int descriptors() {
   int count = 0;
   DIR* all = opendir("/proc/self/fd");
@@ -181,9 +132,6 @@ int no_threads() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Three small processes stay below the second one's threshold, also on a host with several nodes.
   return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
-                   {{"same-ids", in_namespace},
-                    {"first-thread", first_thread_ends, {"LUNAR_DRAM=32m"}},
-                    {"no-threads", no_threads, {"LUNAR_DRAM=32m"}}});
+                   {{"same-ids", in_namespace}, {"no-threads", no_threads, {"LUNAR_DRAM=32m"}}});
 }

@@ -313,23 +313,14 @@ def php_fpm(run):
     return f"exit code {server.returncode}\n{''.join(answers)}"
 
 
-# ---- rights given up, roots changed, few descriptors ---------------------------------------------
+# ---- few descriptors, a debugger -----------------------------------------------------------------
 
 GROW = f"{HERE}/grow.py"
 
 
-def growing(*before, root=True):
-    """A program that grows after it has given something up; words in front of it, or a word for
-    it."""
-    def program(run):
-        if root and os.geteuid() != 0:
-            pytest.skip("root: gives rights up")
-        os.chmod(run.scratch, 0o1777)
-        words = [word for word in before if not word.startswith("--grow=")]
-        options = [word.removeprefix("--grow=") for word in before if word.startswith("--grow=")]
-        code, out = run.output([*words, PYTHON, GROW, *options], cwd="/")
-        return f"exit code {code}\n{out}"
-    return program
+def few_descriptors(run):
+    code, out = run.output(["prlimit", "--nofile=64", PYTHON, GROW], cwd="/")
+    return f"exit code {code}\n{out}"
 
 
 def debugger(run):
@@ -383,11 +374,7 @@ PROGRAMS = {
     "node": (node, "48m", "2g"),
     "php": (php, "48m", "2g"),
     "php-fpm": (php_fpm, "64m", "2g"),
-    "setpriv": (growing("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"),
-                "24m", "1g"),
-    "setuid": (growing("--grow=setuid"), "24m", "1g"),
-    "chroot": (growing("--grow=chroot"), "24m", "1g"),
-    "few-descriptors": (growing("prlimit", "--nofile=64", root=False), "24m", "1g"),
+    "few-descriptors": (few_descriptors, "24m", "1g"),
     "gdb": (debugger, "24m", "1g"),
 }
 # Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the

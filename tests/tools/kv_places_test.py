@@ -2,7 +2,6 @@
 """Places of stores that several processes want at the same time, or that the user may not use: each
 process either does what it is told or says why not, in one line, and nothing is lost."""
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -11,6 +10,7 @@ import struct
 import subprocess
 import time
 
+import seccomp
 from build_tree import LUNAR
 from kv_command import (MIB, as_json, done, loading_into, logged_store, make, pairs_of,
                         refused, run, stream_of)
@@ -128,24 +128,12 @@ def test_a_refused_creator_of_an_empty_file(directory):
 
 
 def without_locks():
-    """As on a file system that has none: F_OFD_SETLK and F_OFD_GETLK are refused (a filter of
-    seccomp, x86-64)."""
-    load, equal, answer, fcntl_number, errno_flag, allow = 0x20, 0x15, 0x06, 72, 0x50000, 0x7fff0000
-    program = b"".join(struct.pack("HBBI", *instruction) for instruction in (
-        (load, 0, 0, 0),                         # the number of the system call
-        (equal, 0, 4, fcntl_number),
-        (load, 0, 0, 24),                        # its second argument
-        (equal, 1, 0, fcntl.F_OFD_SETLK),
-        (equal, 0, 1, fcntl.F_OFD_GETLK),
-        (answer, 0, 0, errno_flag | errno.ENOLCK),
-        (answer, 0, 0, allow)))
-    memory = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(memory))
-    libc = ctypes.CDLL(None)
-    no_new_privileges, seccomp_filter = 38, 2
-    if libc.prctl(no_new_privileges, 1, 0, 0, 0) != 0 or libc.prctl(22, seccomp_filter, header, 0,
-        0) != 0:
-        os._exit(99)
+    """As on a file system that has none: F_OFD_SETLK and F_OFD_GETLK are refused."""
+    fcntl_number = 72
+    seccomp.install([(seccomp.EQUAL, 0, 4, fcntl_number),
+                     (seccomp.LOAD, 0, 0, seccomp.ARGUMENT[1]),
+                     (seccomp.EQUAL, 1, 0, fcntl.F_OFD_SETLK),
+                     (seccomp.EQUAL, 0, 1, fcntl.F_OFD_GETLK), seccomp.answer(errno.ENOLCK)])
 
 
 def test_creators_where_nothing_can_be_locked(directory):
