@@ -256,13 +256,14 @@ int pager_pin(const void* address, size_t bytes) {
   }
   // What is pinned already counts once.
   const int64_t pages = static_cast<int64_t>(range.end - range.first);
+  const int64_t cap = state.account.cap_pages();
+  if (pages > cap / 2) return -ENOMEM;
   int64_t more = 0;
   for (uint64_t p = range.first; p < range.end; ++p)
     more += !word_of(*range.region, PageIndex(p)).pinned();
   // Nor may the program's tables, which may come to take what they are promised, leave it without
   // room.
-  const int64_t cap = state.account.cap_pages(),
-                beside = cap - state.account.fixed_total() - kTableRoom;
+  const int64_t beside = cap - state.account.fixed_total() - kTableRoom;
   if (const int64_t pinned = state.pinned_pages.fetch_add(more) + more;
       pinned > cap / 2 || pinned > beside) {
     state.pinned_pages.fetch_sub(more);
@@ -315,7 +316,8 @@ int64_t pager_evict(const void* address, size_t bytes) {
   // The evictor passes over a page in another thread's hands and one that a fork holds back, which
   // may be resident when they are released: once more, for those.
   bool left = false;
-  for (uint64_t p = range.first; p < range.end; ++p) {
+  const PageTable& table = range.region->table;
+  for (uint64_t p = range.first; (p = table.next_used(p, range.end)) < range.end; ++p) {
     const sys::ScopedSignalBlock signals;
     const TableScope scope;
     const PageWord word = wait_while_busy(*range.region, p);

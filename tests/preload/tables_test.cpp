@@ -44,12 +44,29 @@ int ended() {
   return 0;
 }
 
+// What is asked of a map takes the time of what is in use.
+void nearly_empty() {
+  constexpr size_t kBytes = size_t{1} << 38;
+  auto* p = static_cast<char*>(mmap(nullptr, kBytes, kRw, kPrivate | MAP_NORESERVE, -1, 0));
+  REQUIRE(p != MAP_FAILED && tiered(p));
+  char* const used[] = {p, p + kBytes / 2, p + kBytes - kChunk};
+  for (char* at : used) fill(at, kChunk, 1);
+  REQUIRE(madvise(p, kBytes, MADV_PAGEOUT) == 0);
+  for (char* at : used) REQUIRE(present_pages(at, kChunk) == 0);
+  REQUIRE(madvise(p, kBytes, MADV_WILLNEED) == 0);
+  for (char* at : used) REQUIRE(present_pages(at, kChunk) == kChunk / g_page);
+  REQUIRE(mlock(p, kBytes) == -1 && errno == ENOMEM && mlock(p, kChunk) == 0);
+  REQUIRE(munlock(p, kBytes) == 0 && madvise(p, kBytes, MADV_PAGEOUT) == 0);
+  for (char* at : used) REQUIRE(present_pages(at, kChunk) == 0 && holds(at, kChunk, 1));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   return run_cases(
       argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=6g"},
       {{"sparse", sparse},
+       {"nearly-empty", nearly_empty},
        {"refused", refused, {}, "allocation refused: the page tables that 3.5 GiB more"},
        fatal("ended", ended, "FATAL: the page tables take all that they may of the DRAM")});
 }

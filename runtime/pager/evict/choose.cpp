@@ -38,7 +38,8 @@ bool Chooser::choose_range(Batch& batch, unsigned want, Region* region, uint64_t
                            uint64_t end) {
   const TableScope scope;
   batch.count = 0;
-  while (batch.count < want && *first < end) try_victim(batch, region, PageIndex((*first)++), true);
+  while (batch.count < want && (*first = region->table.next_used(*first, end)) < end)
+    try_victim(batch, region, PageIndex((*first)++), true);
   return batch.count != 0;
 }
 

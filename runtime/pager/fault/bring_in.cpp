@@ -175,6 +175,8 @@ int begin_page(PagerState& state, Resolver& r, Region& region, PageIndex page, W
 int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, Pass* pass) {
   int rc = 0;
   for (uint64_t page = pass->page > range.first ? pass->page : range.first; page < range.end;) {
+    if (want == Want::kRead) page = range.region->table.next_used(page, range.end);
+    if (page == range.end) break;
     const uint64_t left = range.end - page;
     const Demand demand{left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault};
     Begun begun{Outcome::kResident, 0};

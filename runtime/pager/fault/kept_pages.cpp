@@ -187,6 +187,7 @@ int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t
   const uint64_t begin = first;
   for (uint64_t next; first < end; first = next) {
     next = chunk_end(first, end);
+    if (!set && !region.table.uses(first, next)) continue;
     if (set && table_reach_waiting(state, region, first, next) < 0) {
       const int64_t set_here = static_cast<int64_t>(first - begin) - were_pinned;
       state.pinned_pages.fetch_add(set_here - program_pins(state, region, begin, first, false));
