@@ -6,6 +6,7 @@
 //   transient    one write in some fails, whatever its place; the log is not flooded
 //   outage       for a while every write fails
 //   bad_places   some places never take a write
+//   late         a write takes 13 s: the line about threads that wait says so
 //
 // LUNAR_SEED=N replays the device's faults. Threading: main, and for the outage a thread that
 // writes.
@@ -54,36 +55,42 @@ void check_all(uint64_t version) {
             "page %lu does not hold version %lu", page, version);
 }
 
-// Lines of the log that name a write which failed; *last: that is the last one there will be.
-unsigned lines_of_writes(const std::string& log, bool* last) {
+std::string make_log() {
+  char log[] = "/tmp/lunar-write-errors-XXXXXX";
+  const int fd = mkstemp(log);
+  REQUIRE(fd >= 0);
+  close(fd);
+  return log;
+}
+
+// Lines of the log with `text`; *last_line is the last of them. The log is gone then.
+unsigned lines_with(const char* text, const std::string& log, std::string* last_line) {
   FILE* file = fopen(log.c_str(), "r");
   REQUIRE(file != nullptr, "%s: %s", log.c_str(), strerror(errno));
   unsigned lines = 0;
   char line[512];
   while (fgets(line, sizeof line, file) != nullptr) {
-    if (strstr(line, "trying again") == nullptr) continue;
+    if (strstr(line, text) == nullptr) continue;
     ++lines;
-    *last = strstr(line, "further ones are not shown") != nullptr;
+    *last_line = line;
   }
   fclose(file);
+  unlink(log.c_str());
   return lines;
 }
 
 void transient() {
-  char log[] = "/tmp/lunar-write-errors-XXXXXX";
-  const int fd = mkstemp(log);
-  REQUIRE(fd >= 0);
-  close(fd);
+  const std::string log = make_log();
   start(",write_error=20", log);
   for (uint64_t version = 1; version <= kPasses; ++version) write_all(version);
   check_all(kPasses);
   printf("%lu writes, %lu failed, %lu places given up\n", device().counters().writes.load(),
          errors(), retired());
   REQUIRE(errors() > 20, "only %lu writes failed", errors());
-  bool last = false;
-  const unsigned lines = lines_of_writes(log, &last);
-  unlink(log);
-  REQUIRE(lines > 0 && lines <= 10 && last, "%u lines for %lu writes that failed", lines, errors());
+  std::string last;
+  const unsigned lines = lines_with("trying again", log, &last);
+  REQUIRE(lines > 0 && lines <= 10 && last.find("further ones are not shown") != std::string::npos,
+          "%u lines for %lu writes that failed", lines, errors());
   REQUIRE(retired() <= errors(), "%lu places are given up for %lu failed writes", retired(),
           errors());
 }
@@ -122,6 +129,17 @@ void bad_places() {
           retired(), bad);
 }
 
+void late() {
+  const std::string log = make_log();
+  start(",stall=0,stall_us=13000000", log);
+  write_all(1);
+  check_all(1);
+  std::string line;
+  REQUIRE(lines_with("wait for DRAM", log, &line) == 1 &&
+              line.find("the LUN is slow") != std::string::npos,
+          "%s", line.c_str());
+}
+
 void watched(void (*run)()) {
   const tier::Watchdog watchdog(g_progress, 30);
   run();
@@ -133,3 +151,4 @@ void watched(void (*run)()) {
 TEST_CASE("transient") { watched(transient); }
 TEST_CASE("outage") { watched(outage); }
 TEST_CASE("bad-places") { watched(bad_places); }
+TEST_CASE("late") { watched(late); }

@@ -253,13 +253,15 @@ void Handler::note_stuck() {
   if (now - stuck_since_ < kStuckNs) return;
   stuck_said_ = true;
   const int64_t cap = state_.account.cap_pages(), pinned = state_.pinned_pages.load();
+  const unsigned writes = state_.frames.being_written();
   log_warning(
       "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld of "
-      "them by tables and "
-      "buffers, %lld by pins; give a larger --dram%s",
+      "them by tables and buffers, %lld by pins, and %u wait for their write; %s%s",
       inbox_.parked(), static_cast<unsigned>(kStuckNs / 1000000000),
       static_cast<long long>(cap - state_.account.free_pages()), static_cast<long long>(cap),
-      static_cast<long long>(state_.account.fixed_total()), static_cast<long long>(pinned),
+      static_cast<long long>(state_.account.fixed_total()), static_cast<long long>(pinned), writes,
+      writes > state_.frames.count() / 2 ? "the LUN is slow: look at its disk"
+                                         : "give a larger --dram",
       pinned > cap / kPinnedMuch ? ", or pin less" : "");
 }
 

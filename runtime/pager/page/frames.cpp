@@ -30,6 +30,13 @@ int FramePool::open(uint32_t count, size_t page_size, int node) {
   return 0;
 }
 
+uint32_t FramePool::being_written() const {
+  uint32_t found = 0;
+  for (uint32_t i = 0; i < count_; ++i)
+    found += frames_[i].state.load(std::memory_order_relaxed) == FrameState::kWriting;
+  return found;
+}
+
 bool FramePool::take_free(uint32_t* frame) {
   if (free_count_ == 0) return false;
   *frame = free_[--free_count_];

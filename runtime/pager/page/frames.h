@@ -49,6 +49,7 @@ class alignas(64) FramePool {
   size_t window_bytes() const { return static_cast<size_t>(count_) * page_size_; }
   Frame& at(uint32_t frame) const { return frames_[frame]; }
   uint32_t count() const { return count_; }
+  uint32_t being_written() const;  // any thread
 
   // Evictor only.
   bool take_free(uint32_t* frame);
