@@ -107,6 +107,26 @@ TEST_CASE("evicted-beside-borders") {
   }
 }
 
+// ---- dropped_by_raw_call ------------------------------------------------------------------------
+
+// What a raw call has dropped does not stay in the budget, whether pages are gathered or moved.
+TEST_CASE("dropped-by-raw-call") {
+  constexpr uint64_t kPages = 256;
+  tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1");
+  const size_t page = lunar_page_bytes();
+  char* base = new_region(kPages * page);
+  for (const bool by_move : {false, true}) {
+    if (by_move) lunar_note_pinning();
+    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
+    REQUIRE(madvise(base, kPages * page, MADV_DONTNEED) == 0);
+    const int64_t evicted = lunar_evict(base, kPages * page);
+    REQUIRE(evicted == kPages, "%lld of %lu pages were evicted", static_cast<long long>(evicted),
+            kPages);
+    for (uint64_t i = 0; i < kPages; ++i)
+      REQUIRE(tier::stamp_holds(base + i * page, page, i, 0), "page %lu is wrong", i);
+  }
+}
+
 // ---- guard_beside_fault -------------------------------------------------------------------------
 
 thread_local sigjmp_buf t_refused;

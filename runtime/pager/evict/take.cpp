@@ -202,6 +202,12 @@ Taker::Picks Taker::move_runs(Batch& batch, bool by_move) {
       moved += static_cast<unsigned>(rc);
       continue;
     }
+    if (by_move && rc == -ENOENT) {  // a raw call has dropped it: zeros
+      Victim& victim = batch.victims[at++];
+      __builtin_memset(frames_.memory(victim.frame), 0, state_.page_size);
+      victim.dropped = true;
+      continue;
+    }
     if (by_move && rc == -EBUSY) counters().kept_pinned.add();
     for (const unsigned end = at + run; at < end;) left.add(at++);
   }
