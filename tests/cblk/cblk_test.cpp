@@ -364,7 +364,13 @@ int main(int argc, char** argv) {
   for (Case* one = ordered; one; one = one->next) {
     bool named = false;
     for (const std::string& name : wanted) named |= name == one->name;
-    if (wanted.empty() ? *one->tags && !everything : !named) continue;
+    const bool is_long = strstr(one->tags, "[.]") != nullptr;
+    bool fits = true;
+    for (const auto& [tag, here] : {std::pair{"[sim]", kind_name == "sim"},
+                                    {"[file]", kind_name == "file"},
+                                    {"[kept]", survives()}})
+      fits &= here || strstr(one->tags, tag) == nullptr;
+    if (!fits || (wanted.empty() ? is_long && !everything : !named)) continue;
     chosen.push_back(one);
     left.push_back(one->name);
   }

@@ -2,8 +2,13 @@
 // What the tests of the block library share: the devices that its cases run on. The library is seen
 // through its public header only.
 //
-//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: those without a
-//                                tag; --all: all; --no-ring: on a host that refuses io_uring
+//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: those without
+//                                [.], which are long; --all: all; --no-ring: on a host that refuses
+//                                io_uring
+//
+// Tags: [.]; [sim], [file]: on that device alone, as latencies are chosen, or files are looked at;
+// [kept]: where survives().
+//
 //   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in
 //                                            blocks of 4 KiB) that cases ask for: 4096 (two of
 //                                            them), 8192, 256, 80, 100 (two)
@@ -51,6 +56,22 @@ chunk_id_t open_physical(size_t blocks = kBlocks, int requests = 0, int flags = 
                          int mode = O_RDWR);
 // A sim: device with settings, for what real ones do not do on demand.
 chunk_id_t open_sim(const char* settings, int requests = 0, int flags = 0, int mode = O_RDWR);
+
+// A chunk, or a group, that is closed at the end of its scope: no command of it is under way then.
+template <int (*kClose)(int, int)>
+class Open {
+ public:
+  explicit Open(int id) : id_(id) { REQUIRE(id != NULL_CHUNK_ID); }
+  ~Open() { REQUIRE(kClose(id_, 0) == 0); }
+  Open(const Open&) = delete;
+  Open& operator=(const Open&) = delete;
+  operator int() const { return id_; }
+
+ private:
+  int id_;
+};
+using Chunk = Open<cblk_close>;
+using Group = Open<cblk_cg_close>;
 
 // ---- buffers ----
 class Buffer {

@@ -15,7 +15,7 @@ constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING,
 }  // namespace
 
 TEST_CASE("a_result_is_fetched_once") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(4);
   int tag = -1;
   uint64_t status = 99;
@@ -31,23 +31,10 @@ TEST_CASE("a_result_is_fetched_once") {
   while ((rc = cblk_aresult(id, &tag, ignored(), 0)) == 0) {}  // polling
   REQUIRE(rc == 4);
   REQUIRE(is_stamped(buffer, 5, 4, 1));
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("unknown_tags_are_refused") {
-  const chunk_id_t id = open_physical(kBlocks, 4);
-  for (int tag : {-1, 0, 3, 4, 1000000, -1000}) {
-    const int wanted = tag >= 0 && tag < 4 ? ENOMSG : EINVAL;
-    REFUSES(cblk_aresult(id, &tag, ignored(), 0), wanted);
-    REFUSES(cblk_aresult(id, &tag, ignored(), kBlocking), wanted);
-    REFUSES(cblk_aresult(id, &tag, ignored(), kUserTag), EINVAL);
-  }
-  REQUIRE(cblk_close(id, 0) == 0);
-}
-
-TEST_CASE("next_tag") {
-  if (kind() != "sim") return;  // its latencies are chosen
-  const chunk_id_t id = open_sim("latency_us=30000");
+TEST_CASE("next_tag", "[sim]") {
+  const Chunk id(open_sim("latency_us=30000"));
   Buffer buffer(8);
   int tag = 12;
   uint64_t status;
@@ -67,12 +54,10 @@ TEST_CASE("next_tag") {
   chunk_stats_t stats;
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
   REQUIRE(stats.num_aresult_no_cmplt >= 1);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("no_harvest_looks_but_does_not_ask") {
-  if (kind() != "sim") return;  // its latencies are chosen
-  const chunk_id_t id = open_sim("latency_us=1000");
+TEST_CASE("no_harvest_looks_but_does_not_ask", "[sim]") {
+  const Chunk id(open_sim("latency_us=1000"));
   Buffer buffer(1);
   int tag, any = 0;
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
@@ -80,11 +65,10 @@ TEST_CASE("no_harvest_looks_but_does_not_ask") {
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NO_HARVEST) == 0);
   REQUIRE(cblk_aresult(id, &any, ignored(), kNext | CBLK_ARESULT_NO_HARVEST) == 0);
   REQUIRE(cblk_aresult(id, &tag, ignored(), 0) == 1);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("user_tags") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(8);
   for (int i = 0; i < 8; ++i) {
     int tag = -1000 + 7 * i;
@@ -103,12 +87,10 @@ TEST_CASE("user_tags") {
   tag = 0;
   REQUIRE(cblk_aresult(id, &tag, ignored(), kNext | kBlocking) == 1);
   REQUIRE(tag == 77777);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("commands_run_out") {
-  if (kind() != "sim") return;  // its latencies are chosen
-  const chunk_id_t id = open_sim("latency_us=20000", 4);
+TEST_CASE("commands_run_out", "[sim]") {
+  const Chunk id(open_sim("latency_us=20000", 4));
   Buffer buffer(8);
   int tags[5];
   for (int i = 0; i < 4; ++i)
@@ -126,14 +108,12 @@ TEST_CASE("commands_run_out") {
   REQUIRE(cblk_aread(id, buffer.block(4), 4, 1, &tags[4], nullptr, CBLK_ARW_WAIT_CMD_FLAGS) == 0);
   fetcher.join();
   for (int i : {0, 1, 3, 4}) REQUIRE(cblk_aresult(id, &tags[i], ignored(), kBlocking) == 1);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // The device owes nothing and no thread fetches: soon. While it does owe, as long as
 // CFLSH_BLK_TIMEOUT says.
-TEST_CASE("waiting_for_a_command_ends_in_EBUSY") {
-  if (kind() != "sim") return;  // its latency is chosen
-  const chunk_id_t id = open_physical(kBlocks, 1);
+TEST_CASE("waiting_for_a_command_ends_in_EBUSY", "[sim]") {
+  const Chunk id(open_physical(kBlocks, 1));
   Buffer buffer(2);
   int tag, other;
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
@@ -141,13 +121,12 @@ TEST_CASE("waiting_for_a_command_ends_in_EBUSY") {
   REFUSES(cblk_aread(id, buffer.block(1), 0, 1, &other, nullptr, CBLK_ARW_WAIT_CMD_FLAGS), EBUSY);
   REQUIRE(seconds() - start > 0.15 && seconds() - start < 3);
   REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // As in the original: a command is active until its result was fetched, not only until the device
 // is done with it.
 TEST_CASE("a_command_counts_as_active_until_it_is_fetched") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(2);
   int tags[2];
   chunk_stats_t stats;
@@ -172,11 +151,10 @@ TEST_CASE("a_command_counts_as_active_until_it_is_fetched") {
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tags[0], &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
   await_status(status);
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 0);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("status_is_filled_in_the_background") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(16);
   cblk_arw_status_t status[16];
   int tag = -1;
@@ -209,18 +187,16 @@ TEST_CASE("status_is_filled_in_the_background") {
     }
   }
   for (cblk_arw_status_t& one : status) await_status(one);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("chunks_without_threads_fill_no_status") {
-  const chunk_id_t id = open_physical(kBlocks, 0, CBLK_OPN_NO_INTRP_THREADS);
+  const Chunk id(open_physical(kBlocks, 0, CBLK_OPN_NO_INTRP_THREADS));
   Buffer buffer(1);
   cblk_arw_status_t status;
   int tag;
   REFUSES(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG), EINVAL);
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
   REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 namespace {
@@ -290,8 +266,7 @@ TEST_CASE("the_completer_starts_late_and_sleeps_when_idle") {
 }
 
 // EAGAIN, which the system says, would mean that no command is free.
-TEST_CASE("no_thread_for_the_background_is_ENOMEM") {
-  if (kind() != "sim") return;
+TEST_CASE("no_thread_for_the_background_is_ENOMEM", "[sim]") {
   in_child(
       [](void*) {
         const rlimit none = {0, 0};
@@ -300,7 +275,7 @@ TEST_CASE("no_thread_for_the_background_is_ENOMEM") {
           printf("skipped: this user's threads cannot be limited\n");
           return;
         }
-        const chunk_id_t id = open_sim("seed=1", 4);
+        const Chunk id(open_sim("seed=1", 4));
         Buffer buffer(2);
         int tag;
         cblk_arw_status_t status = {};
@@ -323,15 +298,13 @@ TEST_CASE("no_thread_for_the_background_is_ENOMEM") {
         chunk_stats_t stats;
         REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_failed_threads >= 1 &&
                 stats.num_active_threads == 0);
-        REQUIRE(cblk_close(id, 0) == 0);
       },
       nullptr);
 }
 
 #if !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__)  // they keep memory of their own for each thread
-TEST_CASE("a_closed_chunk_leaves_no_memory_behind") {
-  if (kind() != "sim") return;
+TEST_CASE("a_closed_chunk_leaves_no_memory_behind", "[sim]") {
   const auto mapped_pages = [] {
     unsigned long pages = 0;
     FILE* file = fopen("/proc/self/statm", "r");
@@ -356,14 +329,13 @@ TEST_CASE("a_closed_chunk_leaves_no_memory_behind") {
 #endif
 
 TEST_CASE("max_requests_of_8192") {
-  const chunk_id_t id = open_physical(kBlocks, 8192);
+  const Chunk id(open_physical(kBlocks, 8192));
   Buffer buffer(1);
   static int tags[8192];
   for (int& tag : tags) REQUIRE(cblk_aread(id, buffer, 3, 1, &tag, nullptr, 0) == 0);
   int extra;
   REFUSES(cblk_aread(id, buffer, 3, 1, &extra, nullptr, 0), EWOULDBLOCK);
   for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // A close that waits ends with the last fetch.
@@ -372,7 +344,7 @@ TEST_CASE("a_close_ends_with_the_last_fetch") {
   Buffer buffer(4);
   int tag;
   for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tag, nullptr, 0) == 0);
-  std::thread fetcher([id] {
+  std::thread fetcher([&id] {
     usleep(50000);  // let the close begin; right either way
     for (int i = 0; i < 4; ++i) {
       int any;
@@ -388,9 +360,8 @@ TEST_CASE("a_close_ends_with_the_last_fetch") {
 
 // Two threads that wait for one tag: one gets the result, the other learns that there is none any
 // more.
-TEST_CASE("two_waiters_for_one_tag") {
-  if (kind() != "sim") return;  // its latencies are chosen
-  const chunk_id_t id = open_sim("latency_us=50000");
+TEST_CASE("two_waiters_for_one_tag", "[sim]") {
+  const Chunk id(open_sim("latency_us=50000"));
   Buffer buffer(1);
   int tag, results[2], errors[2];
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
@@ -405,12 +376,10 @@ TEST_CASE("two_waiters_for_one_tag") {
   for (std::thread& thread : threads) thread.join();
   REQUIRE(results[0] + results[1] == 0);  // 1 and -1
   REQUIRE(errors[results[0] == -1 ? 0 : 1] == ENOMSG);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("waiters_for_any_end_with_ENOENT_when_all_is_fetched") {
-  if (kind() != "sim") return;  // its latencies are chosen
-  const chunk_id_t id = open_sim("latency_us=50000");
+TEST_CASE("waiters_for_any_end_with_ENOENT_when_all_is_fetched", "[sim]") {
+  const Chunk id(open_sim("latency_us=50000"));
   Buffer buffer(1);
   int tag;
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
@@ -430,5 +399,4 @@ TEST_CASE("waiters_for_any_end_with_ENOENT_when_all_is_fetched") {
     REQUIRE(got[i] == 1 || errors[i] == ENOENT);
   }
   REQUIRE(ones == 1);
-  REQUIRE(cblk_close(id, 0) == 0);
 }

@@ -31,10 +31,9 @@ TEST_CASE("ids_are_never_reused") {
   const std::string path = device(kBlocks);
   chunk_id_t last = 0;
   for (int i = 0; i < 20; ++i) {
-    const chunk_id_t id = cblk_open(path.c_str(), 1, O_RDWR, 0, 0);
+    const Chunk id(cblk_open(path.c_str(), 1, O_RDWR, 0, 0));
     REQUIRE(id > last);
     last = id;
-    REQUIRE(cblk_close(id, 0) == 0);
   }
 }
 
@@ -67,18 +66,17 @@ TEST_CASE("a_closed_chunk_is_unknown_to_every_call") {
 }
 
 TEST_CASE("size_is_the_whole_device") {
-  const chunk_id_t id = open_physical(kBlocks);
+  const Chunk id(open_physical(kBlocks));
   size_t size = 0, lun = 0;
   REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == kBlocks);
   REQUIRE(cblk_get_lun_size(id, &lun, 0) == 0 && lun == kBlocks);
   REFUSES(cblk_get_size(id, nullptr, 0), EINVAL);
   REFUSES(cblk_get_lun_size(id, nullptr, 0), EINVAL);
   REFUSES(cblk_set_size(id, 10, 0), EINVAL);  // physical
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("what_is_written_is_read") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer out(64), in(64);
   for (const size_t n : {1, 2, 63, 64}) {
     stamp(out, 100, n, n);
@@ -90,11 +88,9 @@ TEST_CASE("what_is_written_is_read") {
   REQUIRE(cblk_write(id, out, kBlocks - 1, 1, 0) == 1);  // the last one
   REQUIRE(cblk_read(id, in, kBlocks - 1, 1, 0) == 1);
   REQUIRE(memcmp(in, out, kBlock) == 0);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("contents_outlive_the_chunk") {
-  if (!survives()) return;
+TEST_CASE("contents_outlive_the_chunk", "[kept]") {
   const std::string path = device(kBlocks);
   Buffer buffer(1);
   chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
@@ -109,7 +105,7 @@ TEST_CASE("contents_outlive_the_chunk") {
 }
 
 TEST_CASE("transfers_of_16_MiB") {
-  const chunk_id_t id = open_physical(8192);
+  const Chunk id(open_physical(8192));
   chunk_attrs_t attrs;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);
   REQUIRE(attrs.max_transfer_size == 4096);
@@ -126,11 +122,10 @@ TEST_CASE("transfers_of_16_MiB") {
   REQUIRE(cblk_aread(id, in, 1000, 4096, &tag, nullptr, 0) == 0);
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 4096);
   REQUIRE(is_stamped(in, 1000, 4096, 5));
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("no_blocks_give_0") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(1);
   REQUIRE(cblk_read(id, buffer, 0, 0, 0) == 0);
   REQUIRE(cblk_write(id, buffer, 0, 0, 0) == 0);
@@ -139,11 +134,10 @@ TEST_CASE("no_blocks_give_0") {
   REQUIRE(cblk_aread(id, buffer, 0, 0, &tag, nullptr, 0) == 0);
   REFUSES(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING), EIO);  // 0 would say: not done
   REFUSES(cblk_aresult(id, &tag, &status, 0), ENOMSG);                   // and it is over
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("bad_arguments_are_EINVAL") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(4);
   int tag = 0;
   using Sync = int (*)(chunk_id_t, void*, cflash_offset_t, size_t, int);
@@ -167,7 +161,6 @@ TEST_CASE("bad_arguments_are_EINVAL") {
   REFUSES(cblk_get_stats(id, nullptr, 0), EINVAL);
   REFUSES(cblk_get_attrs(id, nullptr, 0), EINVAL);
   REFUSES(cblk_aresult(id, nullptr, ignored(), 0), EINVAL);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("the_mode_at_open_limits_access") {
@@ -190,7 +183,7 @@ TEST_CASE("the_mode_at_open_limits_access") {
 }
 
 TEST_CASE("unmapped_blocks_read_as_zeros_or_EPROTONOSUPPORT") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   chunk_attrs_t attrs;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);
   Buffer buffer(8);
@@ -210,11 +203,10 @@ TEST_CASE("unmapped_blocks_read_as_zeros_or_EPROTONOSUPPORT") {
     REFUSES(cblk_unmap(id, buffer, 16, 4, 0), EPROTONOSUPPORT);
     REFUSES(cblk_aunmap(id, buffer, 16, 4, &tag, nullptr, 0), EPROTONOSUPPORT);
   }
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("buffers_of_any_alignment") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   for (const size_t skew : {1, 2, 7, 8, 16, 64, 511, 512, 2048, 4095}) {
     for (const size_t n : {1, 16, 17, 40}) {
       Buffer out(n, skew), in(n, skew), other(n, 4096 - skew);
@@ -246,11 +238,10 @@ TEST_CASE("buffers_of_any_alignment") {
     REQUIRE(is_stamped(*many[i], 1000 + i, 1, 9));
     delete many[i];
   }
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("counters_are_right") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(8);
   chunk_stats_t stats;
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
@@ -271,12 +262,10 @@ TEST_CASE("counters_are_right") {
   REQUIRE(stats.max_num_act_reads == 1 && stats.max_num_act_areads == 1 &&
           stats.max_num_act_awrites == 1);
   REQUIRE(stats.num_errors == 0 && stats.num_cache_hits == 0);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("device_errors_reach_the_caller") {
-  if (kind() != "sim") return;  // its latencies are chosen
-  const chunk_id_t id = open_sim("write_error=1");
+TEST_CASE("device_errors_reach_the_caller", "[sim]") {
+  const Chunk id(open_sim("write_error=1"));
   Buffer buffer(1);
   chunk_stats_t stats;
   int tag;
@@ -291,13 +280,11 @@ TEST_CASE("device_errors_reach_the_caller") {
           status.blocks_transferred == 0);
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
   REQUIRE(stats.num_errors == 3);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // Errors that also mean that a command lives on, or is none, do not come from a device: no caller
 // would fetch such a command's end.
-TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys") {
-  if (kind() != "sim") return;
+TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys", "[sim]") {
   for (const int wrong : {EINVAL, ETIMEDOUT, ENOMSG, ENOENT, EAGAIN, ENOSPC, ENODEV}) {
     const int told = wrong == ENOSPC || wrong == ENODEV ? wrong : EIO;  // others pass
     const std::string uri = "sim:1m,write_error=1,errno=" + std::to_string(wrong);
@@ -330,8 +317,7 @@ TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys") {
       REQUIRE(one.stat.status == CBLK_ARW_STATUS_FAIL && one.stat.fail_errno == told);
     REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
     REQUIRE(cblk_close(id, 0) == 0);
-    const chunk_cg_id_t group = cblk_cg_open(uri.c_str(), 4, O_RDWR, 2, 0, CBLK_GROUP_ID);
-    REQUIRE(group != NULL_CHUNK_CG_ID);
+    const Group group(cblk_cg_open(uri.c_str(), 4, O_RDWR, 2, 0, CBLK_GROUP_ID));
     cflsh_cg_tag_t of_group;
     for (int i = 0; i < 2; ++i)
       REQUIRE(cblk_cg_awrite(group, buffer.block(static_cast<size_t>(i)), i, 1, &of_group, nullptr,
@@ -341,14 +327,12 @@ TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys") {
                               CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING),
               told);
     REQUIRE(cblk_cg_aresult(group, &of_group, ignored(), CBLK_ARESULT_NEXT_TAG) == 0);
-    REQUIRE(cblk_cg_close(group, 0) == 0);
   }
 }
 
-TEST_CASE("a_device_shorter_than_its_size_is_EIO") {
-  if (kind() != "file") return;
+TEST_CASE("a_device_shorter_than_its_size_is_EIO", "[file]") {
   const std::string path = device(64, 3);
-  const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
+  const Chunk id(cblk_open(path.c_str(), 0, O_RDWR, 0, 0));
   Buffer buffer(8);
   REQUIRE(truncate(path.c_str(), 32 * kBlock) == 0);
   REQUIRE(cblk_read(id, buffer, 30, 8, 0) == 2);
@@ -356,12 +340,10 @@ TEST_CASE("a_device_shorter_than_its_size_is_EIO") {
   int tag;
   REQUIRE(cblk_aread(id, buffer, 40, 1, &tag, nullptr, 0) == 0);
   REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING), EIO);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // Takes 5 s and more.
-TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.]") {
-  if (kind() != "sim") return;  // its latencies are chosen
+TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.][sim]") {
   const chunk_id_t id = open_sim("latency_us=7000000");
   Buffer buffer(1);
   int tag;
@@ -382,11 +364,10 @@ TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.]") {
   fetcher.join();
 }
 
-TEST_CASE("close_waits_for_blocking_io_too") {
-  if (kind() != "sim") return;  // its latencies are chosen
+TEST_CASE("close_waits_for_blocking_io_too", "[sim]") {
   const chunk_id_t id = open_sim("latency_us=200000");
   const double start = seconds();
-  std::thread reader([id] {
+  std::thread reader([&id] {
     Buffer buffer(1);
     REQUIRE(cblk_read(id, buffer, 0, 1, 0) == 1);
   });
@@ -402,7 +383,7 @@ TEST_CASE("close_races_with_everything") {
     std::atomic<int> closed{0};
     std::vector<std::thread> threads;
     for (int t = 0; t < 6; ++t) {
-      threads.emplace_back([id, t, &closed] {
+      threads.emplace_back([&id, t, &closed] {
         Buffer buffer(1);
         for (int i = 0;; ++i) {
           if (t == 0 && i == 50) {

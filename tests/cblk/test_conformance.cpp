@@ -57,18 +57,15 @@ void a_raid0_by_name(Lun lun) {
   REFUSES(cblk_cg_open("RAID0", 8, O_RDWR, 1, 0, flags), ENODEV);  // none is named
   const Environment named("LUNAR_RAID0_DEVICES", devices.c_str());
   for (const char* name : {"RAID0", "RAID0:*", "RAID0:2"}) {
-    const chunk_cg_id_t id = cblk_cg_open(name, 8, O_RDWR, 1, 0, flags);
-    REQUIRE(id != NULL_CHUNK_CG_ID);
+    const Group id(cblk_cg_open(name, 8, O_RDWR, 1, 0, flags));
     REQUIRE(cblk_cg_get_num_chunks(id, 0) == 2);
-    REQUIRE(cblk_cg_close(id, 0) == 0);
   }
   REFUSES(cblk_cg_open("RAID0:3", 8, O_RDWR, 1, 0, flags), ENODEV);
 }
 
 // As IBM's blockr0io counts on: it keeps its I/Os by tag.id % devices and tag.tag < requests.
 void raid0_requests_are_a_devices(Lun lun) {
-  const chunk_cg_id_t id = open_raid0(lun, 2, 4);
-  REQUIRE(id != NULL_CHUNK_CG_ID);
+  const Group id(open_raid0(lun, 2, 4));
   Buffer buffer(8);
   cflsh_cg_tag_t tags[8], tag;
   for (int i = 0; i < 8; ++i) {
@@ -83,18 +80,15 @@ void raid0_requests_are_a_devices(Lun lun) {
   for (cflsh_cg_tag_t& one : tags)
     REQUIRE(cblk_cg_aresult(id, &one, &status, CBLK_GROUP_RAID0 | CBLK_ARESULT_BLOCKING) == 1 &&
             status == 1);
-  REQUIRE(cblk_cg_close(id, 0) == 0);
 }
 
 void a_raid0s_commands_move_one_block(Lun lun) {
-  const chunk_cg_id_t id = open_raid0(lun, 2);
-  REQUIRE(id != NULL_CHUNK_CG_ID);
+  const Group id(open_raid0(lun, 2));
   Buffer buffer(2);
   cflsh_cg_tag_t tag;
   REFUSES(cblk_cg_aread(id, buffer, 0, 2, &tag, nullptr, CBLK_GROUP_RAID0), EINVAL);
   REFUSES(cblk_cg_awrite(id, buffer, 0, 2, &tag, nullptr, CBLK_GROUP_RAID0), EINVAL);
   REFUSES(cblk_cg_aunmap(id, buffer, 0, 2, &tag, nullptr, CBLK_GROUP_RAID0), EINVAL);
-  REQUIRE(cblk_cg_close(id, 0) == 0);
 }
 
 void a_group_has_chunks(Lun lun) {
@@ -104,18 +98,6 @@ void a_group_has_chunks(Lun lun) {
             EINVAL);
     REFUSES(cblk_cg_open(path.c_str(), 8, O_RDWR, chunks, 0, CBLK_GROUP_ID), EINVAL);
   }
-}
-
-void a_raid0s_size_is_whole_stripes(Lun lun) {
-  if (!lun.is_virtual) return;
-  const chunk_cg_id_t id = open_raid0(lun, 2);
-  REQUIRE(id != NULL_CHUNK_CG_ID);
-  REQUIRE(cblk_cg_set_size(id, 5, CBLK_GROUP_RAID0) == 0);
-  size_t size = 0;
-  REQUIRE(cblk_cg_get_size(id, &size, CBLK_GROUP_RAID0) == 0 && size == 6);
-  REFUSES(cblk_cg_set_size(id, 0, CBLK_GROUP_RAID0), EINVAL);
-  REFUSES(cblk_cg_set_size(id, 2 * kBlocks + 1, CBLK_GROUP_RAID0), EINVAL);
-  REQUIRE(cblk_cg_close(id, 0) == 0);
 }
 
 // ---- lists ----
@@ -144,8 +126,7 @@ struct Ios {
 
 // Wait entries are copies made before the call, in another order.
 void a_list_waits_for_copies(Lun lun) {
-  const chunk_id_t id = open_chunk(lun);
-  REQUIRE(id != NULL_CHUNK_ID);
+  const Chunk id(open_chunk(lun));
   Buffer out(8), in(8);
   stamp(out, 1, 8, 1);
   for (const bool write : {true, false}) {
@@ -160,13 +141,11 @@ void a_list_waits_for_copies(Lun lun) {
       REQUIRE(wait.ios[i].stat.blocks_transferred == 1 && wait.ios[i].tag == issue.ios[i].tag);
   }
   REQUIRE(is_stamped(in, 1, 8, 1));
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // A poller: what is done comes out once, in the structures that the completion list points at.
 void a_list_is_polled(Lun lun) {
-  const chunk_id_t id = open_chunk(lun);
-  REQUIRE(id != NULL_CHUNK_ID);
+  const Chunk id(open_chunk(lun));
   Buffer in(8);
   Ios issue(CBLK_IO_TYPE_READ, in), complete;
   cblk_io_t* const was = complete.list[0];
@@ -188,21 +167,23 @@ void a_list_is_polled(Lun lun) {
   n = 8;
   REQUIRE(cblk_listio(id, nullptr, 0, pending.list, 8, nullptr, 0, complete.list, &n, 0, 0) == 0 &&
           n == 0);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 void an_io_that_is_refused_has_failed(Lun lun) {
-  const chunk_id_t id = open_chunk(lun);
-  REQUIRE(id != NULL_CHUNK_ID);
+  const Chunk id(open_chunk(lun));
   Buffer in(8);
   Ios issue(CBLK_IO_TYPE_READ, in), complete;
   issue.ios[2].lba = kBlocks;
+  issue.ios[4].lba = -1;
+  issue.ios[5].nblocks = kBlocks + 1;
   Ios wait(issue);
   int n = 1;
   REQUIRE(cblk_listio(id, issue.list, 8, nullptr, 0, wait.list, 7, complete.list, &n, 0, 0) == 0);
-  REQUIRE(wait.ios[2].stat.status == CBLK_ARW_STATUS_FAIL && wait.ios[2].stat.fail_errno == EINVAL);
-  REQUIRE(issue.ios[2].stat.status == CBLK_ARW_STATUS_FAIL &&
-          issue.ios[2].stat.fail_errno == EINVAL);
+  for (const int i : {2, 4, 5})
+    for (const Ios* list : {&wait, &issue})
+      REQUIRE(list->ios[i].stat.status == CBLK_ARW_STATUS_FAIL &&
+              list->ios[i].stat.fail_errno == EINVAL);
+  for (const int i : {0, 1, 3, 6}) REQUIRE(wait.ios[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
   issue.ios[7].lba = -1;  // in no wait list: told as a completion
   Ios rest(issue);
   uint64_t status;
@@ -218,12 +199,10 @@ void an_io_that_is_refused_has_failed(Lun lun) {
   REQUIRE(cblk_listio(id, nullptr, 0, lost.list, 1, nullptr, 0, complete.list, &n, 0, 0) == 0);
   REQUIRE(n == 1 && complete.ios[0].stat.status == CBLK_ARW_STATUS_FAIL &&
           complete.ios[0].stat.fail_errno == ENOMSG);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 void a_list_has_entries(Lun lun) {
-  const chunk_id_t id = open_chunk(lun);
-  REQUIRE(id != NULL_CHUNK_ID);
+  const Chunk id(open_chunk(lun));
   Buffer in(8);
   Ios issue(CBLK_IO_TYPE_READ, in), complete;
   int n = 1;
@@ -243,12 +222,10 @@ void a_list_has_entries(Lun lun) {
   n = 1;
   REFUSES(cblk_listio(id, issue.list, 1, nullptr, 0, issue.list, 1, complete.list, &n, 1, 0),
           EINVAL);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 void a_list_without_a_buffer_is_refused(Lun lun) {
-  const chunk_id_t id = open_chunk(lun);
-  REQUIRE(id != NULL_CHUNK_ID);
+  const Chunk id(open_chunk(lun));
   Buffer in(8);
   for (const bool type : {false, true}) {
     Ios issue(CBLK_IO_TYPE_READ, in), wait(issue), complete;
@@ -271,7 +248,6 @@ void a_list_without_a_buffer_is_refused(Lun lun) {
   int tag;
   uint64_t status;
   REFUSES(cblk_aresult(id, &tag, &status, CBLK_ARESULT_NEXT_TAG), ENOENT);  // nothing was issued
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // ---- one set of calls for chunks and groups ----
@@ -348,8 +324,7 @@ void plain_commands_refuse_groups(Lun lun) {
 }
 
 void a_groups_tag_names_a_chunk(Lun lun) {
-  const chunk_cg_id_t group = open_raid0(lun, 2);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+  const Group group(open_raid0(lun, 2));
   Buffer buffer(2);
   for (int lba = 0; lba < 2; ++lba) {
     cflsh_cg_tag_t tag;
@@ -357,7 +332,6 @@ void a_groups_tag_names_a_chunk(Lun lun) {
     REQUIRE(cblk_cg_aread(group, buffer, lba, 1, &tag, nullptr, 0) == 0);
     REQUIRE(cblk_aresult(tag.id, &tag.tag, &status, CBLK_ARESULT_BLOCKING) == 1 && status == 1);
   }
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 void a_group_that_is_none(Lun) {
@@ -377,18 +351,20 @@ void a_group_that_is_none(Lun) {
 // ---- results ----
 
 void a_free_tag_has_no_message(Lun lun) {
-  const chunk_id_t id = open_chunk(lun, 8);
-  REQUIRE(id != NULL_CHUNK_ID);
+  const Chunk id(open_chunk(lun, 8));
   Buffer buffer(1);
   uint64_t status;
-  int tag = 3;
-  REFUSES(cblk_aresult(id, &tag, &status, 0), ENOMSG);
+  int tag = 0;
+  for (int free : {0, 3, 7})
+    for (const int flag : {0, CBLK_ARESULT_BLOCKING})
+      REFUSES(cblk_aresult(id, &free, &status, flag), ENOMSG);
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
   REQUIRE(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING) == 1);
   REFUSES(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING), ENOMSG);
-  for (int wrong : {-1, 8}) REFUSES(cblk_aresult(id, &wrong, &status, 0), EINVAL);
+  for (int wrong : {-1, 8, 1000000, -1000})
+    for (const int flag : {0, CBLK_ARESULT_BLOCKING, CBLK_ARESULT_USER_TAG})
+      REFUSES(cblk_aresult(id, &wrong, &status, flag), EINVAL);
   REFUSES(cblk_aresult(id, &tag, &status, CBLK_ARESULT_USER_TAG), EINVAL);  // no such one
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 void a_result_needs_a_place(Lun lun) {
@@ -446,10 +422,8 @@ void a_result_keeps_a_chunk_open(Lun lun) {
 void a_group_that_waits_too_long(Lun lun) {
   if (lun.is_virtual || kind() != "sim") return;  // its devices are sim: in any case
   const Environment limit("CFLSH_BLK_TIMEOUT", "1");
-  const chunk_cg_id_t group =
-      cblk_cg_open("(sim:1m,latency_us=2500000):(sim:1m,latency_us=2500000)", 4, O_RDWR, 1, 0,
-                   CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+  const Group group(cblk_cg_open("(sim:1m,latency_us=2500000):(sim:1m,latency_us=2500000)", 4,
+                                 O_RDWR, 1, 0, CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE));
   Buffer buffer(2);
   cflsh_cg_tag_t tag;
   uint64_t status;
@@ -461,33 +435,17 @@ void a_group_that_waits_too_long(Lun lun) {
   usleep(2000000);
   for (int i = 0; i < 2; ++i)
     (void)!cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 void a_group_with_nothing_under_way(Lun lun) {
-  const chunk_cg_id_t group = open_raid0(lun, 2);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+  const Group group(open_raid0(lun, 2));
   cflsh_cg_tag_t tag = {0, 0};
   uint64_t status;
   // a chunk says ENOENT
   REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 // ---- open and size ----
-
-void a_size_above_the_lun(Lun lun) {
-  if (!lun.is_virtual) return;
-  const chunk_id_t id = open_chunk(lun);
-  REQUIRE(id != NULL_CHUNK_ID);
-  size_t of_lun = 0, size = 0;
-  REQUIRE(cblk_get_lun_size(id, &of_lun, 0) == 0 && of_lun == kBlocks);
-  REFUSES(cblk_set_size(id, of_lun + 1, 0), EINVAL);
-  REFUSES(cblk_set_size(id, static_cast<size_t>(1) << 62, 0), EINVAL);
-  REFUSES(cblk_set_size(id, of_lun, 0), ENOMEM);  // the format takes part of it
-  REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == kSized);
-  REQUIRE(cblk_close(id, 0) == 0);
-}
 
 void reserved_paths(Lun lun) {
   const std::string path = device(kBlocks);
@@ -504,7 +462,6 @@ constexpr struct {
     {"raid0-by-name", a_raid0_by_name},
     {"raid0-requests", raid0_requests_are_a_devices},
     {"raid0-async-blocks", a_raid0s_commands_move_one_block},
-    {"raid0-size", a_raid0s_size_is_whole_stripes},
     {"group-num-chunks", a_group_has_chunks},
     {"group-wrong-id", a_group_that_is_none},
     {"group-tag", a_groups_tag_names_a_chunk},
@@ -521,7 +478,6 @@ constexpr struct {
     {"aresult-free-tag", a_free_tag_has_no_message},
     {"aresult-null-status", a_result_needs_a_place},
     {"close-unfetched", a_result_keeps_a_chunk_open},
-    {"set-size-above-lun", a_size_above_the_lun},
     {"reserve-mpio", reserved_paths},
 };
 

@@ -48,7 +48,7 @@ class Broken {
 
 TEST_CASE("the_cache_answers_and_stays_true") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(8);
   chunk_stats_t stats;
   const auto hits = [&] {
@@ -89,14 +89,12 @@ TEST_CASE("the_cache_answers_and_stays_true") {
     REQUIRE(cblk_unmap(id, buffer, 20, 1, 0) == 1);
     REQUIRE(cblk_read(id, buffer, 20, 1, 0) == 1 && is_zero(buffer, 1));
   }
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("a_cache_of_one_chunk_only") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const std::string path = device(kBlocks);
-  const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+  const Group group(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID));
   Buffer block(1);
   chunk_stats_t stats;
   for (uint64_t version = 1; version < 10 && survives();
@@ -107,7 +105,6 @@ TEST_CASE("a_cache_of_one_chunk_only") {
       REQUIRE(cblk_cg_read(group, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
   }
   REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_cache_hits == 0);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 // What lies beyond the end is out of it at once, also where the scrub then fails: it may have
@@ -115,7 +112,7 @@ TEST_CASE("a_cache_of_one_chunk_only") {
 TEST_CASE("the_cache_forgets_the_tail_of_a_shrunk_chunk") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const std::string path = device(kBlocks);
-  const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+  const Chunk id(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN));
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
   Buffer block(1);
   chunk_stats_t stats;
@@ -138,14 +135,13 @@ TEST_CASE("the_cache_forgets_the_tail_of_a_shrunk_chunk") {
     REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 100);
     REQUIRE(reads_hit(90) == 1 && reads_hit(10) == 2);
   }
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are
 // wide: other things run too.
 TEST_CASE("a_cached_read_takes_no_time") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer block(1);
   cblk_arw_status_t status;
   int tag;
@@ -165,45 +161,40 @@ TEST_CASE("a_cached_read_takes_no_time") {
 #else
   REQUIRE(best < 5e-6);
 #endif
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // The original serialises all I/O of a file under one lock.
-TEST_CASE("blocking_reads_of_one_chunk_run_beside_each_other") {
-  if (kind() != "sim") return;
-  const chunk_id_t id = open_sim("latency_us=50000");
+TEST_CASE("blocking_reads_of_one_chunk_run_beside_each_other", "[sim]") {
+  const Chunk id(open_sim("latency_us=50000"));
   const double start = seconds();
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([id] {
+    threads.emplace_back([&id] {
       Buffer block(1);
       for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
     });
   }
   for (std::thread& thread : threads) thread.join();
   REQUIRE(seconds() - start < 0.6);  // one after the other: 0.8
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("the_size_can_be_limited") {
   Environment size("CFLSH_BLK_SIZE", "100");
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   size_t blocks = 0;
   Buffer block(1);
   REQUIRE(cblk_get_size(id, &blocks, 0) == 0 && blocks == 100);
   REFUSES(cblk_read(id, block, 100, 1, 0), EINVAL);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("odd_values_are_as_good_as_none") {
   Environment a("CFLSH_BLK_MAX_XFER", "-3"), b("CFLSH_BLK_CACHE_SIZE", "many"),
       c("CFLSH_BLK_SIZE", "12x"), d("CFLSH_BLK_TIMEOUT", "");
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   chunk_attrs_t attrs;
   size_t blocks = 0;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0 && attrs.max_transfer_size == 4096);
   REQUIRE(cblk_get_size(id, &blocks, 0) == 0 && blocks == kBlocks);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 namespace {
@@ -227,10 +218,9 @@ void traced(void (*before)()) {
       [](void* prepare) {
         Environment trace("CFLSH_BLK_TRACE", trace_path.c_str());
         reinterpret_cast<void (*)()>(prepare)();
-        const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, CBLK_OPN_NO_INTRP_THREADS);
+        const Chunk id(cblk_open("sim:1m", 0, O_RDWR, 0, CBLK_OPN_NO_INTRP_THREADS));
         Buffer block(1);
         REFUSES(cblk_read(id, block, 99999, 1, 0), EINVAL);
-        REQUIRE(cblk_close(id, 0) == 0);
       },
       reinterpret_cast<void*>(before));
 }

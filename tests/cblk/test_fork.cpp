@@ -184,8 +184,7 @@ TEST_CASE("a_virtual_chunk_must_be_cloned") {
   delete buffer;
 }
 
-TEST_CASE("a_clone_has_the_size_that_another_gave_it") {
-  if (!survives()) return;
+TEST_CASE("a_clone_has_the_size_that_another_gave_it", "[kept]") {
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 40, 0) == 0);
   static int ends[2];
@@ -211,8 +210,7 @@ TEST_CASE("a_clone_has_the_size_that_another_gave_it") {
 }
 
 // What one process gives up goes to other LUNs: none may shrink it while another could write there.
-TEST_CASE("a_virtual_chunk_does_not_shrink_while_another_process_uses_it") {
-  if (!survives()) return;
+TEST_CASE("a_virtual_chunk_does_not_shrink_while_another_process_uses_it", "[kept]") {
   static std::string path;
   path = device(kBlocks);
   id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
@@ -257,8 +255,7 @@ TEST_CASE("a_virtual_chunk_does_not_shrink_while_another_process_uses_it") {
 }
 
 // Also a smaller one; and if not resized, one that is no multiple of the RAID's members.
-TEST_CASE("a_clone_of_a_shrunk_chunk_and_of_a_raid0") {
-  if (!survives()) return;
+TEST_CASE("a_clone_of_a_shrunk_chunk_and_of_a_raid0", "[kept]") {
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 90, 0) == 0);
   const std::string path = device(kBlocks, 1) + ":" + device(kBlocks, 2);
@@ -290,8 +287,7 @@ TEST_CASE("a_clone_of_a_shrunk_chunk_and_of_a_raid0") {
 }
 
 // Neither side scrubs what the other side of a fork may still use.
-TEST_CASE("a_shared_virtual_chunk_is_not_scrubbed") {
-  if (!survives()) return;
+TEST_CASE("a_shared_virtual_chunk_is_not_scrubbed", "[kept]") {
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN | CBLK_OPN_SCRUB_DATA);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 40, 0) == 0);
   buffer = new Buffer(1);
@@ -325,8 +321,7 @@ TEST_CASE("a_shared_virtual_chunk_is_not_scrubbed") {
   delete buffer;
 }
 
-TEST_CASE("clone_is_EBUSY_with_active_commands") {
-  if (kind() != "sim") return;
+TEST_CASE("clone_is_EBUSY_with_active_commands", "[sim]") {
   id = cblk_open("sim:16m,latency_us=15000", 0, O_RDONLY, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
   buffer = new Buffer(1);
@@ -347,8 +342,7 @@ TEST_CASE("clone_is_EBUSY_with_active_commands") {
 }
 
 // The parent may end first: the LUN is the child's then.
-TEST_CASE("a_clone_outlives_its_parent") {
-  if (!survives()) return;
+TEST_CASE("a_clone_outlives_its_parent", "[kept]") {
   static std::string path;
   static int ends[2];
   path = device(kBlocks);

@@ -32,8 +32,7 @@ TEST_CASE("cg_open_says_what_is_wrong") {
   REFUSES(cblk_cg_open(nine.c_str(), 0, O_RDWR, 9, 0, CBLK_GROUP_RAID0), EINVAL);
 }
 
-TEST_CASE("a_group_is_one_lun_for_several_chunks") {
-  if (!survives()) return;  // sim: each open has a memory of its own
+TEST_CASE("a_group_is_one_lun_for_several_chunks", "[kept]") {
   const std::string path = device(kBlocks);
   const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 8, O_RDWR, 4, 0, CBLK_GROUP_ID);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -89,11 +88,8 @@ TEST_CASE("a_group_is_one_lun_for_several_chunks") {
   REFUSES(cblk_cg_get_num_chunks(group, 0), EINVAL);
 }
 
-TEST_CASE("a_groups_next_tag_is_the_oldest") {
-  if (kind() != "sim") return;
-  const chunk_cg_id_t group =
-      cblk_cg_open("sim:1m,latency_us=20000", 8, O_RDWR, 3, 0, CBLK_GROUP_ID);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+TEST_CASE("a_groups_next_tag_is_the_oldest", "[sim]") {
+  const Group group(cblk_cg_open("sim:1m,latency_us=20000", 8, O_RDWR, 3, 0, CBLK_GROUP_ID));
   Buffer buffer(9);
   cflsh_cg_tag_t tags[9], tag;
   uint64_t status;
@@ -112,12 +108,10 @@ TEST_CASE("a_groups_next_tag_is_the_oldest") {
   }
   REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING),
           ENOENT);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 // The time of a close is for all of them, not for the first.
-TEST_CASE("a_group_closes_though_all_its_chunks_are_busy") {
-  if (kind() != "sim") return;
+TEST_CASE("a_group_closes_though_all_its_chunks_are_busy", "[sim]") {
   const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=60000", 4, O_RDWR, 4, 0, kAtOnce);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(4);
@@ -132,8 +126,7 @@ TEST_CASE("a_group_closes_though_all_its_chunks_are_busy") {
   for (cblk_arw_status_t& one : status) REQUIRE(status_of(one) == CBLK_ARW_STATUS_SUCCESS);
 }
 
-TEST_CASE("a_busy_group_is_EBUSY_after_5_s_in_all", "[.]") {
-  if (kind() != "sim") return;
+TEST_CASE("a_busy_group_is_EBUSY_after_5_s_in_all", "[.][sim]") {
   const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=7000000", 4, O_RDWR, 4, 0, kAtOnce);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(4);
@@ -151,8 +144,7 @@ TEST_CASE("a_busy_group_is_EBUSY_after_5_s_in_all", "[.]") {
 }
 
 // The closing thread is the parent's alone.
-TEST_CASE("a_group_in_the_middle_of_a_close_at_a_fork") {
-  if (kind() != "sim") return;
+TEST_CASE("a_group_in_the_middle_of_a_close_at_a_fork", "[sim]") {
   static chunk_cg_id_t group;
   constexpr size_t kRequests = 1000;
   group = cblk_cg_open("sim:1m,latency_us=250000", kRequests, O_RDWR, 2, 0, kAtOnce);
@@ -225,30 +217,24 @@ TEST_CASE("raid0_puts_block_b_on_device_b_mod_n") {
     REQUIRE(cblk_cg_close(group, 0) == 0);
     if (!survives()) continue;
     for (int d = 0; d < n; ++d) {  // where each block went
-      const chunk_id_t one = cblk_open(devices[d].c_str(), 0, O_RDONLY, 0, 0);
-      REQUIRE(one != NULL_CHUNK_ID);
+      const Chunk one(cblk_open(devices[d].c_str(), 0, O_RDONLY, 0, 0));
       for (int b = 0; b < 80; ++b) {
         const uint64_t lba = static_cast<uint64_t>(b * n + d);
         REQUIRE(cblk_read(one, in, b, 1, 0) == 1);
         REQUIRE(is_stamped(in.data(), lba, lba >= 7 && lba < 57 ? 4 : 3));
       }
-      REQUIRE(cblk_close(one, 0) == 0);
     }
   }
 }
 
-TEST_CASE("raid0_takes_uris_apart") {
-  if (kind() != "sim") return;
-  const chunk_cg_id_t group =
-      cblk_cg_open("sim:1m:(sim:2m,latency_us=10):sim:1m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+TEST_CASE("raid0_takes_uris_apart", "[sim]") {
+  const Group group(
+      cblk_cg_open("sim:1m:(sim:2m,latency_us=10):sim:1m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0));
   size_t size = 0;
   REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 3 * 256);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-TEST_CASE("all_that_remains_of_a_device_that_is_there_twice_is_shared_out") {
-  if (!survives()) return;
+TEST_CASE("all_that_remains_of_a_device_that_is_there_twice_is_shared_out", "[kept]") {
   const std::string one = device(8 * kBlocks), other = device(8 * kBlocks, 1);
   const auto most = [](const std::string& path, int devices) {
     const chunk_cg_id_t group =
@@ -268,9 +254,8 @@ TEST_CASE("all_that_remains_of_a_device_that_is_there_twice_is_shared_out") {
   REQUIRE(three > alone * 13 / 10 && three <= alone * 3 / 2);
 }
 
-TEST_CASE("raid0_moves_as_much_as_it_says") {
-  if (kind() != "sim") return;
-  const chunk_cg_id_t group = cblk_cg_open("sim:16m:sim:16m", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+TEST_CASE("raid0_moves_as_much_as_it_says", "[sim]") {
+  const Group group(cblk_cg_open("sim:16m:sim:16m", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0));
   chunk_attrs_t attrs;
   REQUIRE(cblk_cg_get_attrs(group, &attrs, 0) == 0);
   const size_t most = attrs.max_transfer_size;
@@ -281,7 +266,6 @@ TEST_CASE("raid0_moves_as_much_as_it_says") {
   REQUIRE(cblk_cg_read(group, in, 3, most, 0) == static_cast<int>(most));
   REQUIRE(is_stamped(in, 3, most, 1));
   REFUSES(cblk_cg_read(group, in, 0, most + 1, 0), EINVAL);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 namespace {
@@ -307,7 +291,7 @@ long sleeps() {
 TEST_CASE("a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once") {
   for (const char* limit : {"5", "0"}) {
     const Environment timeout("CFLSH_BLK_TIMEOUT", limit);
-    const chunk_cg_id_t group = open_slow("latency_us=60000", 4);
+    const Group group(open_slow("latency_us=60000", 4));
     for (const size_t skew : {size_t{0}, size_t{7}}) {
       Buffer out(40, skew), in(40, skew);
       stamp(out, 3, 40, skew + 1);
@@ -323,23 +307,19 @@ TEST_CASE("a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once") {
       }
       REQUIRE(best < 0.13);
     }
-    REQUIRE(cblk_cg_close(group, 0) == 0);
   }
 }
 
 TEST_CASE("a_blocking_call_of_a_raid0_says_what_failed") {
-  const chunk_cg_id_t group =
-      cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+  const Group group(
+      cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0));
   Buffer buffer(2000);
   REFUSES(cblk_cg_write(group, buffer, 0, 2000, 0), EIO);
   REQUIRE(cblk_cg_write(group, buffer, 0, 1, 0) == 1);
   REQUIRE(cblk_cg_read(group, buffer, 0, 2000, 0) == 2000);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-TEST_CASE("a_raid0_unmaps_on_all_its_devices_or_on_none") {
-  if (kind() != "sim") return;  // once is enough
+TEST_CASE("a_raid0_unmaps_on_all_its_devices_or_on_none", "[sim]") {
   // a tmpfs: it cannot
   const std::string plain = "/dev/shm/lunar-cblk-" + std::to_string(getpid());
   const int fd = open(plain.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -370,11 +350,9 @@ TEST_CASE("a_raid0_unmaps_on_all_its_devices_or_on_none") {
 
 // A blocking call counts once a chunk that has a part in it, a command once; what is alike in all
 // is not added up.
-TEST_CASE("statistics_of_a_raid0_are_its_chunks_together") {
-  if (kind() != "sim") return;
-  const chunk_cg_id_t group =
-      cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 16, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+TEST_CASE("statistics_of_a_raid0_are_its_chunks_together", "[sim]") {
+  const Group group(
+      cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 16, O_RDWR, 3, 0, CBLK_GROUP_RAID0));
   Buffer buffer(12);
   cflsh_cg_tag_t tags[6];
   REQUIRE(cblk_cg_read(group, buffer, 0, 12, 0) == 12);  // three parts
@@ -395,12 +373,11 @@ TEST_CASE("statistics_of_a_raid0_are_its_chunks_together") {
           stats.num_awrites == 0);
   REQUIRE(stats.num_blocks_read == 20 && stats.num_blocks_written == 1 && stats.num_errors == 1);
   REQUIRE(stats.num_act_reads == 0 && stats.num_act_areads == 0 && stats.num_act_writes == 0);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 // In turns of a millisecond on one device: 300 sleeps.
 TEST_CASE("who_waits_for_the_next_of_a_group_sleeps_until_there_is_one") {
-  const chunk_cg_id_t group = open_slow("latency_us=300000", 4);
+  const Group group(open_slow("latency_us=300000", 4));
   Buffer buffer(4);
   cflsh_cg_tag_t tag = {0, 0};
   for (int i = 0; i < 4; ++i)
@@ -412,16 +389,14 @@ TEST_CASE("who_waits_for_the_next_of_a_group_sleeps_until_there_is_one") {
   REQUIRE(sleeps() - before < 150);
   REFUSES(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING),
           ENOENT);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 // Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once,
 // and every thread comes back.
 TEST_CASE("several_threads_wait_for_the_next_of_a_raid0") {
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
-  const chunk_cg_id_t group =
-      cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+  const Group group(
+      cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0));
   constexpr int kRounds = 100, kThreads = 4, kEach = 3;
   for (int round = 0; round < kRounds; ++round) {
     Buffer buffer(kThreads * kEach);
@@ -450,7 +425,6 @@ TEST_CASE("several_threads_wait_for_the_next_of_a_raid0") {
     for (std::thread& thread : threads) thread.join();
     REQUIRE(fetched + (mine == 1) == kThreads * kEach);
   }
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 TEST_CASE("several_paths_to_one_device") {
@@ -471,9 +445,7 @@ TEST_CASE("several_paths_to_one_device") {
   REQUIRE(is_stamped(buffer, 9, 4, 1));
   REQUIRE(cblk_close(id, 0) == 0);
   // a single path will do
-  const chunk_id_t one = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);
-  REQUIRE(one != NULL_CHUNK_ID);
-  REQUIRE(cblk_close(one, 0) == 0);
+  const Chunk one(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO));
 }
 
 TEST_CASE("a_reservation_keeps_others_out") {
@@ -487,13 +459,9 @@ TEST_CASE("a_reservation_keeps_others_out") {
   REQUIRE(forced != NULL_CHUNK_ID);
   REQUIRE(cblk_close(forced, 0) == 0);
   REQUIRE(cblk_close(first, 0) == 0);
-  const chunk_id_t plain = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_SHARE_CTXT);
-  REQUIRE(plain != NULL_CHUNK_ID);
-  const chunk_id_t other = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
-  REQUIRE(other != NULL_CHUNK_ID);
+  const Chunk plain(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_SHARE_CTXT));
+  const Chunk other(cblk_open(path.c_str(), 0, O_RDWR, 0, 0));
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE), EBUSY);
-  REQUIRE(cblk_close(other, 0) == 0);
-  REQUIRE(cblk_close(plain, 0) == 0);
 }
 
 // A reader that wants it alone, which cannot take a lock for writing.
@@ -506,10 +474,8 @@ TEST_CASE("a_reservation_for_reading_keeps_others_out") {
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EBUSY);
   REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE), EBUSY);
   REQUIRE(cblk_close(first, 0) == 0);
-  const chunk_id_t writer = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
-  REQUIRE(writer != NULL_CHUNK_ID);
+  const Chunk writer(cblk_open(path.c_str(), 0, O_RDWR, 0, 0));
   REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE), EBUSY);
-  REQUIRE(cblk_close(writer, 0) == 0);
 }
 
 // One reservation is the group's: its chunks do not wait for each other. Forced ones among other
@@ -524,9 +490,8 @@ TEST_CASE("a_reserved_group_opens_as_fast_as_a_chunk") {
   REQUIRE(alone.passed() < 5);  // a second each, where each asked for itself
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, 0), EBUSY);
   const Watch among;
-  const chunk_cg_id_t forced = cblk_cg_open(path.c_str(), 0, O_RDWR, 12, 0, kAtOnce);
+  const Group forced(cblk_cg_open(path.c_str(), 0, O_RDWR, 12, 0, kAtOnce));
   REQUIRE(forced != NULL_CHUNK_CG_ID && among.passed() < 5);
   REQUIRE(cblk_cg_close(reserved, 0) == 0);
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EBUSY);
-  REQUIRE(cblk_cg_close(forced, 0) == 0);
 }

@@ -33,8 +33,7 @@ void done_by(const Watch& watch, double end, Try&& attempt) {
 }  // namespace
 
 // A caller that tries again comes to the group's next chunk.
-TEST_CASE("a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it") {
-  if (kind() != "sim") return;
+TEST_CASE("a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it", "[sim]") {
   const Limit limit("200");
   for (const bool blocking : {true, false}) {
     const std::string device = std::string("sim:4m,name=siblings") + (blocking ? "b" : "a");
@@ -68,8 +67,7 @@ TEST_CASE("a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it") {
   }
 }
 
-TEST_CASE("one_write_that_is_held_up_holds_up_no_other_command") {
-  if (kind() != "sim") return;
+TEST_CASE("one_write_that_is_held_up_holds_up_no_other_command", "[sim]") {
   const Limit limit("500");
   const chunk_id_t id = open_sim("stall=777,stall_us=2500000");
   Buffer blocks(4);
@@ -88,14 +86,13 @@ TEST_CASE("one_write_that_is_held_up_holds_up_no_other_command") {
   REQUIRE(watch.passed() < 1.5 && cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("lanes_come_back_when_all_were_lost") {
-  if (kind() != "sim") return;
+TEST_CASE("lanes_come_back_when_all_were_lost", "[sim]") {
   const Limit limit("600");
-  const chunk_id_t id = open_sim("stall=777,stall_us=4000000,stalls=64");
+  const Chunk id(open_sim("stall=777,stall_us=4000000,stalls=64"));
   const Watch watch;
   std::vector<std::thread> threads;
   for (int t = 0; t < 64; ++t) {
-    threads.emplace_back([id] {
+    threads.emplace_back([&id] {
       Buffer block(1);
       REFUSES(cblk_read(id, block, 777, 1, 0), ETIMEDOUT);
     });
@@ -106,16 +103,13 @@ TEST_CASE("lanes_come_back_when_all_were_lost") {
   done_by(watch, 15, [&] {
     return cblk_read(id, block, 5, 1, 0) == 1;
   });  // by a lane that comes back after 4 s
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("the_limit_of_a_raid_0_is_that_of_the_call") {
-  if (kind() != "sim") return;
+TEST_CASE("the_limit_of_a_raid_0_is_that_of_the_call", "[sim]") {
   const Limit limit("500");
-  const chunk_cg_id_t group = cblk_cg_open(
+  const Group group(cblk_cg_open(
       "(sim:4m,latency_us=300000):(sim:4m,latency_us=300000):(sim:4m,latency_us=300000)", 0, O_RDWR,
-      3, 0, CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+      3, 0, CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE));
   Buffer buffer(900);
   const Watch watch;
   REQUIRE(cblk_cg_read(group, buffer, 4, 1, 0) == 1);
@@ -123,16 +117,13 @@ TEST_CASE("the_limit_of_a_raid_0_is_that_of_the_call") {
   // three times what a device is asked for at once
   REFUSES(cblk_cg_read(group, buffer, 0, 900, 0), ETIMEDOUT);
   REQUIRE(watch.passed() - one < 0.85);
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-TEST_CASE("next_tag_of_a_group_ends_in_time_whatever_its_flags") {
-  if (kind() != "sim") return;
+TEST_CASE("next_tag_of_a_group_ends_in_time_whatever_its_flags", "[sim]") {
   const Limit limit("250");
   for (const int flags : {kNext | kBlocking, kNext | kBlocking | CBLK_ARESULT_NO_HARVEST}) {
-    const chunk_cg_id_t group = cblk_cg_open("sim:4m,latency_us=1500000", 0, O_RDWR, 2, 0,
-                                             CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE);
-    REQUIRE(group != NULL_CHUNK_CG_ID);
+    const Group group(cblk_cg_open("sim:4m,latency_us=1500000", 0, O_RDWR, 2, 0,
+                                   CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE));
     Buffer buffer(2);
     cflsh_cg_tag_t tag;
     const Watch watch;
@@ -141,12 +132,10 @@ TEST_CASE("next_tag_of_a_group_ends_in_time_whatever_its_flags") {
               0);
     for (int i = 0; i < 2; ++i) REFUSES(cblk_cg_aresult(group, &tag, ignored(), flags), ETIME);
     REQUIRE(watch.passed() < 1.2);
-    REQUIRE(cblk_cg_close(group, 0) == 0);
   }
 }
 
-TEST_CASE("a_child_clones_a_chunk_whose_late_commands_were_told") {
-  if (kind() != "sim") return;
+TEST_CASE("a_child_clones_a_chunk_whose_late_commands_were_told", "[sim]") {
   const Limit limit("150");
   for (const bool blocking : {true, false}) {
     static chunk_id_t id;
@@ -186,8 +175,7 @@ TEST_CASE("a_child_clones_a_chunk_whose_late_commands_were_told") {
 
 // What a virtual LUN gives up at a close holds nothing of it any more, also where a write became
 // late while the close waited.
-TEST_CASE("a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing") {
-  if (kind() != "sim") return;
+TEST_CASE("a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing", "[sim]") {
   const Limit limit("400");
   for (int page = 50;; page += 16) {
     REQUIRE(page < 4096);
@@ -249,7 +237,7 @@ TEST_CASE("a_command_is_told_to_come_again_while_a_close_waits") {
   Buffer block(1);
   int first, tag;
   REQUIRE(cblk_aread(id, block, 1, 1, &first, nullptr, 0) == 0);
-  std::thread closer([id] { REQUIRE(cblk_close(id, 0) == 0); });
+  std::thread closer([&id] { REQUIRE(cblk_close(id, 0) == 0); });
   while (cblk_aread(id, block, 2, 1, &tag, nullptr, 0) == 0) {  // it has not begun
     REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);
     usleep(1000);
@@ -264,7 +252,7 @@ TEST_CASE("a_command_is_told_to_come_again_while_a_close_waits") {
 
 TEST_CASE("who_waited_for_a_command_is_held_to_the_size_of_then") {
   const std::string path = kind() == "sim" ? "sim:16m,name=waited" : device(kBlocks);
-  const chunk_id_t id = cblk_open(path.c_str(), 1, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+  const Chunk id(cblk_open(path.c_str(), 1, O_RDWR, 0, CBLK_OPN_VIRT_LUN));
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 300, 0) == 0);
   Buffer blocks(2);
   int first;
@@ -281,31 +269,27 @@ TEST_CASE("who_waited_for_a_command_is_held_to_the_size_of_then") {
           0);  // takes what is done out of the ring; it stays to be fetched
   REQUIRE(cblk_aresult(id, &first, ignored(), kBlocking) == 1);
   late.join();
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("a_read_that_fails_leaves_the_buffer_alone_though_a_part_is_cached") {
-  if (kind() != "sim") return;
+TEST_CASE("a_read_that_fails_leaves_the_buffer_alone_though_a_part_is_cached", "[sim]") {
   const Limit limit("200");
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
-  const chunk_id_t id = open_sim("stall=776,stall_us=700000");
+  const Chunk id(open_sim("stall=776,stall_us=700000"));
   Buffer blocks(2);
   REQUIRE(cblk_read(id, blocks, 775, 2, 0) == 2);
   memset(blocks, 0x5a, 2 * kBlock);
   REFUSES(cblk_read(id, blocks, 776, 2, 0), ETIMEDOUT);
   for (size_t i = 0; i < 2 * kBlock; ++i) REQUIRE(blocks.data()[i] == 0x5a);
   REQUIRE(cblk_read(id, blocks, 775, 2, 0) == 2 && is_zero(blocks, 2));  // from the cache
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 #ifndef __SANITIZE_THREAD__  // the race is what it tests
 // A program may do anything to its buffer while a read is under way: it affects no other command.
-TEST_CASE("the_cache_holds_what_the_device_does") {
-  if (kind() != "sim") return;
+TEST_CASE("the_cache_holds_what_the_device_does", "[sim]") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4096");
   for (const char* limit : {"0", "5"}) {
     Environment timeout("CFLSH_BLK_TIMEOUT", limit);
-    const chunk_id_t id = open_sim("latency_us=50");
+    const Chunk id(open_sim("latency_us=50"));
     Buffer mine(1), other(1);
     std::atomic<bool> over{false};
     std::thread scribbler([&] {
@@ -327,7 +311,6 @@ TEST_CASE("the_cache_holds_what_the_device_does") {
     scribbler.join();
     chunk_stats_t stats;
     REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_cache_hits > 500);
-    REQUIRE(cblk_close(id, 0) == 0);
   }
 }
 #endif

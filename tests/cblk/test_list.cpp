@@ -46,7 +46,7 @@ int finish(chunk_id_t id, cblk_io_t** pending, int n) {
 }  // namespace
 
 TEST_CASE("a_list_that_is_waited_for") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer out(256), in(256);
   List list(32);
   stamp(out, 64, 256, 1);
@@ -69,12 +69,11 @@ TEST_CASE("a_list_that_is_waited_for") {
     REQUIRE(cblk_read(id, in, 64, 256, 0) == 256);
     REQUIRE(is_zero(in, 256));
   }
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // In the order in which they are found, into the caller's structures; its pointers stay.
 TEST_CASE("completions_are_copies_of_the_ios") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(16);
   List list(16), out(14);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
@@ -105,26 +104,10 @@ TEST_CASE("completions_are_copies_of_the_ios") {
     }
   }
   REQUIRE(out.pointers == kept);
-  REQUIRE(cblk_close(id, 0) == 0);
-}
-
-TEST_CASE("pending_ios_come_out_later") {
-  if (kind() != "sim") return;  // its latency is chosen
-  const chunk_id_t id = open_sim("latency_us=30000");
-  Buffer buffer(8);
-  List list(8);
-  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
-  List out(8);
-  int n = 8;
-  REQUIRE(cblk_listio(id, list.data(), 8, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0);
-  REQUIRE(n == 0);  // returns at once
-  for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_PENDING);
-  REQUIRE(finish(id, list.data(), 8) == 8);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("the_lists_must_have_room") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(8);
   List list(4), more(2);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
@@ -153,26 +136,10 @@ TEST_CASE("the_lists_must_have_room") {
   n = 4;
   // no structure for a completion
   REFUSES(cblk_listio(id, list.data(), 1, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);
-  REQUIRE(cblk_close(id, 0) == 0);
-}
-
-TEST_CASE("bad_ios_are_told_in_their_status") {
-  const chunk_id_t id = open_physical();
-  Buffer buffer(8);
-  List list(6);
-  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
-  list[1].lba = -1;
-  list[2].nblocks = kBlocks + 1;
-  list[4].lba = kBlocks;
-  REQUIRE(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 0, 0) == 0);
-  for (int i : {1, 2, 4})
-    REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EINVAL);
-  for (int i : {0, 3, 5}) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("a_list_with_user_tags_and_statuses") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(12);
   List list(12);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
@@ -189,12 +156,10 @@ TEST_CASE("a_list_with_user_tags_and_statuses") {
     REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS && list[i].stat.blocks_transferred == 1);
     if (i % 3 == 1) REQUIRE(list[i].tag == 900 + i);
   }
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("a_list_times_out") {
-  if (kind() != "sim") return;  // its latency is chosen
-  const chunk_id_t id = open_sim("latency_us=200000");
+TEST_CASE("a_list_times_out", "[sim]") {
+  const Chunk id(open_sim("latency_us=200000"));
   Buffer buffer(4);
   List list(4);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
@@ -205,14 +170,12 @@ TEST_CASE("a_list_times_out") {
   // They go on; now without a limit.
   REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 4, list.data(), 4, nullptr, &none, 0, 0) == 0);
   for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // All that is done when the time is over is reported, not only what stands before the first that is
 // not.
-TEST_CASE("a_list_that_times_out_tells_what_is_done") {
-  if (kind() != "sim") return;
-  const chunk_id_t id = open_sim("latency_us=200000");
+TEST_CASE("a_list_that_times_out_tells_what_is_done", "[sim]") {
+  const Chunk id(open_sim("latency_us=200000"));
   Buffer buffer(4);
   List first(1), list(3), later(1);
   first.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
@@ -228,12 +191,10 @@ TEST_CASE("a_list_that_times_out_tells_what_is_done") {
   REQUIRE(later[0].stat.status == CBLK_ARW_STATUS_PENDING);
   REQUIRE(first[0].stat.status == CBLK_ARW_STATUS_SUCCESS);
   REQUIRE(cblk_listio(id, nullptr, 0, later.data(), 1, later.data(), 1, nullptr, &none, 0, 0) == 0);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("a_list_waits_for_room_no_longer_than_it_may") {
-  if (kind() != "sim") return;
-  const chunk_id_t id = open_sim("latency_us=300000", 2);
+TEST_CASE("a_list_waits_for_room_no_longer_than_it_may", "[sim]") {
+  const Chunk id(open_sim("latency_us=300000", 2));
   Buffer buffer(6);
   List list(6);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
@@ -249,12 +210,11 @@ TEST_CASE("a_list_waits_for_room_no_longer_than_it_may") {
       REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EBUSY);
   }
   REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 2, list.data(), 2, nullptr, &none, 0, 0) == 0);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // An entry that was refused has no command: what its tag says is another's.
 TEST_CASE("a_refused_entry_of_a_list_takes_nobodys_result") {
-  const chunk_id_t id = open_physical(kBlocks, 2);
+  const Chunk id(open_physical(kBlocks, 2));
   Buffer buffer(6);
   List list(6);
   list.fill(CBLK_IO_TYPE_WRITE, buffer, 0, 1);
@@ -264,11 +224,10 @@ TEST_CASE("a_refused_entry_of_a_list_takes_nobodys_result") {
                       CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
   REQUIRE(list[0].stat.status == CBLK_ARW_STATUS_FAIL && list[0].stat.fail_errno == EINVAL);
   for (int i = 1; i < 6; ++i) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("a_list_longer_than_the_commands") {
-  const chunk_id_t id = open_physical(kBlocks, 10);
+  const Chunk id(open_physical(kBlocks, 10));
   Buffer buffer(100);
   List list(100);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
@@ -283,7 +242,7 @@ TEST_CASE("a_list_longer_than_the_commands") {
   finish(id, list.data(), 100);
   for (cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
   // Without the flag those that find no command fail.
-  const chunk_id_t slow = open_sim("latency_us=20000", 10);
+  const Chunk slow(open_sim("latency_us=20000", 10));
   for (cblk_io_t& io : list.ios) io.flags = 0;
   REQUIRE(cblk_listio(slow, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, &none, 0, 0) ==
           0);
@@ -294,13 +253,11 @@ TEST_CASE("a_list_longer_than_the_commands") {
       REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL &&
               list[i].stat.fail_errno == EWOULDBLOCK);
   }
-  REQUIRE(cblk_close(slow, 0) == 0);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // A tag is only where to look first: an I/O is what its buf, lba and nblocks say.
 TEST_CASE("a_stale_tag_takes_no_other_ios_result") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(8);
   int tag = -1;
   REQUIRE(cblk_aread(id, buffer.block(0), 3, 1, &tag, nullptr, 0) == 0);
@@ -315,7 +272,6 @@ TEST_CASE("a_stale_tag_takes_no_other_ios_result") {
     REQUIRE(never[0].stat.status == CBLK_ARW_STATUS_FAIL && never[0].stat.fail_errno == ENOMSG);
   }
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);  // it is still there
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // Copies that a caller made before it issued, whose tags say nothing yet.
@@ -360,7 +316,7 @@ TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
 
 // Else each look at each of them would search all others again.
 TEST_CASE("copies_learn_their_tags_while_they_are_pending") {
-  const chunk_id_t id = open_sim("latency_us=300000", 16);
+  const Chunk id(open_sim("latency_us=300000", 16));
   Buffer buffer(8);
   List issued(8), copies(8), out(8);
   issued.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
@@ -373,11 +329,10 @@ TEST_CASE("copies_learn_their_tags_while_they_are_pending") {
   REQUIRE(cblk_listio(id, nullptr, 0, copies.data(), 8, nullptr, 0, out.data(), &n, 0, 0) == 0);
   for (size_t i = 0; i < 8; ++i) REQUIRE(copies[i].tag == issued[i].tag);
   finish(id, copies.data(), 8);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 TEST_CASE("a_write_takes_no_reads_result") {
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   Buffer buffer(1);
   int tag = -1;
   REQUIRE(cblk_aread(id, buffer, 3, 1, &tag, nullptr, 0) == 0);
@@ -388,5 +343,4 @@ TEST_CASE("a_write_takes_no_reads_result") {
   REQUIRE(cblk_listio(id, nullptr, 0, never.data(), 1, nullptr, 0, out.data(), &n, 0, 0) == 0);
   REQUIRE(never[0].stat.status == CBLK_ARW_STATUS_FAIL && never[0].stat.fail_errno == ENOMSG);
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-  REQUIRE(cblk_close(id, 0) == 0);
 }

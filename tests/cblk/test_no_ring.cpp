@@ -68,8 +68,7 @@ void commands_that_hang(void*) {
   if (held.fault_fd < 0) return;  // told below
   // or I/O moves through the library's own memory
   const Environment no_limit("CFLSH_BLK_TIMEOUT", "0");
-  const chunk_id_t id = open_physical(kBlocks, kCommands);
-  REQUIRE(id != NULL_CHUNK_ID);
+  const Chunk id(open_physical(kBlocks, kCommands));
   Buffer buffer(kCommands);
   stamp(buffer, 0, kCommands, 1);
   REQUIRE(cblk_write(id, buffer, 0, kCommands, 0) == static_cast<int>(kCommands));
@@ -84,15 +83,13 @@ void commands_that_hang(void*) {
   held.release();
   for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, &blocks, CBLK_ARESULT_BLOCKING) == 1);
   for (size_t i = 0; i < kCommands; ++i) REQUIRE(is_stamped(held.memory + i * kBlock, i, 1));
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 void many_of_all(void*) {
   refuse_rings();
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
-  const chunk_cg_id_t group =
-      cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
-  REQUIRE(group != NULL_CHUNK_CG_ID);
+  const Group group(
+      cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0));
   Buffer out(64), in(64);
   stamp(out, 0, 64, 3);
   REQUIRE(cblk_cg_write(group, out, 0, 64, 0) == 64);
@@ -103,7 +100,7 @@ void many_of_all(void*) {
       REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
-      threads.emplace_back([group] {
+      threads.emplace_back([&group] {
         cflsh_cg_tag_t any = {0, 0};
         while (cblk_cg_aresult(group, &any, ignored(),
                                CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {}
@@ -113,7 +110,6 @@ void many_of_all(void*) {
     for (std::thread& thread : threads) thread.join();
     REQUIRE(is_stamped(in, 0, 64, 3));
   }
-  REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
 }  // namespace
@@ -128,8 +124,7 @@ TEST_CASE("without_io_uring_a_command_does_not_wait_for_its_io") {
   in_child(commands_that_hang, nullptr);
 }
 
-TEST_CASE("without_io_uring_groups_and_waits_do_as_ever") {
-  if (kind() != "file") return;
+TEST_CASE("without_io_uring_groups_and_waits_do_as_ever", "[file]") {
   for (int i = 0; i < 2; ++i) (void)device(kBlocks, i);
   in_child(many_of_all, nullptr);
 }
@@ -138,8 +133,7 @@ TEST_CASE("a_lack_of_descriptors_is_told_and_passes") {
   if (kind() != "file" || rings_refused()) return;
   in_child(
       [](void*) {
-        const chunk_id_t id = open_physical();
-        REQUIRE(id != NULL_CHUNK_ID);
+        const Chunk id(open_physical());
         Buffer buffer(1);
         rlimit files;
         REQUIRE(getrlimit(RLIMIT_NOFILE, &files) == 0);
@@ -154,7 +148,6 @@ TEST_CASE("a_lack_of_descriptors_is_told_and_passes") {
         REQUIRE(cblk_read(id, buffer, 0, 1, 0) == 1);
         REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
         REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-        REQUIRE(cblk_close(id, 0) == 0);
       },
       nullptr);
 }
@@ -166,8 +159,7 @@ TEST_CASE("limits_on_locked_memory_and_threads_cost_no_io") {
   for (const int resource : {RLIMIT_MEMLOCK, RLIMIT_NPROC}) {
     in_child(
         [](void* argument) {
-          const chunk_id_t id = open_physical();
-          REQUIRE(id != NULL_CHUNK_ID);
+          const Chunk id(open_physical());
           const rlimit little = {1, 1};
           REQUIRE(setrlimit(static_cast<__rlimit_resource>(*static_cast<const int*>(argument)),
                             &little) == 0);
@@ -187,7 +179,6 @@ TEST_CASE("limits_on_locked_memory_and_threads_cost_no_io") {
           REQUIRE(cblk_read(id, in, 500, kAtOnce, 0) == static_cast<int>(kAtOnce) &&
                   is_stamped(in, 500, kAtOnce, 2));
           REQUIRE(cblk_unmap(id, out, 100, kAtOnce, 0) == static_cast<int>(kAtOnce));
-          REQUIRE(cblk_close(id, 0) == 0);
         },
         const_cast<int*>(&resource));
   }

@@ -121,7 +121,7 @@ int operations(int full) { return full_strength() ? full : full / 20; }
 void on_one_chunk(int threads, int requests, int flags) {
   // A hundred threads on two CPUs wait long: what is late is another test's.
   const Environment patience("CFLSH_BLK_TIMEOUT", std::to_string(tier::scaled(60)).c_str());
-  const chunk_id_t id = open_physical(8192, requests, flags);
+  const Chunk id(open_physical(8192, requests, flags));
   std::vector<Worker> workers;
   for (int t = 0; t < threads; ++t)
     workers.push_back({id, static_cast<size_t>(t) * 64, 64, seed() + static_cast<uint64_t>(t),
@@ -131,7 +131,6 @@ void on_one_chunk(int threads, int requests, int flags) {
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
   REQUIRE(stats.num_errors == 0 && stats.num_act_reads == 0 && stats.num_act_areads == 0 &&
           stats.num_act_writes == 0 && stats.num_act_awrites == 0);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 }  // namespace
@@ -159,8 +158,7 @@ TEST_CASE("a_chunk_a_thread") {
   for (const Worker& worker : workers) REQUIRE(cblk_close(worker.id, 0) == 0);
 }
 
-TEST_CASE("a_virtual_chunk_a_thread") {
-  if (!survives()) return;
+TEST_CASE("a_virtual_chunk_a_thread", "[kept]") {
   const std::string path = device(8192);
   std::vector<Worker> workers;
   for (int t = 0; t < 16; ++t) {
@@ -174,7 +172,7 @@ TEST_CASE("a_virtual_chunk_a_thread") {
 
 // One thread issues, others take whatever is done: every command comes out exactly once.
 TEST_CASE("issuers_and_fetchers") {
-  const chunk_id_t id = open_physical(kBlocks, 64);
+  const Chunk id(open_physical(kBlocks, 64));
   const int total = operations(100000);
   auto seen = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(total));
   std::atomic<int> fetched{0}, issued{0};
@@ -210,17 +208,15 @@ TEST_CASE("issuers_and_fetchers") {
   }
   for (std::thread& thread : threads) thread.join();
   REQUIRE(fetched == total);
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // A's command ends first, so A stops harvesting; B, which slept behind it, must take over.
-TEST_CASE("the_next_waiter_takes_over") {
-  if (kind() != "sim") return;
+TEST_CASE("the_next_waiter_takes_over", "[sim]") {
   Environment limit("CFLSH_BLK_TIMEOUT", "2");  // instead of a hang
-  const chunk_id_t id = open_sim("latency_us=100000", 64);
+  const Chunk id(open_sim("latency_us=100000", 64));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([id, t] {
+    threads.emplace_back([&id, t] {
       Buffer buffer(1);
       int tag;
       usleep(static_cast<useconds_t>(t) * 25000);
@@ -231,7 +227,6 @@ TEST_CASE("the_next_waiter_takes_over") {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // Readers fill the cache with what they read while the block is being written: what is old must not
@@ -240,11 +235,11 @@ TEST_CASE("the_cache_never_tells_of_the_past") {
   if (kind() == "sim")
     return;  // a device of memory, on which reads and writes of one block are a race of their own
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4");
-  const chunk_id_t id = open_physical();
+  const Chunk id(open_physical());
   std::atomic<bool> stop{false};
   std::vector<std::thread> readers;
   for (int t = 0; t < 3; ++t) {
-    readers.emplace_back([id, t, &stop] {
+    readers.emplace_back([&id, t, &stop] {
       Buffer block(1);
       while (!stop) {
         int tag;
@@ -272,19 +267,17 @@ TEST_CASE("the_cache_never_tells_of_the_past") {
   }
   stop = true;
   for (std::thread& reader : readers) reader.join();
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // The waiting threads must not wake each other for nothing: with N of them on slow commands, few
 // turns of the CPU are needed.
-TEST_CASE("waiters_sleep") {
-  if (kind() != "sim") return;
-  const chunk_id_t id = open_sim("latency_us=300000", 64);
+TEST_CASE("waiters_sleep", "[sim]") {
+  const Chunk id(open_sim("latency_us=300000", 64));
   timespec before, after;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
   std::vector<std::thread> threads;
   for (int t = 0; t < 32; ++t) {
-    threads.emplace_back([id] {
+    threads.emplace_back([&id] {
       Buffer buffer(1);
       int tag;
       REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
@@ -298,5 +291,4 @@ TEST_CASE("waiters_sleep") {
   REQUIRE(cpu <
           // half of one CPU, for 300 ms; sanitizers and thread starts included
           0.15 * tier::scaled(1));
-  REQUIRE(cblk_close(id, 0) == 0);
 }

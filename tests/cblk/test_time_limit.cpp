@@ -37,10 +37,9 @@ bool holds(const char* device, uint64_t lba, uint64_t version) {
 
 }  // namespace
 
-TEST_CASE("a_blocking_read_ends_in_time_and_its_buffer_is_the_callers_again") {
-  if (kind() != "sim") return;
+TEST_CASE("a_blocking_read_ends_in_time_and_its_buffer_is_the_callers_again", "[sim]") {
   const Limit limit("300");
-  const chunk_id_t id = open_sim("stall=777,stall_us=1500000");
+  const Chunk id(open_sim("stall=777,stall_us=1500000"));
   Buffer buffer(20), fine(1);
   const Watch watch;
   REFUSES(cblk_read(id, buffer, 777, 20, 0), ETIMEDOUT);
@@ -53,13 +52,11 @@ TEST_CASE("a_blocking_read_ends_in_time_and_its_buffer_is_the_callers_again") {
     REQUIRE(untouched(buffer, 20));
     usleep(1000);
   }
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("asynchronous_commands_end_in_time") {
-  if (kind() != "sim") return;
+TEST_CASE("asynchronous_commands_end_in_time", "[sim]") {
   const Limit limit("300");
-  const chunk_id_t id = open_sim("latency_us=1000000", 8);
+  const Chunk id(open_sim("latency_us=1000000", 8));
   Buffer buffers(5);
   int tags[5];
   cblk_arw_status_t status;
@@ -93,11 +90,9 @@ TEST_CASE("asynchronous_commands_end_in_time") {
   for (int i = 0; i < 8; ++i)
     REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);
   REQUIRE(untouched(buffers, 5));
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("commands_of_a_list_end_in_time") {
-  if (kind() != "sim") return;
+TEST_CASE("commands_of_a_list_end_in_time", "[sim]") {
   const Limit limit("300");
   const chunk_id_t id = open_sim("latency_us=1000000", 8);
   Buffer buffers(2);
@@ -126,8 +121,7 @@ TEST_CASE("commands_of_a_list_end_in_time") {
 
 // A late write may land yet: with what it had at first, and never after a later write to its
 // blocks.
-TEST_CASE("a_late_write_is_never_the_last_word") {
-  if (kind() != "sim") return;
+TEST_CASE("a_late_write_is_never_the_last_word", "[sim]") {
   for (const bool blocking : {true, false}) {
     const Limit limit("400");
     const std::string device = std::string("sim:4m,name=late") + (blocking ? "1" : "2");
@@ -181,8 +175,7 @@ TEST_CASE("a_chunk_with_late_commands_is_not_closed") {
 }
 
 // Blocks that a late write may still reach are not given to another LUN.
-TEST_CASE("a_virtual_chunk_with_a_late_write_does_not_shrink") {
-  if (kind() != "sim") return;
+TEST_CASE("a_virtual_chunk_with_a_late_write_does_not_shrink", "[sim]") {
   const Limit limit("150");
   Buffer block(1);
   for (int page = 50;; page += 16) {  // where block 50 came to lie
@@ -203,8 +196,7 @@ TEST_CASE("a_virtual_chunk_with_a_late_write_does_not_shrink") {
   }
 }
 
-TEST_CASE("a_stripe_with_one_member_that_hangs_ends_in_time") {
-  if (kind() != "sim") return;
+TEST_CASE("a_stripe_with_one_member_that_hangs_ends_in_time", "[sim]") {
   const Limit limit("200");
   const chunk_cg_id_t group = cblk_cg_open("(sim:4m):(sim:4m,stall=777,stall_us=1000000)", 0,
                                            O_RDWR, 2, 0, CBLK_GROUP_RAID0);
@@ -222,8 +214,7 @@ TEST_CASE("a_stripe_with_one_member_that_hangs_ends_in_time") {
   REQUIRE(memcmp(buffer, then.data(), 8 * kBlock) == 0);
 }
 
-TEST_CASE("units_and_the_absence_of_a_limit") {
-  if (kind() != "sim") return;
+TEST_CASE("units_and_the_absence_of_a_limit", "[sim]") {
   Buffer block(1);
   const auto time_of_a_read = [&](const char* number, const char* units, int result) {
     Environment a("CFLSH_BLK_TIMEOUT", number), b("CFLSH_BLK_TIMEOUT_UNITS", units);
@@ -242,12 +233,11 @@ TEST_CASE("units_and_the_absence_of_a_limit") {
   REQUIRE(time_of_a_read("10 000", "MILLI", 1) >= 1.6);  // no number: 15 s
 }
 
-TEST_CASE("more_threads_than_lanes_get_their_turn") {
-  if (kind() != "sim") return;
+TEST_CASE("more_threads_than_lanes_get_their_turn", "[sim]") {
   const chunk_id_t id = open_sim("latency_us=2000");
   std::vector<std::thread> threads;
   for (int t = 0; t < 150; ++t) {
-    threads.emplace_back([id, t] {
+    threads.emplace_back([&id, t] {
       Buffer block(1), back(1);
       for (uint64_t i = 0; i < 5; ++i) {
         stamp(block, static_cast<uint64_t>(t), 1, i);
@@ -261,8 +251,7 @@ TEST_CASE("more_threads_than_lanes_get_their_turn") {
   REQUIRE(stats_of(id).num_timeouts == 0 && cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("a_child_does_not_inherit_what_is_late") {
-  if (kind() != "sim") return;
+TEST_CASE("a_child_does_not_inherit_what_is_late", "[sim]") {
   const Limit limit("200");
   static chunk_id_t id;
   id = open_sim("stall=777,stall_us=1000000");

@@ -17,14 +17,13 @@ chunk_id_t open_virtual(const std::string& path) {
 }
 
 void use_virtual(const std::string& path, uint64_t version) {
-  const chunk_id_t id = open_virtual(path);
+  const Chunk id(open_virtual(path));
   Buffer block(1);
   REQUIRE(cblk_set_size(id, 500, 0) == 0);
   stamp(block, 499, 1, version);
   REQUIRE(cblk_write(id, block, 499, 1, 0) == 1);
   memset(block, 0, kBlock);
   REQUIRE(cblk_read(id, block, 499, 1, 0) == 1 && is_stamped(block, 499, 1, version));
-  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // Whether its first 64 KiB and its last block are zeros.
@@ -54,19 +53,17 @@ TEST_CASE("physical_after_virtual_and_virtual_after_physical") {
     REQUIRE(cblk_close(id, 0) == 0);
     // now something would be lost
     REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EEXIST);
-    const chunk_id_t again = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
+    const Chunk again(cblk_open(path.c_str(), 0, O_RDWR, 0, 0));
     for (const size_t lba : {size_t{0}, size_t{1}, blocks / 2, blocks - 1}) {
       REQUIRE(cblk_read(again, block, static_cast<off_t>(lba), 1, 0) == 1 &&
               is_stamped(block, lba, 1, round));
       memset(block, 0, kBlock);
       REQUIRE(cblk_write(again, block, static_cast<off_t>(lba), 1, 0) == 1);  // nothing any more
     }
-    REQUIRE(cblk_close(again, 0) == 0);
   }
 }
 
-TEST_CASE("a_physical_open_of_any_kind_comes_after_virtual_ones") {
-  if (!survives()) return;
+TEST_CASE("a_physical_open_of_any_kind_comes_after_virtual_ones", "[kept]") {
   const std::string path = fresh();
   use_virtual(path, 1);
   const chunk_id_t reserved = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE);
@@ -81,8 +78,7 @@ TEST_CASE("a_physical_open_of_any_kind_comes_after_virtual_ones") {
   REQUIRE(raid != NULL_CHUNK_CG_ID && cblk_cg_close(raid, 0) == 0);
 }
 
-TEST_CASE("who_only_reads_leaves_virtual_luns_as_they_are") {
-  if (!survives()) return;
+TEST_CASE("who_only_reads_leaves_virtual_luns_as_they_are", "[kept]") {
   const std::string path = fresh();
   use_virtual(path, 1);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDONLY, 0, 0);
@@ -92,8 +88,7 @@ TEST_CASE("who_only_reads_leaves_virtual_luns_as_they_are") {
   use_virtual(path, 2);
 }
 
-TEST_CASE("a_physical_open_waits_for_nobody_who_is_gone") {
-  if (!survives()) return;
+TEST_CASE("a_physical_open_waits_for_nobody_who_is_gone", "[kept]") {
   static std::string path;
   path = fresh();
   in_child(
@@ -110,8 +105,7 @@ TEST_CASE("a_physical_open_waits_for_nobody_who_is_gone") {
   REQUIRE(id != NULL_CHUNK_ID && is_blank(id) && cblk_close(id, 0) == 0);
 }
 
-TEST_CASE("virtual_luns_that_live_are_not_taken") {
-  if (!survives()) return;
+TEST_CASE("virtual_luns_that_live_are_not_taken", "[kept]") {
   const std::string path = fresh();
   const chunk_id_t id = open_virtual(path);
   Buffer block(1);
