@@ -135,10 +135,6 @@ class Owner(Guest):
         return self.settle()
 
     @staticmethod
-    def kind(key):
-        return key % 5
-
-    @staticmethod
     def parts(key):
         """200: not compact."""
         return 1 if key % 5 == STRING else 200 if key // 5 % 25 == 0 else 20
@@ -206,6 +202,9 @@ class Owner(Guest):
             reply = dict(zip(reply[::2], reply[1::2]))
         if reply == wanted:
             return ""
+        if isinstance(wanted, dict):   # what differs
+            reply, wanted = (dict(one.items() - other.items())
+                             for one, other in ((reply, wanted), (wanted, reply)))
         return f"{self.key(key)} is {brief(reply)}, not {brief(wanted)}"
 
     def read_words(self, key):

@@ -35,6 +35,7 @@ from redis_soak_clients import BYTES, LIMITED, Board, Limited, Owner, Strings
 
 OWNERS = 24
 CHILDREN_S_MAX = 180   # more than a life, on a loaded machine
+LINK_S_MAX = 900       # the stream passes the master's limit, and the sync begins anew
 LEAST_DRAM = 16 * MIB
 APPEND = ("--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "100",
           "--auto-aof-rewrite-min-size", "512mb", "--repl-diskless-sync-delay", "0")
@@ -180,7 +181,8 @@ class Soak:
         self.board.stop.wait(self.plan.life_s / 4 * self.pick.random())
         first.end()
         second = self.start("file", 0, "replica", "no")
-        second.follow(master)
+        second.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
+        wait_until("the link", second.linked, LINK_S_MAX)
         self.board.stop.wait(self.plan.life_s / 8)
         self.board.paused = True   # no client begins anything, and all have their replies
         try:
