@@ -11,8 +11,8 @@
 #include <cstdio>
 
 // Ends a test case early because this host lacks something. `capability` is one word tools/test
-// knows (userfaultfd, io_uring, ...; see EXPECTED in tools/run_tests.py), `reason` a sentence. Pre:
-// in a TEST_CASE body.
+// knows (userfaultfd, io_uring, ...; see EXPECTED in tests/support/watch.py), `reason` a sentence.
+// Pre: in a TEST_CASE body.
 #define LUNAR_SKIP(capability, reason)                     \
   do {                                                     \
     std::printf("skip: %s: %s\n", (capability), (reason)); \

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all Python tests share: a directory for a test's files, root's rights, loop devices, and how
-a skip reaches tools/run_tests.py.
+a skip reaches tests/support/watch.py.
 
 A test skips by `pytest.skip("CAPABILITY: reason")`. Where nothing else ran, the exit code is 77.
 """

@@ -43,7 +43,7 @@ const char* c_text(const Text& text) {
     return text;
 }
 
-// `capability`: a word that tools/run_tests.py knows (EXPECTED).
+// `capability`: a word that tests/support/watch.py knows (EXPECTED).
 [[noreturn, gnu::cold]] inline void skip(const char* capability, const char* reason) {
   printf("skip: %s: %s\n", capability, reason);
   fflush(stdout);

@@ -29,7 +29,7 @@ constexpr long kStartSecondsMax = 120;  // a server that loads a dump answers la
 constexpr int kPortAttempts = 5;
 constexpr long kReplySecondsMax = 60;
 
-// Of a machine that is slower than usual (emulated), as tools/run_tests.py does with its time
+// Of a machine that is slower than usual (emulated), as tests/support/watch.py does with its time
 // limits.
 long scaled(long seconds) {
   const char* times = getenv("TEST_TIMEOUT_SCALE");
