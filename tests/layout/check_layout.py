@@ -12,11 +12,11 @@ rooms (ROOMS) have floors; other parts see only the pager's FACE. Two exceptions
   - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they
     may include sys/; and they administer and measure devices and stores (`lunar lun`, `lunar kv`,
     `lunar bench superpipe`), so superpipe/, lun/ and kv/ too.
-Tests set themselves no time limit (an alarm, a timeout of a child process): tests/support/watch.py has
-one for each, and shows where the test hangs. Also: only runtime/sys makes the system calls it owns;
-every source opens with its licence; no file, function or line is too long; headers end in .h; no
-two modules (a header and its sources) have one name; a script's "$root/PATH" is there; nothing
-names a developer's own directories. """
+Tests set themselves no time limit (an alarm, a timeout of a child process): tests/support/watch.py
+has one for each, and shows where the test hangs. Also: only runtime/sys makes the system calls it
+owns; every source opens with its licence; no file, function or line is too long; headers end in .h;
+no two modules (a header and its sources) have one name; a script's "$root/PATH" is there; nothing
+names a developer's own directories."""
 import os
 import re
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`container_test.py LUNAR WORKLOAD EXAMPLE STRESS FORK_TEST`: Lunar in a container. bubblewrap makes
-one as engines do (namespaces, a /dev of its own, Docker's default capabilities), this script puts
-their default system call filter on (`container_test.py --contained NAME,... COMMAND...`: but for
-these names; `all` denies nothing). Without a flag Lunar refuses in one line and `lunar doctor`
+"""`container_test.py LUNAR WORKLOAD EXAMPLE STRESS FORK_TEST`: Lunar in a container. bubblewrap
+makes one as engines do (namespaces, a /dev of its own, Docker's default capabilities), this script
+puts their default system call filter on (`container_test.py --contained NAME,... COMMAND...`: but
+for these names; `all` denies nothing). Without a flag Lunar refuses in one line and `lunar doctor`
 names, for each lack, the flag of `docker run` that fixes it; with those flags it works."""
 import errno
 import json
