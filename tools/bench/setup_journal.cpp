@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "sys/file.h"
 #include "tools/bench/swap_file.h"
@@ -172,6 +173,31 @@ void SetupJournal::save() const {
   if (!put || rename(next.c_str(), path_.c_str()) != 0) {
     throw std::runtime_error(fmt::format("{} cannot be written: {}", path_, strerror(errno)));
   }
+}
+
+Recorded::Recorded(SetupJournal& journal, std::string line)
+    : journal_(journal), line_(std::move(line)) {
+  journal_.record(line_);
+}
+
+Recorded::~Recorded() {
+  if (line_.empty()) return;
+  try {
+    journal_.forget(line_);
+  } catch (const std::exception&) {  // the next run finds it undone
+  }
+}
+
+WorkDirectory::WorkDirectory(SetupJournal& journal, const std::string& path)
+    : path_(path), recorded_(journal, "directory " + path) {
+  if (mkdir(path_.c_str(), 0700) != 0)
+    throw std::runtime_error(fmt::format("{} cannot be made: {}", path_, strerror(errno)));
+}
+
+WorkDirectory::~WorkDirectory() {
+  std::error_code error;
+  std::filesystem::remove_all(path_, error);
+  if (error) recorded_.keep();
 }
 
 }  // namespace lunar::tools

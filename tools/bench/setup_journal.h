@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench set up on the machine, written down before it exists, so that the next run can sweep
-// away what a killed one left. One line each:
+// What a bench, or the demo, set up on the machine, written down before it exists, so that the next
+// run can sweep away what a killed one left. One line each:
 //   cgroup DIRECTORY | swapfile PATH | file PATH | directory PATH | zram NUMBER BOOT_ID
 //   page-cluster, zswap or thp VALUE BOOT_ID
-// Also the lock that lets only one bench run on a machine at a time.
+// Also the lock that lets only one of them run on a machine at a time.
 //
 // The state file lies in /var/lib/lunar (root) or /var/tmp (others; only a file owned by the caller
 // is believed). Threading: one thread. May not be used by runtime/ (it allocates).
@@ -44,6 +44,35 @@ class SetupJournal {
   void save() const;
   std::string path_;
   std::vector<std::string> lines_;
+};
+
+// A line that is in the journal for the life of the object.
+class Recorded {
+ public:
+  Recorded(SetupJournal& journal, std::string line);  // as record()
+  ~Recorded();
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+  void keep() { line_.clear(); }  // also after that: the next run undoes it
+
+ private:
+  SetupJournal& journal_;
+  std::string line_;
+};
+
+// A private directory, removed with all its files at the end. Its name begins with "lunar-bench-".
+class WorkDirectory {
+ public:
+  WorkDirectory(SetupJournal& journal, const std::string& path);  // throws std::runtime_error
+  ~WorkDirectory();
+  WorkDirectory(const WorkDirectory&) = delete;
+  WorkDirectory& operator=(const WorkDirectory&) = delete;
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+  Recorded recorded_;
 };
 
 }  // namespace lunar::tools

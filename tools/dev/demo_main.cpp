@@ -19,16 +19,18 @@
 #include <filesystem>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 
 #include "sys/proc.h"
-#include "tools/dev/scratch_directory.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/dev/values.h"
 #include "tools/dev/verdict.h"
 #include "tools/dev/watch.h"
 #include "tools/support/cgroup.h"
 #include "tools/support/clock.h"
 #include "tools/support/flags.h"
+#include "tools/support/host.h"
 #include "tools/support/process.h"
 #include "tools/support/redis_server.h"
 
@@ -81,7 +83,10 @@ class Demo {
   DemoRecord record_;
   double started_ = now_seconds();
   // Ended from the last to the first.
-  std::unique_ptr<ScratchDirectory> directory_;
+  BenchLock lock_;
+  SetupJournal journal_;
+  std::optional<WorkDirectory> directory_;
+  std::optional<Recorded> recorded_group_;
   std::unique_ptr<MemoryCgroup> group_;
   std::unique_ptr<RedisServer> server_;
   std::unique_ptr<Watch> watch_;
@@ -155,19 +160,22 @@ void Demo::prepare() {
     throw std::runtime_error(fmt::format(
         "{} is not there: build it (tools/build) or name it by --lunar", options_.lunar));
   }
-  for (const std::string& path : ScratchDirectory::sweep(options_.directory)) {
-    say(fmt::format("removed {} (left by a killed run)", path));
+  for (const std::string& swept : journal_.sweep()) say(swept);
+  FileSystem system;
+  if (probe_file_system(options_.directory, &system) == 0 && system.in_memory) {
+    throw std::runtime_error(fmt::format(
+        "{} is a memory file system: give a directory on a disk by --dir", options_.directory));
   }
-  directory_ = std::make_unique<ScratchDirectory>(options_.directory);
+  const std::string name = fmt::format("lunar-bench-{}-demo", getpid());
+  directory_.emplace(journal_, options_.directory + "/" + name);
   const CgroupPlace place = find_cgroup_place();
   if (geteuid() != 0)
     record_.no_group = "not root (sudo)";
   else if (place.version == 0)
     record_.no_group = place.why_not;
   if (record_.no_group.empty()) {
-    const std::string name = fmt::format("lunar-demo-{}", getpid());
     try {
-      directory_->note_cgroup(place.mount + "/" + name);
+      recorded_group_.emplace(journal_, "cgroup " + place.mount + "/" + name);
       group_ =
           std::make_unique<MemoryCgroup>(place, name, options_.dram_bytes + kGroupAboveCap, false);
     } catch (const std::runtime_error& error) { record_.no_group = error.what(); }

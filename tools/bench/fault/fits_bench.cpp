@@ -27,9 +27,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "base/units.h"
@@ -64,66 +64,26 @@ struct Cost {
 // put right by the next.
 class HugePages {
  public:
-  HugePages(SetupJournal* journal, const std::string& mode) : journal_(journal) {
+  HugePages(SetupJournal& journal, const std::string& mode) {
     const std::string text = read_text(kThpPath).value_or("");
     const size_t open = text.find('['), close = text.find(']');
     if (close == std::string::npos)
       throw std::runtime_error("this kernel has no transparent huge pages");
     before_ = text.substr(open + 1, close - open - 1);
     if (before_ == mode) return;
-    line_ = fmt::format("thp {} {}", before_, SetupJournal::boot_id());
-    journal_->record(line_);
-    if (write_text(kThpPath, mode) != 0) {
-      journal_->forget(line_);
-      line_.clear();
+    recorded_.emplace(journal, fmt::format("thp {} {}", before_, SetupJournal::boot_id()));
+    if (write_text(kThpPath, mode) != 0)
       throw std::runtime_error(fmt::format("{} cannot be set to {}: run as root", kThpPath, mode));
-    }
   }
   ~HugePages() {
-    if (line_.empty()) return;
-    (void)write_text(kThpPath, before_);
-    try {
-      journal_->forget(line_);
-    } catch (const std::exception&) {  // the next run sets it back once more
-    }
+    if (recorded_) (void)write_text(kThpPath, before_);
   }
   HugePages(const HugePages&) = delete;
   HugePages& operator=(const HugePages&) = delete;
 
  private:
-  SetupJournal* journal_;
-  std::string before_, line_;
-};
-
-// What the runs write. Gone with this object; what a killed run has left, the next one sweeps.
-class WorkDirectory {
- public:
-  explicit WorkDirectory(SetupJournal* journal)
-      : journal_(journal),
-        path_(fmt::format("/var/tmp/lunar-bench-{}", getpid())),
-        line_("directory " + path_) {
-    journal_->record(line_);
-    if (mkdir(path_.c_str(), 0700) == 0) return;
-    const int error = errno;
-    journal_->forget(line_);
-    throw std::runtime_error(fmt::format("{} cannot be made: {}", path_, strerror(error)));
-  }
-  ~WorkDirectory() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-    if (error) return;
-    try {
-      journal_->forget(line_);
-    } catch (const std::exception&) {  // the next run finds nothing there
-    }
-  }
-  WorkDirectory(const WorkDirectory&) = delete;
-  WorkDirectory& operator=(const WorkDirectory&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  SetupJournal* journal_;
-  std::string path_, line_;
+  std::string before_;
+  std::optional<Recorded> recorded_;
 };
 
 // CPU time of a process that lives, all its threads, to the nanosecond
@@ -433,7 +393,7 @@ void FitsBench::program_round(const std::string& program, const std::string& mod
 BenchReport FitsBench::run() {
   SetupJournal journal;
   for (const std::string& swept : journal.sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
-  const WorkDirectory work(&journal);
+  const WorkDirectory work(journal, fmt::format("/var/tmp/lunar-bench-{}", getpid()));
   directory_ = work.path();
   lunar_ = own_directory() + "/lunar";
   if (options_.quick) divisor_ = 2;
@@ -445,7 +405,7 @@ BenchReport FitsBench::run() {
   for (const std::string& mode : options_.huge_pages) {
     std::unique_ptr<HugePages> huge;
     try {
-      huge = std::make_unique<HugePages>(&journal, mode);
+      huge = std::make_unique<HugePages>(journal, mode);
     } catch (const std::runtime_error& error) {
       report_.skipped[mode] = error.what();
       continue;

@@ -52,16 +52,7 @@ KvGround::KvGround(const KvOptions& options) : options_(options), begun_ns_(now_
   if (fio_.empty()) skipped["fio"] = "not installed: apt-get install fio";
   skipped["ycsb e"] = "the interface has no scan in the order of keys";
   check_library();
-  directory_ = fmt::format("{}/lunar-bench-{}-kv", host_.directory, getpid());
-  recorded_ = "directory " + directory_;
-  journal().record(recorded_);
-  std::filesystem::create_directory(directory_);
-}
-
-KvGround::~KvGround() {
-  std::error_code ignored;
-  std::filesystem::remove_all(directory_, ignored);
-  journal().forget(recorded_);
+  directory_.emplace(journal(), fmt::format("{}/lunar-bench-{}-kv", host_.directory, getpid()));
 }
 
 // Of another library only the interface is known, and what its flush does is not: IBM's empties the

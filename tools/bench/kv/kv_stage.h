@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,6 @@ class KvGround {
  public:
   // throws std::runtime_error when the bench cannot run at all
   explicit KvGround(const KvOptions& options);
-  ~KvGround();
-  KvGround(const KvGround&) = delete;
-  KvGround& operator=(const KvGround&) = delete;
 
   BenchReport report;
   const KvOptions& options() const { return options_; }
@@ -40,7 +38,7 @@ class KvGround {
   }
   bool knows_levels() const { return knows_levels_; }  // and LUNAR_KV_DURABILITY another level
   const std::string& fio() const { return fio_; }      // the program; "": not installed
-  const std::string& directory() const { return directory_; }
+  const std::string& directory() const { return directory_->path(); }
   bool lun_is_directory() const { return lun_is_directory_; }
   void say(const std::string& text);
   // Does it; what it throws is a failure, and the system is left out from then on.
@@ -52,7 +50,8 @@ class KvGround {
   KvOptions options_;
   BenchHost host_;
   Progress progress_;
-  std::string directory_, recorded_, fio_;
+  std::optional<WorkDirectory> directory_;
+  std::string fio_;
   bool kept_ = false, knows_levels_ = false, lun_is_directory_ = false;
   uint64_t runs_ = 0, begun_ns_;
 };
