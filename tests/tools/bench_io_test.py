@@ -11,7 +11,7 @@ from bench_command import report_of, run
 
 TINY = ["--size", "16m", "--rounds", "1"]
 NUMBERS = ["threads", "depth", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s",
-           "machine_cpu_s", "must_read_bytes", "mismatches", "spread", "noisy_rounds"]
+           "machine_cpu_s", "must_read_bytes", "mismatches", "spread"]
 BY_FIO = {"legacy": 1, "libaio": 32, "fio": 32}   # the depths that all workloads have rows for
 FOREIGN = b"foreign data" * 2_500_000
 

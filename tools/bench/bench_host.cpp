@@ -67,9 +67,14 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
   return host;
 }
 
-void write_lun_file(const std::string& path, uint64_t bytes) {
+std::unique_ptr<RecordedFile> make_lun_file(const BenchHost& host, const std::string& name,
+                                            uint64_t bytes, Progress& progress) {
   constexpr size_t kHeaderBytes = 1 << 20;  // zeros: a file that may be taken
-  write_whole_file(path, bytes + kLunOverheadBytes, kHeaderBytes, 0x1a, check_interrupted);
+  progress.say(fmt::format("writing {} MiB of LUN in {}", bytes / kMiB, host.directory));
+  auto file = std::make_unique<RecordedFile>(
+      *host.journal, fmt::format("{}/lunar-bench-{}-{}.lun", host.directory, getpid(), name));
+  write_whole_file(file->path(), bytes + kLunOverheadBytes, kHeaderBytes, 0x1a, check_interrupted);
+  return file;
 }
 
 }  // namespace lunar::tools

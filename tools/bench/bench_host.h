@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "tools/bench/progress.h"
 #include "tools/bench/setup_journal.h"
-#include "tools/support/cgroup.h"
 
 namespace lunar::tools {
 
@@ -24,8 +24,9 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes);
 
 // of a LUN file: header and rounding, above what is asked for as LUN space
 constexpr uint64_t kLunOverheadBytes = 4 << 20;
-// A new file of that and `bytes`, written whole: holes are not read from the disk. Throws
-// std::runtime_error, Interrupted.
-void write_lun_file(const std::string& path, uint64_t bytes);
+// A new file lunar-bench-PID-NAME.lun of that and `bytes`, written whole: holes are not read from
+// the disk. Throws std::runtime_error, Interrupted.
+std::unique_ptr<RecordedFile> make_lun_file(const BenchHost& host, const std::string& name,
+                                            uint64_t bytes, Progress& progress);
 
 }  // namespace lunar::tools

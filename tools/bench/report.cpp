@@ -9,12 +9,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
 #include <sstream>
+#include <stdexcept>
 
 #include "sys/proc.h"
 #include "tools/bench/setup_journal.h"
 #include "tools/support/json_writer.h"
+#include "tools/support/process.h"
 #include "tools/support/text_file.h"
 #include "tools/support/text_table.h"
 #include "tools/support/version.h"
@@ -75,9 +76,7 @@ void write_row(JsonWriter& json, const BenchRow& row) {
   const RunResult middle = row.middle();
   for (const RunField& field : kRunFields)
     if (!std::isnan(middle.*field.member)) json.field(field.name, middle.*field.member);
-  json.field("spread", row.spread())
-      .field("rounds", row.runs.size())
-      .field("noisy_rounds", row.noisy);
+  json.field("spread", row.spread()).field("rounds", row.runs.size());
   json.key("rounds_ops_per_s").open('[');
   for (const RunResult& run : row.runs) json.value(run.ops_per_s);
   json.close(']').close('}');
@@ -251,6 +250,25 @@ bool BenchReport::wants(const std::vector<std::string>& systems, const std::stri
          std::find(systems.begin(), systems.end(), system) != systems.end();
 }
 
+void BenchReport::skip_unasked(const std::vector<std::string>& systems,
+                               const std::vector<std::string>& all) {
+  for (const std::string& system : all)
+    if (!wants(systems, system)) skipped.emplace(system, "not asked for (--systems)");
+}
+
+void BenchReport::attempt(const std::string& system, const std::function<void()>& work) {
+  try {
+    check_interrupted();
+    work();
+  } catch (const std::runtime_error& error) {
+    const std::string why = error.what();
+    skipped[system] = why.substr(0, why.find('\n'));
+    // What this machine does not have is no fault of the run.
+    if (why.find("built without") == std::string::npos)
+      failures.push_back(fmt::format("{}: {}", system, why));
+  }
+}
+
 std::string report_json(const BenchReport& report) {
   JsonWriter json;
   json.open('{').field("bench", report.bench);
@@ -361,27 +379,6 @@ std::string report_table(const BenchReport& report) {
     out += fmt::format("skipped: {}: {}\n", what, reason);
   for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
   return out;
-}
-
-bool noisy_run(const RunResult& run, long cpus) {
-  return run.other_user_cpu_s > kNoisyShare * run.seconds * static_cast<double>(cpus);
-}
-
-std::vector<size_t> quietest_rounds(const std::vector<std::vector<RunResult>>& runs, size_t count) {
-  std::vector<double> disturbed;
-  for (const std::vector<RunResult>& of_one : runs) {
-    if (of_one.size() > disturbed.size()) disturbed.resize(of_one.size());
-    for (size_t i = 0; i < of_one.size(); ++i)
-      if (of_one[i].other_user_cpu_s > disturbed[i] * of_one[i].seconds)
-        disturbed[i] = of_one[i].other_user_cpu_s / of_one[i].seconds;
-  }
-  std::vector<size_t> rounds(disturbed.size());
-  std::iota(rounds.begin(), rounds.end(), size_t{0});
-  std::stable_sort(rounds.begin(), rounds.end(),
-                   [&](size_t a, size_t b) { return disturbed[a] < disturbed[b]; });
-  if (rounds.size() > count) rounds.resize(count);
-  std::sort(rounds.begin(), rounds.end());
-  return rounds;
 }
 
 std::vector<std::string> run_failures(const RunResult& run) {

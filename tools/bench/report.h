@@ -3,6 +3,7 @@
 // rule by which a run does not count.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -26,7 +27,6 @@ struct BenchRow {
   unsigned depth = 1;    // operations that each has in flight
   uint64_t value_bytes = 0;
   int page_cluster = -1;        // swap's setting for this workload; -1: not swap
-  unsigned noisy = 0;           // runs that count and that others disturbed
   std::vector<RunResult> runs;  // that count, round by round
 
   RunResult middle() const { return median_of(runs); }
@@ -76,17 +76,13 @@ struct BenchReport {
   // Failures of a run, each with `what` before it.
   void check(const std::string& what, const RunResult& run);
   bool wants(const std::vector<std::string>& systems, const std::string& system) const;
+  // Of `all`, those that are not in `systems` and have no other reason yet.
+  void skip_unasked(const std::vector<std::string>& systems, const std::vector<std::string>& all);
+  // Does `work`. What it throws is a failure, and the system is skipped from then on.
+  void attempt(const std::string& system, const std::function<void()>& work);
 };
 std::string report_json(const BenchReport& report);
 std::string report_table(const BenchReport& report);
-
-// A run during which others had more than this share of all CPUs in user mode is noisy.
-constexpr double kNoisyShare = 0.03;
-bool noisy_run(const RunResult& run, long cpus);
-// The `count` rounds of which the most disturbed run of any system was disturbed least, by what
-// others used, never by what was measured: their numbers, in order. `runs`: of each system, round
-// by round (of one that was lost, fewer).
-std::vector<size_t> quietest_rounds(const std::vector<std::vector<RunResult>>& runs, size_t count);
 
 // Counts, rate and latencies of what was done in so many seconds.
 void put_latencies(RunResult* run, const Histogram& latencies, double seconds);

@@ -29,8 +29,7 @@ struct RunResult {
   // fault
   double major_faults = kNone;  // of the kernel (swap) or of Lunar's pager
   // superpipe
-  double kiops_per_cpu = kNone;     // thousand operations a CPU second of the machine
-  double other_user_cpu_s = kNone;  // user mode of other processes: how noisy it was
+  double kiops_per_cpu = kNone;  // thousand operations a CPU second of the machine
   // redis
   double generator_cpu_s = kNone;                      // of the load generator's one thread
   double server_read_bytes = kNone;                    // of the disk's, what the server had read
@@ -73,7 +72,6 @@ inline constexpr RunField kRunFields[] = {
     LUNAR_RUN_FIELD(writes),
     LUNAR_RUN_FIELD(major_faults),
     LUNAR_RUN_FIELD(kiops_per_cpu),
-    LUNAR_RUN_FIELD(other_user_cpu_s),
     LUNAR_RUN_FIELD(generator_cpu_s),
     LUNAR_RUN_FIELD(server_read_bytes),
     LUNAR_RUN_FIELD(job_s),

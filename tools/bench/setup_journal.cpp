@@ -18,7 +18,6 @@
 
 #include "sys/file.h"
 #include "tools/bench/swap_file.h"
-#include "tools/support/cgroup.h"
 #include "tools/support/text_file.h"
 
 namespace lunar::tools {
@@ -33,7 +32,7 @@ std::string lock_path() {
 struct Setting {
   const char *kind, *path, *name;
 };
-constexpr Setting kSettings[] = {{"page-cluster", kPageClusterPath, "vm.page-cluster"},
+constexpr Setting kSettings[] = {{"page-cluster", "/proc/sys/vm/page-cluster", "vm.page-cluster"},
                                  {"zswap", kZswapPath, "zswap"},
                                  {"thp", kThpPath, "transparent huge pages"}};
 
@@ -198,6 +197,41 @@ WorkDirectory::~WorkDirectory() {
   std::error_code error;
   std::filesystem::remove_all(path_, error);
   if (error) recorded_.keep();
+}
+
+RecordedFile::~RecordedFile() {
+  if (unlink(path_.c_str()) != 0 && errno != ENOENT) recorded_.keep();
+}
+
+RecordedCgroup::RecordedCgroup(SetupJournal& journal, const CgroupPlace& place,
+                               const std::string& last_part, uint64_t limit_bytes, bool swap)
+    : name(fmt::format("lunar-bench-{}-{}", getpid(), last_part)),
+      recorded(journal, fmt::format("cgroup {}/{}", place.mount, name)),
+      group(place, name, limit_bytes, swap) {}
+
+// The value in force stands in brackets where a file lists all of them.
+MachineSetting::MachineSetting(SetupJournal& journal, const std::string& kind) {
+  const auto* found = std::find_if(std::begin(kSettings), std::end(kSettings),
+                                   [&](const Setting& one) { return kind == one.kind; });
+  path_ = found->path;
+  before_ = trimmed(read_text(path_).value_or(""));
+  if (before_.empty()) throw std::runtime_error(fmt::format("this kernel has no {}", found->name));
+  if (const size_t open = before_.find('['); open != std::string::npos)
+    before_ = before_.substr(open + 1, before_.find(']') - open - 1);
+  now_ = before_;
+  recorded_.emplace(journal, fmt::format("{} {} {}", kind, before_, SetupJournal::boot_id()));
+}
+
+MachineSetting::~MachineSetting() {
+  if (now_ != before_) (void)write_text(path_, before_);
+}
+
+void MachineSetting::set(const std::string& value) {
+  if (value == now_) return;
+  if (const int error = write_text(path_, value); error != 0)
+    throw std::runtime_error(
+        fmt::format("{} cannot be set to {}: {}", path_, value, strerror(-error)));
+  now_ = value;
 }
 
 }  // namespace lunar::tools

@@ -8,14 +8,15 @@
 // The state file lies in /var/lib/lunar (root) or /var/tmp (others; only a file owned by the caller
 // is believed). Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tools/support/cgroup.h"
+
 namespace lunar::tools {
 
-// What a bench sets for the whole machine, and sets back.
-inline constexpr const char *kPageClusterPath = "/proc/sys/vm/page-cluster",
-                            *kZswapPath = "/sys/module/zswap/parameters/enabled",
+inline constexpr const char *kZswapPath = "/sys/module/zswap/parameters/enabled",
                             *kThpPath = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 // Held for the life of the object. Throws std::runtime_error naming the holder.
@@ -73,6 +74,45 @@ class WorkDirectory {
  private:
   std::string path_;
   Recorded recorded_;
+};
+
+// A file, removed at the end.
+class RecordedFile {
+ public:
+  RecordedFile(SetupJournal& journal, const std::string& path)
+      : path_(path), recorded_(journal, "file " + path) {}
+  ~RecordedFile();
+  RecordedFile(const RecordedFile&) = delete;
+  RecordedFile& operator=(const RecordedFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  Recorded recorded_;
+};
+
+// The memory cgroup lunar-bench-PID-LAST_PART.
+struct RecordedCgroup {
+  RecordedCgroup(SetupJournal& journal, const CgroupPlace& place, const std::string& last_part,
+                 uint64_t limit_bytes, bool swap);
+  const std::string name;
+  const Recorded recorded;
+  const MemoryCgroup group;
+};
+
+// What a bench sets for the whole machine: "page-cluster", "zswap" or "thp". At the end it is set
+// back.
+class MachineSetting {
+ public:
+  MachineSetting(SetupJournal& journal, const std::string& kind);  // throws std::runtime_error
+  ~MachineSetting();
+  MachineSetting(const MachineSetting&) = delete;
+  MachineSetting& operator=(const MachineSetting&) = delete;
+  void set(const std::string& value);  // throws std::runtime_error
+
+ private:
+  std::string path_, before_, now_;
+  std::optional<Recorded> recorded_;
 };
 
 }  // namespace lunar::tools

@@ -103,10 +103,8 @@ SwapFile::SwapFile(SwapKind kind, const std::string& path, uint64_t bytes, Setup
     else
       make_file(bytes, pause);
     turn_on(bytes);
-    if (kind_ == SwapKind::kZswap) set_zswap();
-    saved_cluster_ = trimmed(read_text(kPageClusterPath).value_or(""));
-    cluster_line_ = fmt::format("page-cluster {} {}", saved_cluster_, SetupJournal::boot_id());
-    journal_.record(cluster_line_);
+    if (kind_ == SwapKind::kZswap) zswap_.emplace(journal_, "zswap").set("Y");
+    cluster_.emplace(journal_, "page-cluster");
   } catch (...) {
     undo();
     throw;
@@ -114,7 +112,7 @@ SwapFile::SwapFile(SwapKind kind, const std::string& path, uint64_t bytes, Setup
 }
 
 void SwapFile::make_file(uint64_t bytes, const std::function<void()>& pause) {
-  journal_.record("swapfile " + path_);
+  recorded_.emplace(journal_, "swapfile " + path_);
   write_whole_file(path_, bytes, 0, 0x5157, pause);
 }
 
@@ -123,7 +121,7 @@ void SwapFile::make_zram(uint64_t bytes) {
   zram_ = trimmed(read_text("/sys/class/zram-control/hot_add").value_or(""));
   if (zram_.empty())
     throw std::runtime_error("this kernel has no zram (modprobe zram), or root is needed");
-  journal_.record(fmt::format("zram {} {}", zram_, SetupJournal::boot_id()));
+  recorded_.emplace(journal_, fmt::format("zram {} {}", zram_, SetupJournal::boot_id()));
   path_ = "/dev/zram" + zram_;
   if (const int error =
           write_text(fmt::format("/sys/block/zram{}/disksize", zram_), fmt::format("{}", bytes));
@@ -155,38 +153,20 @@ void SwapFile::turn_on(uint64_t bytes) {
   on_ = true;
 }
 
-void SwapFile::set_zswap() {
-  saved_zswap_ = trimmed(read_text(kZswapPath).value_or(""));
-  if (saved_zswap_.empty()) throw std::runtime_error("this kernel has no zswap");
-  zswap_line_ = fmt::format("zswap {} {}", saved_zswap_, SetupJournal::boot_id());
-  journal_.record(zswap_line_);
-  if (const int error = write_text(kZswapPath, "Y"); error != 0)
-    throw std::runtime_error(fmt::format("{}: {}", kZswapPath, strerror(-error)));
-}
-
 SwapFile::~SwapFile() { undo(); }
 
 void SwapFile::undo() {
-  if (!saved_cluster_.empty()) {
-    (void)write_text(kPageClusterPath, saved_cluster_);
-    journal_.forget(cluster_line_);
-  }
-  if (!saved_zswap_.empty()) {
-    (void)write_text(kZswapPath, saved_zswap_);
-    journal_.forget(zswap_line_);
-  }
+  cluster_.reset();
+  zswap_.reset();
   const bool off = !on_ || swapoff(path_.c_str()) == 0;
   if (!off || (!zram_.empty() && !remove_zram(zram_))) {
     fmt::print(stderr, "lunar: bench: swapoff {} failed: {}; the next run tries again\n", path_,
                strerror(errno));
-    return;
+    if (recorded_) recorded_->keep();
+  } else if (kind_ != SwapKind::kZram) {
+    unlink(path_.c_str());
   }
-  if (kind_ == SwapKind::kZram) {
-    if (!zram_.empty()) journal_.forget(fmt::format("zram {} {}", zram_, SetupJournal::boot_id()));
-    return;
-  }
-  unlink(path_.c_str());
-  journal_.forget("swapfile " + path_);
+  recorded_.reset();
 }
 
 uint64_t SwapFile::memory_bytes() const {
@@ -208,10 +188,19 @@ std::string SwapFile::state() const {
                      text("/sys/module/zswap/parameters/max_pool_percent"));
 }
 
-void SwapFile::set_page_cluster(int value) {
-  if (const int error = write_text(kPageClusterPath, fmt::format("{}", value)); error != 0) {
-    throw std::runtime_error(fmt::format("{}: {}", kPageClusterPath, strerror(-error)));
+RunResult SwapFile::at_better_page_cluster(const std::function<RunResult()>& measure,
+                                           int* page_cluster) {
+  constexpr int kChoice[2] = {0, 3};
+  RunResult trials[2];
+  for (int i = 0; i < 2; ++i) {
+    cluster_->set(std::to_string(kChoice[i]));
+    trials[i] = measure();
   }
+  const bool second = trials[0].job_s > 0 ? trials[1].job_s < trials[0].job_s
+                                          : trials[1].ops_per_s > trials[0].ops_per_s;
+  *page_cluster = kChoice[second ? 1 : 0];
+  cluster_->set(std::to_string(*page_cluster));
+  return trials[second ? 1 : 0];
 }
 
 }  // namespace lunar::tools

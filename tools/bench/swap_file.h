@@ -6,8 +6,10 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
+#include "tools/bench/run_result.h"
 #include "tools/bench/setup_journal.h"
 
 namespace lunar::tools {
@@ -35,7 +37,8 @@ class SwapFile {
   ~SwapFile();
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
-  void set_page_cluster(int value);
+  // `measure` with vm.page-cluster at 0 and at 3, of which the better one stays: its run.
+  RunResult at_better_page_cluster(const std::function<RunResult()>& measure, int* page_cluster);
   // What zswap or zram hold in DRAM now, outside of any cgroup's limit; 0 for a file.
   uint64_t memory_bytes() const;
   // "file"; or the kind and how it compresses.
@@ -45,12 +48,12 @@ class SwapFile {
   void make_file(uint64_t bytes, const std::function<void()>& pause);
   void make_zram(uint64_t bytes);
   void turn_on(uint64_t bytes);
-  void set_zswap();
   void undo();
   SwapKind kind_;
   std::string path_, zram_;  // its number
   SetupJournal& journal_;
-  std::string saved_cluster_, cluster_line_, saved_zswap_, zswap_line_;
+  std::optional<Recorded> recorded_;
+  std::optional<MachineSetting> cluster_, zswap_;
   bool on_ = false;
 };
 

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iostream>
 #include <stdexcept>
 
 namespace lunar::tools {
@@ -32,11 +33,8 @@ SystemUnderTest::SystemUnderTest(const Setup& setup, SetupJournal& journal)
 void SystemUnderTest::start(const Setup& setup) {
   StartOptions start;
   if (setup.cgroup) {
-    const std::string name = fmt::format("lunar-bench-{}-{}", getpid(), system_);
-    recorded_ = fmt::format("cgroup {}/{}", setup.cgroup->mount, name);
-    journal_.record(recorded_);
-    cgroup_ = std::make_unique<MemoryCgroup>(*setup.cgroup, name, setup.limit_bytes, setup.swap);
-    start.cgroup_procs = cgroup_->procs_path();
+    cgroup_.emplace(journal_, *setup.cgroup, system_, setup.limit_bytes, setup.swap);
+    start.cgroup_procs = cgroup_->group.procs_path();
   }
   int in[2], out[2];
   if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) {
@@ -64,27 +62,20 @@ void SystemUnderTest::end() {
   process_.kill_and_wait();
   if (from_child_ >= 0) close(from_child_);
   cgroup_.reset();
-  if (!recorded_.empty()) journal_.forget(recorded_);
 }
 
-std::string SystemUnderTest::ask(const std::string& line, double seconds_max) {
+RunResult SystemUnderTest::order(const std::string& line, double seconds_max) {
   const std::string whole = line + "\n";
   if (write(to_child_, whole.data(), whole.size()) != static_cast<ssize_t>(whole.size())) {
     process_.wait(1);
     throw std::runtime_error(
         fmt::format("{}: the child ended: {}", system_, process_.how_it_ended()));
   }
-  std::string answer = read_line(seconds_max);
-  if (answer.compare(0, 6, "error ") == 0)
-    throw std::runtime_error(fmt::format("{}: {}", system_, answer.substr(6)));
-  return answer;
-}
-
-RunResult SystemUnderTest::order(const std::string& line, double seconds_max) {
   RunResult run;
-  const std::string answer = ask(line, seconds_max);
-  if (!parse_run(answer, &run)) throw std::runtime_error(fmt::format("{}: {}", system_, answer));
-  return run;
+  const std::string answer = read_line(seconds_max);
+  if (parse_run(answer, &run)) return run;
+  throw std::runtime_error(
+      fmt::format("{}: {}", system_, answer.substr(answer.compare(0, 6, "error ") == 0 ? 6 : 0)));
 }
 
 std::string SystemUnderTest::read_line(double seconds_max) {
@@ -106,13 +97,37 @@ std::string SystemUnderTest::read_line(double seconds_max) {
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
       process_.wait(1);
-      const bool out_of_memory = cgroup_ && cgroup_->oom_kills() > 0;
+      const bool out_of_memory = cgroup_ && cgroup_->group.oom_kills() > 0;
       throw std::runtime_error(
           fmt::format("{}: the child ended: {}{}", system_, process_.how_it_ended(),
                       out_of_memory ? ", killed for passing its memory limit" : ""));
     }
     pending_.append(chunk, static_cast<size_t>(got));
   }
+}
+
+static void say(const std::string& line) {
+  const std::string whole = line + "\n";
+  if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);  // the bench is gone
+}
+
+int answer_orders(Flags& flags, int argc, char** argv, const std::function<OrderTaker()>& open) {
+  try {
+    flags.parse(argc, argv);
+    const OrderTaker take = open();
+    say("ready");
+    for (std::string line, verb; std::getline(std::cin, line);) {
+      std::istringstream words(line);
+      words >> verb;
+      say(format_run(take(verb, words)));
+    }
+  } catch (const FlagsError& error) {
+    return flags.refuse(error);
+  } catch (const std::exception& error) {
+    say(std::string("error ") + error.what());
+    return 1;
+  }
+  return 0;
 }
 
 }  // namespace lunar::tools

@@ -86,8 +86,7 @@ class Demo {
   BenchLock lock_;
   SetupJournal journal_;
   std::optional<WorkDirectory> directory_;
-  std::optional<Recorded> recorded_group_;
-  std::unique_ptr<MemoryCgroup> group_;
+  std::optional<RecordedCgroup> group_;
   std::unique_ptr<RedisServer> server_;
   std::unique_ptr<Watch> watch_;
 };
@@ -166,8 +165,7 @@ void Demo::prepare() {
     throw std::runtime_error(fmt::format(
         "{} is a memory file system: give a directory on a disk by --dir", options_.directory));
   }
-  const std::string name = fmt::format("lunar-bench-{}-demo", getpid());
-  directory_.emplace(journal_, options_.directory + "/" + name);
+  directory_.emplace(journal_, fmt::format("{}/lunar-bench-{}-demo", options_.directory, getpid()));
   const CgroupPlace place = find_cgroup_place();
   if (geteuid() != 0)
     record_.no_group = "not root (sudo)";
@@ -175,9 +173,7 @@ void Demo::prepare() {
     record_.no_group = place.why_not;
   if (record_.no_group.empty()) {
     try {
-      recorded_group_.emplace(journal_, "cgroup " + place.mount + "/" + name);
-      group_ =
-          std::make_unique<MemoryCgroup>(place, name, options_.dram_bytes + kGroupAboveCap, false);
+      group_.emplace(journal_, place, "demo", options_.dram_bytes + kGroupAboveCap, false);
     } catch (const std::runtime_error& error) { record_.no_group = error.what(); }
   }
 }
@@ -199,9 +195,10 @@ void Demo::start_server() {
   setup.wrapper = wrapper(directory_->file("stats"));
   setup.directory = directory_->path();
   setup.name = "tiered";
-  if (group_) setup.cgroup_procs = group_->procs_path();
+  if (group_) setup.cgroup_procs = group_->group.procs_path();
   server_ = std::make_unique<RedisServer>(setup);
-  watch_ = std::make_unique<Watch>(server_->pid(), directory_->file("stats"), group_.get());
+  watch_ = std::make_unique<Watch>(server_->pid(), directory_->file("stats"),
+                                   group_ ? &group_->group : nullptr);
 }
 
 void Demo::load() {
@@ -277,7 +274,7 @@ void Demo::save() {
   }
   watch_.reset();
   server_.reset();
-  if (group_) record_.oom_kills = group_->oom_kills();
+  if (group_) record_.oom_kills = group_->group.oom_kills();
 }
 
 void Demo::load_dump() {
@@ -307,7 +304,7 @@ void Demo::work() {
     read_back();
     save();
   } catch (const std::runtime_error& error) {
-    if (!group_ || group_->oom_kills() == 0) throw;
+    if (!group_ || group_->group.oom_kills() == 0) throw;
     throw std::runtime_error(
         fmt::format("the server was killed for passing {} MiB, the limit of its memory cgroup\n{}",
                     mib(options_.dram_bytes + kGroupAboveCap), error.what()));

@@ -10,6 +10,7 @@
 
 #include <sstream>
 
+#include "tools/support/clock.h"
 #include "tools/support/text_file.h"
 
 namespace lunar::tools {
@@ -78,21 +79,21 @@ std::optional<DiskBytes> read_disk(const std::string& stat_path) {
   return text ? parse_disk_stat(*text) : std::nullopt;
 }
 
-std::optional<double> parse_cpu_seconds(std::string_view text, long ticks_per_second) {
-  std::istringstream words{std::string(text)};
+std::optional<double> parse_idle_seconds(std::string_view text, long ticks_per_second) {
+  std::istringstream words{std::string(text.substr(0, text.find('\n')))};
   std::string name;
-  uint64_t user, nice, system, idle, iowait, irq, softirq;
+  double user, nice, system, idle, iowait, irq, softirq, steal = 0;
   if (!(words >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq) ||
-      name != "cpu") {
+      name != "cpu")
     return std::nullopt;
-  }
-  return static_cast<double>(user + nice + system + irq + softirq) /
-         static_cast<double>(ticks_per_second);
+  words >> steal;
+  return (idle + iowait + steal) / static_cast<double>(ticks_per_second);
 }
 
 double machine_cpu_seconds() {
-  const auto text = read_text("/proc/stat");
-  return text ? parse_cpu_seconds(*text, sysconf(_SC_CLK_TCK)).value_or(0) : 0;
+  const std::string text = read_text("/proc/stat").value_or("");
+  return now_seconds() * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)) -
+         parse_idle_seconds(text, sysconf(_SC_CLK_TCK)).value_or(0);
 }
 
 std::optional<double> parse_process_cpu_seconds(std::string_view text, long ticks_per_second) {

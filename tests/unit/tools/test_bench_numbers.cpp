@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tools/bench/fault/page_sweep.h"
 #include "tools/bench/histogram.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"
@@ -119,17 +118,6 @@ TEST_CASE("page content tells pages, words and versions apart") {
   }
   CHECK(equal == 0);
   CHECK(zero == 0);
-}
-
-TEST_CASE("walks visit every page of a pass once") {
-  for (const uint64_t stride : {uint64_t{1}, uint64_t{16}}) {
-    Walk walk;
-    walk.low = 100;
-    walk.span = 64;
-    std::vector<int> visits(64);
-    for (uint64_t s = 0; s < walk.steps_per_pass(stride); ++s) ++visits[walk.page(s, stride) - 100];
-    CHECK(std::count(visits.begin(), visits.end(), 1) == 64);
-  }
 }
 
 TEST_CASE("a run's result survives the pipe between bench and child") {
@@ -268,27 +256,6 @@ TEST_CASE("JSON of every bench: rows with what was measured, ratios, targets, re
   CHECK(table.find("skipped: swap: a \"reason\"") != std::string::npos);
   CHECK(table.find("not measured") != std::string::npos);
   CHECK(table.find("page-cluster") == std::string::npos);  // no row has it
-}
-
-TEST_CASE("the rounds that count are the least disturbed of all systems, whatever was measured") {
-  using Rounds = std::vector<size_t>;
-  const auto runs = [](const std::vector<double>& disturbed) {
-    std::vector<RunResult> all;
-    for (const double seconds : disturbed) {
-      all.push_back(run_of(100 + 50 * static_cast<double>(all.size() % 3)));
-      all.back().other_user_cpu_s = seconds;
-    }
-    return all;
-  };
-  const std::vector<RunResult> one = runs({0.5, 0.1, 0, 0.3});
-  CHECK(quietest_rounds({one}, 2) == Rounds{1, 2});
-  CHECK(quietest_rounds({one, runs({0, 0, 0.9, 0})}, 2) == Rounds{1, 3});
-  CHECK(quietest_rounds({one, runs({0.2})}, 3) == Rounds{1, 2, 3});  // a system that was lost
-  CHECK(quietest_rounds({runs({0})}, 3) == Rounds{0});
-  CHECK(quietest_rounds({runs({0.1, kNone, 0.2})}, 2) == Rounds{0, 1});  // not told: not disturbed
-  CHECK(noisy_run(runs({0.13})[0], 2));  // 2 s of 2 CPUs: 3 % are 0.12 s
-  CHECK_FALSE(noisy_run(runs({0.11})[0], 2));
-  CHECK_FALSE(noisy_run(run_of(1), 2));
 }
 
 TEST_CASE("a swap header is what swapon expects") {

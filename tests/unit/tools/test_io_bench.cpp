@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the block bench counts with: CPU time, fio's answer and command line, stamps.
+// What the block bench counts with: fio's answer and command line, stamps.
 #include "tests/catch.h"
 
 #include <fmt/ranges.h>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tools/bench/io/block_stamps.h"
-#include "tools/bench/io/cpu_time.h"
 #include "tools/bench/io/fio_job.h"
 
 using namespace lunar::tools;
@@ -40,25 +39,6 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 }  // namespace
-
-TEST_CASE("machine CPU: what was not idle, and what was in user mode") {
-  const auto before =
-      parse_cpu_times("cpu  100 10 200 5000 300 5 15 7 0 0\ncpu0 1 1 1 1 1 1 1\n", 100);
-  const auto after = parse_cpu_times("cpu  150 20 230 5200 340 6 19 17 0 0\n", 100);
-  REQUIRE(before);
-  REQUIRE(after);
-  // elapsed x CPUs - idle - iowait - steal
-  CHECK(near(cpu_between(*before, *after, 2.0, 2), 4.0 - 2.0 - 0.4 - 0.1));
-  CHECK(near(after->user - before->user, 0.5 + 0.1));
-  CHECK(cpu_between(*before, *after, 0.1, 1) == 0);    // clocks that disagree: never below zero
-  CHECK(parse_cpu_times("cpu 1 2 3 4 5 6 7\n", 100));  // old kernels have no steal
-  CHECK(!parse_cpu_times("cpu0 1 2 3 4 5 6 7 8\n", 100));
-  CHECK(!parse_cpu_times("cpu 1 2 3", 100));
-  CHECK(near(
-      parse_process_user_seconds("7 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 99 0 0", 100).value_or(-1),
-      2.5));
-  CHECK(!parse_process_user_seconds("7 nothing", 100));
-}
 
 TEST_CASE("fio: its JSON becomes a run") {
   RunResult run;

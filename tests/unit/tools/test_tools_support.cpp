@@ -28,9 +28,11 @@ TEST_CASE("disk bytes come from sectors of 512") {
   CHECK_FALSE(parse_disk_stat("1 2 3"));
 }
 
-TEST_CASE("machine CPU is work, not waiting") {
-  CHECK(parse_cpu_seconds("cpu  100 10 50 9000 300 5 35 77 0 0\ncpu0 1 1\n", 100) == 2.0);
-  CHECK_FALSE(parse_cpu_seconds("intr 1 2 3\n", 100));
+TEST_CASE("machine CPU: what was idle, waiting or taken away is not work") {
+  CHECK(parse_idle_seconds("cpu  100 10 50 9000 300 5 35 77 0 0\ncpu0 1 1\n", 100) == 93.77);
+  CHECK(parse_idle_seconds("cpu 1 2 3 4 5 6 7\n", 100) == 0.09);  // old kernels have no steal
+  CHECK_FALSE(parse_idle_seconds("cpu0 1 2 3 4 5 6 7 8\n", 100));
+  CHECK_FALSE(parse_idle_seconds("cpu 1 2 3", 100));
 }
 
 TEST_CASE("status lines are matched by their whole name") {

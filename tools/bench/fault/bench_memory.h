@@ -12,11 +12,10 @@
 
 namespace lunar::tools {
 
-enum class Workload { kUniform, kZipf, kSeq, kStride, kFill, kPrefetch };
-inline constexpr std::array<std::string_view, 6> kWorkloadNames{"uniform", "zipf", "seq",
-                                                                "stride",  "fill", "prefetch"};
+enum class Workload { kUniform, kZipf, kSeq, kFill, kPrefetch };
+inline constexpr std::array<std::string_view, 5> kWorkloadNames{"uniform", "zipf", "seq", "fill",
+                                                                "prefetch"};
 inline constexpr uint64_t kPrefetchBatch = 64;  // pages a batch of the prefetch workload
-inline constexpr uint64_t kStridePages = 16;    // step of the stride workload
 
 struct BenchMemoryOptions {
   std::string system;       // "swap" or "lunar"

@@ -27,7 +27,6 @@
 #include "tools/bench/setup_journal.h"
 #include "tools/bench/swap_file.h"
 #include "tools/bench/system_under_test.h"
-#include "tools/support/cgroup.h"
 
 namespace lunar::tools {
 
@@ -51,91 +50,63 @@ class FaultBench {
   BenchReport run();
 
  private:
-  void check_host();
   void start_lunar();
   void start_swap();
   std::vector<std::string> child_arguments(const std::string& system) const;
   void run_workload(const std::string& workload, unsigned threads);
-  int better_page_cluster(const std::string& workload, unsigned threads, double seconds);
   RunResult measure_run(SystemUnderTest& who, const std::string& workload, unsigned threads,
                         double seconds);
 
   FaultOptions options_;
   BenchReport report_;
-  std::string directory_, disk_stat_;
   uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, runs_ = 0;
-  std::optional<CgroupPlace> cgroup_;
   Progress progress_;
   // Undone from the last to the first: children, then the swap they fill.
-  std::unique_ptr<SetupJournal> journal_;
+  BenchHost host_;
   std::unique_ptr<SwapFile> swap_file_;
   std::unique_ptr<SystemUnderTest> lunar_, swap_;
 };
-
-void FaultBench::check_host() {
-  BenchHost host = check_bench_host(options_.lun, limit_bytes_ * options_.systems.size());
-  journal_ = std::move(host.journal);
-  directory_ = host.directory;
-  disk_stat_ = host.disk_stat;
-  cgroup_ = host.cgroup;
-  report_.skipped = std::move(host.skipped);
-}
 
 std::vector<std::string> FaultBench::child_arguments(const std::string& system) const {
   return {"--system",    system,
           "--data",      fmt::format("{}", options_.data_bytes),
           "--dram",      fmt::format("{}", options_.dram_bytes),
           "--limit",     fmt::format("{}", limit_bytes_),
-          "--disk-stat", disk_stat_,
+          "--disk-stat", host_.disk_stat,
           "--seed",      fmt::format("{}", options_.seed)};
 }
 
 void FaultBench::start_lunar() {
   std::vector<std::string> arguments = child_arguments("lunar");
-  std::string lun = options_.lun, line;
+  std::string lun = options_.lun;
+  std::unique_ptr<RecordedFile> file;  // open in the child in the end: its name goes
   struct stat info{};
   if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
-    lun = fmt::format("{}/lunar-bench-{}.lun", directory_, getpid());
-    line = "file " + lun;
-    progress_.say(fmt::format("writing {} MiB of LUN in {}", lun_bytes_ / kMiB, directory_));
-    journal_->record(line);
-    write_lun_file(lun, lun_bytes_);
+    file = make_lun_file(host_, "lunar", lun_bytes_, progress_);
+    lun = file->path();
   }
-  const auto tidy = [&] {  // open in the child by now: nothing stays whatever happens
-    if (line.empty()) return;
-    unlink(lun.c_str());
-    journal_->forget(line);
-  };
   arguments.insert(arguments.end(), {"--lun", lun, "--lun-bytes", fmt::format("{}", lun_bytes_),
                                      "--options", options_.lunar_options});
-  try {
-    lunar_ = std::make_unique<SystemUnderTest>(
-        SystemUnderTest::Setup{"lunar", arguments, limit_bytes_, false, cgroup_}, *journal_);
+  report_.attempt("lunar", [&] {
+    auto lunar = std::make_unique<SystemUnderTest>(
+        SystemUnderTest::Setup{"lunar", arguments, limit_bytes_, false, host_.cgroup},
+        *host_.journal);
     // The LUN may be opened as late as the first region: fill before the name goes.
     progress_.say("filling: lunar");
-    (void)lunar_->order("fill 1", 600);
-  } catch (const std::runtime_error& error) {
-    lunar_.reset();
-    tidy();
-    report_.skipped["lunar"] = error.what();
-    report_.failures.push_back(fmt::format("lunar: {}", error.what()));
-    return;
-  } catch (...) {
-    tidy();
-    throw;
-  }
-  tidy();
+    (void)lunar->order("fill 1", 600);
+    lunar_ = std::move(lunar);
+  });
 }
 
 void FaultBench::start_swap() {
   try {
-    progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiB, directory_));
+    progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiB, host_.directory));
     swap_file_ = std::make_unique<SwapFile>(
-        SwapKind::kFile, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_,
-        *journal_, check_interrupted);
+        SwapKind::kFile, fmt::format("{}/lunar-bench-{}.swap", host_.directory, getpid()),
+        swap_bytes_, *host_.journal, check_interrupted);
     swap_ = std::make_unique<SystemUnderTest>(
-        SystemUnderTest::Setup{"swap", child_arguments("swap"), limit_bytes_, true, cgroup_},
-        *journal_);
+        SystemUnderTest::Setup{"swap", child_arguments("swap"), limit_bytes_, true, host_.cgroup},
+        *host_.journal);
     progress_.say("filling: swap");
     (void)swap_->order("fill 1", 600);
   } catch (const std::runtime_error& error) {
@@ -160,27 +131,16 @@ RunResult FaultBench::measure_run(SystemUnderTest& who, const std::string& workl
   return result;
 }
 
-// Untimed for the report: also the run in which the memory of both backends takes the workload's
-// shape.
-int FaultBench::better_page_cluster(const std::string& workload, unsigned threads, double seconds) {
-  double rate[2];
-  const int choice[2] = {0, 3};
-  for (int i = 0; i < 2; ++i) {
-    swap_file_->set_page_cluster(choice[i]);
-    rate[i] = measure_run(*swap_, workload, threads, seconds).ops_per_s;
-  }
-  const int better = rate[1] > rate[0] ? choice[1] : choice[0];
-  swap_file_->set_page_cluster(better);
-  return better;
-}
-
 void FaultBench::run_workload(const std::string& workload, unsigned threads) {
   std::vector<RunResult> lunar_runs, swap_runs;
   const double trial = options_.seconds / 2;
   int page_cluster = -1;
   if (workload != "fill") {  // a fill reads nothing: page-cluster is idle, nothing to warm
     if (lunar_) (void)measure_run(*lunar_, workload, threads, swap_ ? 2 * trial : trial);
-    if (swap_) page_cluster = better_page_cluster(workload, threads, trial);
+    // Also the run in which memory takes the workload's shape.
+    if (swap_)
+      (void)swap_file_->at_better_page_cluster(
+          [&] { return measure_run(*swap_, workload, threads, trial); }, &page_cluster);
   }
   for (unsigned round = 0; round < options_.rounds; ++round) {
     if (lunar_) lunar_runs.push_back(measure_run(*lunar_, workload, threads, options_.seconds));
@@ -197,11 +157,9 @@ void FaultBench::run_workload(const std::string& workload, unsigned threads) {
 }
 
 BenchReport FaultBench::run() {
-  check_host();
-  for (const char* system : {"lunar", "swap"})
-    if (std::find(options_.systems.begin(), options_.systems.end(), system) ==
-        options_.systems.end())
-      report_.skipped[system] = "not asked for (--systems)";
+  host_ = check_bench_host(options_.lun, limit_bytes_ * options_.systems.size());
+  report_.skipped = host_.skipped;
+  report_.skip_unasked(options_.systems, {"lunar", "swap"});
   if (report_.wants(options_.systems, "lunar")) start_lunar();
   if (report_.wants(options_.systems, "swap")) start_swap();
   const auto backends = static_cast<unsigned>((lunar_ ? 1 : 0) + (swap_ ? 1 : 0));
@@ -220,7 +178,7 @@ BenchReport FaultBench::run() {
     if (who == nullptr) continue;
     progress_.say(fmt::format("verifying every page: {}", who->system()));
     report_.check(who->system() + " at the end", who->order("verify", 900));
-    if (cgroup_) report_.peak_bytes[who->system()] = static_cast<double>(who->peak_bytes());
+    if (host_.cgroup) report_.peak_bytes[who->system()] = static_cast<double>(who->peak_bytes());
   }
   progress_.clear();
   for (const BenchRow& ours : report_.rows) {

@@ -19,7 +19,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <iostream>
+#include <map>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -31,9 +31,10 @@
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"
 #include "tools/bench/report.h"
+#include "tools/bench/run_counters.h"
+#include "tools/bench/system_under_test.h"
 #include "tools/support/clock.h"
 #include "tools/support/flags.h"
-#include "tools/support/procfs.h"
 
 namespace lunar::tools {
 
@@ -58,11 +59,8 @@ struct RunOrder {
 
 enum Phase : int { kWarm, kMeasure, kStop };
 
-// What the clock frames: read before and after.
-struct Counters {
-  uint64_t ns = 0, major_faults = 0;
-  double cpu = 0, machine_cpu = 0;
-  std::optional<DiskBytes> disk;
+struct Counters : RunCounters {
+  uint64_t major_faults = 0;
 };
 
 struct alignas(64) Worker {
@@ -115,30 +113,19 @@ class FaultChild {
   std::unique_ptr<ZipfGenerator> zipf_;
   char* data_ = nullptr;
   std::atomic<int> phase_{kWarm};
-  Walks walks_;
+  std::map<unsigned, WalkGroup> walks_;  // of each number of threads
 };
 
 Counters FaultChild::count() const {
-  Counters counters;
-  counters.disk = read_disk(options_.disk_stat);
-  counters.major_faults = memory_->major_faults();
-  counters.machine_cpu = machine_cpu_seconds();
-  counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
-  counters.ns = now_ns();
-  return counters;
+  const uint64_t faults = memory_->major_faults();
+  return {read_counters(options_.disk_stat), faults};
 }
 
 void FaultChild::finish(const Counters& before, const Counters& after, const Histogram& latencies,
                         RunResult* run) {
-  put_latencies(run, latencies, static_cast<double>(after.ns - before.ns) / 1e9);
-  run->cpu_s = after.cpu - before.cpu;
-  run->machine_cpu_s = after.machine_cpu - before.machine_cpu;
-  run->cpu_us_per_op = run->ops > 0 ? run->machine_cpu_s * 1e6 / run->ops : 0;
+  put_latencies(run, latencies, before.seconds_until(after));
+  put_counters(run, before, after, run->ops);
   run->major_faults = static_cast<double>(after.major_faults - before.major_faults);
-  if (before.disk && after.disk) {
-    run->disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
-    run->disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
-  }
 }
 
 // First fill of fresh memory: every page written whole. The region it leaves is the data of all
@@ -192,8 +179,7 @@ void FaultChild::touch(uint64_t page, bool write, Worker& worker) {
 }
 
 void FaultChild::work(const RunOrder& order, Worker& worker) {
-  const uint64_t stride = order.workload == Workload::kStride ? kStridePages : 1;
-  const bool walking = order.workload == Workload::kSeq || order.workload == Workload::kStride;
+  const bool walking = order.workload == Workload::kSeq;
   bool measuring = false;
   uint64_t last = now_ns();
   for (int phase; (phase = phase_.load(std::memory_order_acquire)) != kStop;) {
@@ -201,9 +187,8 @@ void FaultChild::work(const RunOrder& order, Worker& worker) {
       measuring = true;
       worker.latencies.clear();
     }
-    if (walking && worker.walk->step % worker.walk->steps_per_pass(stride) == 0) {
-      if (!worker.group->join_pass(*worker.walk, stride, [this] { return phase_.load() == kStop; }))
-        break;
+    if (walking && worker.walk->step % worker.walk->span == 0) {
+      if (!worker.group->join_pass(*worker.walk, [this] { return phase_.load() == kStop; })) break;
       last = now_ns();
     }
     uint64_t page;
@@ -212,8 +197,7 @@ void FaultChild::work(const RunOrder& order, Worker& worker) {
         page = zipf_->scattered(zipf_->rank(worker.random));
         break;
       case Workload::kSeq:
-      case Workload::kStride:
-        page = worker.walk->page(worker.walk->step++, stride);
+        page = worker.walk->page(worker.walk->step++);
         break;
       default:
         page = worker.random.below(pages_);
@@ -259,18 +243,13 @@ double FaultChild::must_read_pages(const RunOrder& order, uint64_t ops,
                                    const std::vector<unsigned char>& resident_before,
                                    const std::vector<Walk>& walks_before,
                                    const std::vector<Walk>& walks_after) const {
-  if (order.workload == Workload::kSeq || order.workload == Workload::kStride) {
-    const uint64_t stride = order.workload == Workload::kStride ? kStridePages : 1;
+  if (order.workload == Workload::kSeq) {
     uint64_t missing = 0;
-    std::vector<bool> seen(pages_);
     for (size_t t = 0; t < walks_before.size(); ++t) {
       const Walk& walk = walks_before[t];
       const uint64_t end = std::min(walks_after[t].step, walk.step + walk.span);
-      for (uint64_t s = walk.step; s < end; ++s) {
-        const uint64_t page = walk.page(s, stride);
-        if (!seen[page] && (resident_before[page] & 1) == 0) ++missing;
-        seen[page] = true;
-      }
+      for (uint64_t s = walk.step; s < end; ++s)
+        missing += (resident_before[walk.page(s)] & 1) == 0;
     }
     return missing > kInFlightPagesMax ? static_cast<double>(missing - kInFlightPagesMax) : 0;
   }
@@ -285,10 +264,8 @@ double FaultChild::must_read_pages(const RunOrder& order, uint64_t ops,
 RunResult FaultChild::run(const RunOrder& order) {
   if (order.workload == Workload::kZipf && !zipf_)
     zipf_ = std::make_unique<ZipfGenerator>(pages_, kZipfTheta);
-  const bool walking = order.workload == Workload::kSeq || order.workload == Workload::kStride;
-  const std::string name = std::string(kWorkloadNames[static_cast<size_t>(order.workload)]) +
-                           std::to_string(order.threads);
-  WalkGroup& group = walks_.group(name, order.threads, pages_);
+  const bool walking = order.workload == Workload::kSeq;
+  WalkGroup& group = walks_.try_emplace(order.threads, order.threads, pages_).first->second;
   std::vector<Walk>& walks_now = group.walks;
   const std::vector<Walk> walks_before = walks_now;
   const std::vector<unsigned char> resident_before =
@@ -357,11 +334,6 @@ RunOrder parse_order(std::istringstream& words) {
   return order;
 }
 
-void say(const std::string& line) {
-  const std::string whole = line + "\n";
-  if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);  // the bench is gone
-}
-
 }  // namespace
 
 int fault_child_main(int argc, char** argv) {
@@ -376,33 +348,17 @@ int fault_child_main(int argc, char** argv) {
   flags.add("--options", options.memory.options);
   flags.add("--disk-stat", options.disk_stat);
   flags.add("--seed", options.seed);
-  try {
-    flags.parse(argc, argv);
-    FaultChild child(options);
-    say("ready");
-    for (std::string line; std::getline(std::cin, line);) {
-      std::istringstream words(line);
-      std::string verb;
-      words >> verb;
-      if (verb == "fill") {
-        unsigned threads = 1;
-        words >> threads;
-        say(format_run(child.fill(threads)));
-      } else if (verb == "run") {
-        say(format_run(child.run(parse_order(words))));
-      } else if (verb == "verify") {
-        say(format_run(child.verify()));
-      } else {
-        throw std::runtime_error("unknown order: " + line);
-      }
-    }
-  } catch (const FlagsError& error) {
-    return flags.refuse(error);
-  } catch (const std::exception& error) {
-    say(std::string("error ") + error.what());
-    return 1;
-  }
-  return 0;
+  return answer_orders(flags, argc, argv, [&]() -> OrderTaker {
+    auto child = std::make_shared<FaultChild>(options);
+    return [child](const std::string& verb, std::istringstream& words) {
+      if (verb == "run") return child->run(parse_order(words));
+      if (verb == "verify") return child->verify();
+      if (verb != "fill") throw std::runtime_error("unknown order: " + words.str());
+      unsigned threads = 1;
+      words >> threads;
+      return child->fill(threads);
+    };
+  });
 }
 
 }  // namespace lunar::tools

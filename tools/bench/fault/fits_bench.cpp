@@ -60,32 +60,6 @@ struct Cost {
   double elapsed_s = 0, cpu_s = 0;
 };
 
-// Huge pages for the whole machine while it lives; what it was is recorded, so that a killed run is
-// put right by the next.
-class HugePages {
- public:
-  HugePages(SetupJournal& journal, const std::string& mode) {
-    const std::string text = read_text(kThpPath).value_or("");
-    const size_t open = text.find('['), close = text.find(']');
-    if (close == std::string::npos)
-      throw std::runtime_error("this kernel has no transparent huge pages");
-    before_ = text.substr(open + 1, close - open - 1);
-    if (before_ == mode) return;
-    recorded_.emplace(journal, fmt::format("thp {} {}", before_, SetupJournal::boot_id()));
-    if (write_text(kThpPath, mode) != 0)
-      throw std::runtime_error(fmt::format("{} cannot be set to {}: run as root", kThpPath, mode));
-  }
-  ~HugePages() {
-    if (recorded_) (void)write_text(kThpPath, before_);
-  }
-  HugePages(const HugePages&) = delete;
-  HugePages& operator=(const HugePages&) = delete;
-
- private:
-  std::string before_;
-  std::optional<Recorded> recorded_;
-};
-
 // CPU time of a process that lives, all its threads, to the nanosecond
 // (/proc/PID/task/TID/schedstat).
 double cpu_seconds_of(pid_t pid) {
@@ -403,9 +377,9 @@ BenchReport FitsBench::run() {
       {"sqlite", {"sqlite3"}}};
   Progress progress;
   for (const std::string& mode : options_.huge_pages) {
-    std::unique_ptr<HugePages> huge;
+    std::optional<MachineSetting> huge_pages;
     try {
-      huge = std::make_unique<HugePages>(journal, mode);
+      huge_pages.emplace(journal, "thp").set(mode);
     } catch (const std::runtime_error& error) {
       report_.skipped[mode] = error.what();
       continue;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks of the seq and stride workloads: every thread goes over a part of the pages again and
-// again, kept between runs, so that a short run goes on where the last one ended. They go pass by
-// pass, as parallel sweeps over an array do: a thread that has finished a pass waits for the
-// others. (Without that, a thread whose part happens to be in memory would run round in it alone.)
+// Walks of the seq workload: every thread goes over a part of the pages again and again, kept
+// between runs, so that a short run goes on where the last one ended. They go pass by pass, as
+// parallel sweeps over an array do: a thread that has finished a pass waits for the others.
+// (Without that, a thread whose part happens to be in memory would run round in it alone.)
 // Threading: a Walk belongs to one thread during a run; passes_done is shared by the threads of its
 // group.
 #pragma once
@@ -10,9 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
-#include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,24 +17,24 @@ namespace lunar::tools {
 
 struct Walk {
   uint64_t low = 0, span = 1, step = 0, passes_told = 0;
-  uint64_t steps_per_pass(uint64_t stride) const { return (span + stride - 1) / stride * stride; }
-  // Page of step s: over the part with `stride`, then again one page further.
-  uint64_t page(uint64_t s, uint64_t stride) const {
-    const uint64_t column = (span + stride - 1) / stride;
-    const uint64_t lane = (s / column) % stride, row = s % column;
-    return low + std::min(row * stride + lane, span - 1);
-  }
+  uint64_t page(uint64_t s) const { return low + s % span; }
 };
 
 struct WalkGroup {
-  std::string name;
   std::vector<Walk> walks;
   std::atomic<uint64_t> passes_done{0};  // of all its threads
 
+  // `pages` divided among `threads`.
+  WalkGroup(unsigned threads, uint64_t pages) : walks(threads) {
+    for (unsigned t = 0; t < threads; ++t) {
+      walks[t].low = pages * t / threads;
+      walks[t].span = std::max<uint64_t>(1, pages * (t + 1) / threads - walks[t].low);
+    }
+  }
   // At the start of a step. False when `stopped` says that the run is over.
   template <class Stopped>
-  bool join_pass(Walk& walk, uint64_t stride, const Stopped& stopped) {
-    const uint64_t pass = walk.step / walk.steps_per_pass(stride);
+  bool join_pass(Walk& walk, const Stopped& stopped) {
+    const uint64_t pass = walk.step / walk.span;
     if (pass > walk.passes_told) {
       walk.passes_told = pass;
       passes_done.fetch_add(1);
@@ -48,28 +45,6 @@ struct WalkGroup {
     }
     return true;
   }
-};
-
-class Walks {
- public:
-  void clear() { groups_.clear(); }
-  // The group of that name, made when it is new: `pages` divided among `threads`.
-  WalkGroup& group(const std::string& name, unsigned threads, uint64_t pages) {
-    for (WalkGroup& known : groups_) {
-      if (known.name == name) return known;
-    }
-    WalkGroup& fresh = groups_.emplace_back();
-    fresh.name = name;
-    fresh.walks.resize(threads);
-    for (unsigned t = 0; t < threads; ++t) {
-      fresh.walks[t].low = pages * t / threads;
-      fresh.walks[t].span = std::max<uint64_t>(1, pages * (t + 1) / threads - fresh.walks[t].low);
-    }
-    return fresh;
-  }
-
- private:
-  std::deque<WalkGroup> groups_;
 };
 
 }  // namespace lunar::tools

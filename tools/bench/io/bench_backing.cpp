@@ -39,29 +39,24 @@ NoiseBuffer::~NoiseBuffer() { munmap(data_, bytes_); }
 
 BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed,
                            SetupJournal& journal)
-    : uri_(lun), bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), journal_(journal) {
+    : uri_(lun), bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed) {
   struct stat info{};
   if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
-    uri_ = made_ = fmt::format("{}/lunar-bench-{}.lun", lun, getpid());
-    journal_.record("file " + made_);
+    uri_ = fmt::format("{}/lunar-bench-{}.lun", lun, getpid());
+    made_.emplace(journal, uri_);
   }
-  try {
-    open();
-  } catch (...) {
-    remove_file();
-    throw;
-  }
+  open();
   find_path();
 }
 
 void BenchBacking::open() {
-  if (!made_.empty()) {
-    const int fd = ::open(made_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (made_) {
+    const int fd = ::open(uri_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     const int error =
         fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(bytes_ + kLunOverheadBytes));
     if (fd >= 0) close(fd);
     if (error != 0)
-      throw std::runtime_error(fmt::format("{} cannot be made: {}", made_, strerror(error)));
+      throw std::runtime_error(fmt::format("{} cannot be made: {}", uri_, strerror(error)));
   }
   ErrorText why;
   DeviceOptions options;
@@ -92,16 +87,7 @@ void BenchBacking::find_path() {
   if (!read_disk(disk_stat_)) disk_stat_.clear();
 }
 
-void BenchBacking::remove_file() {
-  if (made_.empty()) return;
-  unlink(made_.c_str());
-  journal_.forget("file " + made_);
-}
-
-BenchBacking::~BenchBacking() {
-  device_close(device_);
-  remove_file();
-}
+BenchBacking::~BenchBacking() { device_close(device_); }
 
 int64_t BenchBacking::move(Op op, uint64_t at, char* data, size_t bytes) const {
   const iovec part{data, bytes};

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "superpipe/device.h"
@@ -42,12 +43,11 @@ class BenchBacking {
  private:
   void open();
   void find_path();
-  void remove_file();
   int64_t move(Op op, uint64_t at, char* data, size_t bytes) const;  // bytes, or -errno
-  std::string uri_, path_, disk_stat_, made_;                        // made_: the file to remove
+  std::string uri_, path_, disk_stat_;
+  std::optional<RecordedFile> made_;
   bool in_memory_ = false;
   uint64_t bytes_, seed_, path_offset_ = 0;
-  SetupJournal& journal_;
   Device* device_ = nullptr;
   std::unique_ptr<BlockStamps> stamps_;
 };

@@ -16,7 +16,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "tools/bench/io/cpu_time.h"
 #include "tools/support/clock.h"
 #include "tools/support/process.h"
 #include "tools/support/procfs.h"
@@ -30,8 +29,7 @@ constexpr double kEndSeconds = 0.05;
 constexpr double kWindowSecondsMin = 0.2;  // /proc/stat counts hundredths
 
 struct Reading {
-  double at = 0, user = 0;
-  CpuTimes machine;
+  double at = 0, machine_cpu = 0;
 };
 
 // All that comes until the writer ends; `tick` is called several times a second.
@@ -152,8 +150,7 @@ RunResult measure_fio_run(const std::string& fio, const FioTarget& target, const
                  to = began + order.warm_seconds + order.seconds - kEndSeconds;
     text = read_all(out[0], order.seconds + order.warm_seconds + 60, [&] {
       const double now = now_seconds();
-      if (now >= from && now <= to)
-        (first.at == 0 ? first : last) = {now, process_user_seconds(child.pid()), read_cpu_times()};
+      if (now >= from && now <= to) (first.at == 0 ? first : last) = {now, machine_cpu_seconds()};
       run.cpu_s = std::max(run.cpu_s, process_cpu_seconds(child.pid()));
     });
     if (!child.wait(10)) throw std::runtime_error("fio did not end");
@@ -168,13 +165,8 @@ RunResult measure_fio_run(const std::string& fio, const FioTarget& target, const
   if (!parse_fio(text, &run))
     throw std::runtime_error("fio's output is not understood: " + text.substr(0, 200));
   const double window = last.at - first.at;
-  if (first.at > 0 && window >= kWindowSecondsMin) {
-    const double scale = run.seconds / window;
-    run.machine_cpu_s =
-        cpu_between(first.machine, last.machine, window, sysconf(_SC_NPROCESSORS_ONLN)) * scale;
-    run.other_user_cpu_s =
-        std::max(0.0, last.machine.user - first.machine.user - (last.user - first.user)) * scale;
-  }
+  if (first.at > 0 && window >= kWindowSecondsMin)
+    run.machine_cpu_s = std::max(0.0, last.machine_cpu - first.machine_cpu) * run.seconds / window;
   if (const auto disk_after = read_disk(target.disk_stat); disk_before && disk_after) {
     run.disk_read_bytes = static_cast<double>(disk_after->read - disk_before->read);
     run.disk_written_bytes = static_cast<double>(disk_after->written - disk_before->written);

@@ -6,42 +6,22 @@
 #include "tools/bench/io/io_worker.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "tools/bench/histogram.h"
-#include "tools/bench/io/cpu_time.h"
 #include "tools/bench/io/fio_job.h"
 #include "tools/bench/io/io_engine.h"
 #include "tools/bench/report.h"
+#include "tools/bench/run_counters.h"
 #include "tools/support/clock.h"
 #include "tools/support/process.h"
-#include "tools/support/procfs.h"
 
 namespace lunar::tools {
 
 namespace {
-
-struct Counters {
-  uint64_t ns = 0;
-  double cpu = 0, user = 0;
-  CpuTimes machine;
-  std::optional<DiskBytes> disk;
-};
-
-Counters count(const std::string& disk_stat) {
-  Counters counters;
-  counters.disk = read_disk(disk_stat);
-  counters.user = process_user_seconds(getpid());
-  counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
-  counters.machine = read_cpu_times();
-  counters.ns = now_ns();
-  return counters;
-}
 
 struct Tally {
   Histogram latencies;
@@ -59,23 +39,15 @@ struct Tally {
   }
 };
 
-RunResult result_of(const Tally& all, const Counters& before, const Counters& after,
+RunResult result_of(const Tally& all, const RunCounters& before, const RunCounters& after,
                     unsigned slack) {
   RunResult run;
-  put_latencies(&run, all.latencies, static_cast<double>(after.ns - before.ns) / 1e9);
-  run.cpu_s = after.cpu - before.cpu;
-  run.machine_cpu_s =
-      cpu_between(before.machine, after.machine, run.seconds, sysconf(_SC_NPROCESSORS_ONLN));
-  run.other_user_cpu_s =
-      std::max(0.0, after.machine.user - before.machine.user - (after.user - before.user));
+  put_latencies(&run, all.latencies, before.seconds_until(after));
+  put_counters(&run, before, after, run.ops);
   run.reads = static_cast<double>(all.reads);
   run.writes = static_cast<double>(all.writes);
   run.mismatches = static_cast<double>(all.mismatches);
   run.error = all.error;
-  if (before.disk && after.disk) {
-    run.disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
-    run.disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
-  }
   // But for what was done when the clock started, and not yet counted.
   const auto must = [&](uint64_t ops) {
     return static_cast<double>((ops > slack ? ops - slack : 0) * kBlockBytes);
@@ -104,18 +76,18 @@ RunResult measure_io_run(const BenchBacking& backing, const IoOrder& order) {
   std::vector<IoOp> ops(depth);
   std::vector<IoDone> done(depth);
   Tally tally;
-  Counters before, after;
+  RunCounters before, after;
   const uint64_t begin = now_ns();
   for (enum {kWarm, kMeasure, kStop} phase = kWarm;;) {
     uint64_t now = now_ns();
     if (phase == kWarm && now >= begin + static_cast<uint64_t>(order.warm_seconds * 1e9)) {
       tally = {{}, 0, 0, tally.mismatches, tally.error};
-      before = count(backing.disk_stat());
+      before = read_counters(backing.disk_stat());
       now = now_ns();
       phase = kMeasure;
     } else if (phase == kMeasure &&
                (interrupted() || now >= before.ns + static_cast<uint64_t>(order.seconds * 1e9))) {
-      after = count(backing.disk_stat());
+      after = read_counters(backing.disk_stat());
       phase = kStop;
     }
     unsigned n = 0;

@@ -3,11 +3,9 @@
 // through the block library, compared with the ways a program has without Lunar, on one file or
 // block device that was written whole.
 //
-// The systems take turns A B A B, as many rounds as asked for, and up to three times as many when
-// others disturbed them; the quietest rounds count, and medians are quoted. Each read of Lunar's
-// systems is checked against what was last written there; fio runs the others. A run whose disk did
-// not move what it must have fails the bench. CPU is the machine's: tools/bench/io/cpu_time.h says
-// how.
+// The systems take turns A B A B; medians are quoted. Each read of Lunar's systems is checked
+// against what was last written there; fio runs the others. A run whose disk did not move what it
+// must have fails the bench. CPU is the machine's (tools/support/procfs.h).
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -32,8 +30,6 @@ namespace lunar::tools {
 
 namespace {
 
-// rounds where others disturb, as a multiple of those asked for
-constexpr unsigned kNoisyFactor = 3;
 const std::vector<std::string> kSystems{"lunar", "cblk", "fio", "libaio", "legacy"};
 
 struct IoWorkload {
@@ -114,11 +110,10 @@ SuperpipeBench::SuperpipeBench(const IoOptions& options)
   if (backing_->disk_stat().empty())
     skipped["disk_bytes"] =
         "no block device of its own is known under it: bytes moved cannot be checked";
+  report_.skip_unasked(options_.systems, kSystems);
   for (const std::string& system : kSystems) {
-    if (system == "lunar") continue;
-    if (!wants(system))
-      skipped[system] = "not asked for (--systems)";
-    else if (backing_->path().empty())
+    if (system == "lunar" || !wants(system)) continue;
+    if (backing_->path().empty())
       skipped[system] =
           fmt::format("{} is reached by Lunar alone: give a file or block device", options_.lun);
     else if (system == "cblk")
@@ -160,46 +155,19 @@ RunResult SuperpipeBench::measure_run(const Backend& backend) {
 }
 
 void SuperpipeBench::measure(const std::vector<Backend>& backends) {
-  std::vector<std::vector<RunResult>> runs(backends.size());
-  const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-  for (unsigned round = 0; round < kNoisyFactor * options_.rounds; ++round) {
-    if (round >= options_.rounds) {
-      const std::vector<size_t> best = quietest_rounds(runs, options_.rounds);
-      const bool disturbed =
-          std::any_of(runs.begin(), runs.end(), [&](const std::vector<RunResult>& of_one) {
-            return std::any_of(best.begin(), best.end(), [&](size_t i) {
-              return i < of_one.size() && noisy_run(of_one[i], cpus);
-            });
-          });
-      if (!disturbed) break;
-      progress_.total += static_cast<unsigned>(backends.size());
+  for (unsigned round = 0; round < options_.rounds; ++round) {
+    for (const Backend& one : backends) {
+      if (report_.skipped.count(one.system)) continue;
+      BenchRow row;
+      row.system = one.system;
+      row.workload = one.workload->name;
+      row.threads = one.threads;
+      row.depth = one.depth;
+      report_.attempt(one.system, [&] { report_.add(row, {measure_run(one)}); });
+      if (one.system != "lunar" && one.system != "cblk")
+        report_.notes[one.system] =
+            fmt::format("{}", fmt::join(fio_command(fio_, target(), order_of(one)), " "));
     }
-    for (size_t i = 0; i < backends.size(); ++i) {
-      if (report_.skipped.count(backends[i].system)) continue;
-      try {
-        runs[i].push_back(measure_run(backends[i]));
-      } catch (const std::runtime_error& error) {
-        report_.skipped[backends[i].system] = error.what();
-        report_.failures.push_back(fmt::format("{}: {}", backends[i].system, error.what()));
-      }
-    }
-  }
-  const std::vector<size_t> best = quietest_rounds(runs, options_.rounds);
-  for (size_t i = 0; i < backends.size(); ++i) {
-    const Backend& one = backends[i];
-    BenchRow row;
-    row.system = one.system;
-    row.workload = one.workload->name;
-    row.threads = one.threads;
-    row.depth = one.depth;
-    std::vector<RunResult> counted;
-    for (const size_t round : best)
-      if (round < runs[i].size()) counted.push_back(runs[i][round]);
-    for (const RunResult& run : counted) row.noisy += noisy_run(run, cpus) ? 1 : 0;
-    report_.add(row, counted);
-    if (one.system != "lunar" && one.system != "cblk")
-      report_.notes[one.system] =
-          fmt::format("{}", fmt::join(fio_command(fio_, target(), order_of(one)), " "));
   }
 }
 

@@ -3,16 +3,14 @@
 // input, answers on standard output. What was wrong ends it.
 // Threading: the main thread speaks the protocol; the driver has its own. May not be used by
 // runtime/ (it allocates).
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <iostream>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 
 #include "tools/bench/benches.h"
 #include "tools/bench/kv/kv_driver.h"
+#include "tools/bench/system_under_test.h"
 #include "tools/support/flags.h"
 
 namespace lunar::tools {
@@ -33,24 +31,6 @@ KvOrder parse_order(std::istringstream& words) {
   order.draw = static_cast<KvDraw>(drawn - std::begin(kKvDrawNames));
   order.async = mode == "async";
   return order;
-}
-
-void say(const std::string& line) {
-  const std::string whole = line + "\n";
-  if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);  // the bench is gone
-}
-
-RunResult carry_out(KvDriver& driver, const std::string& line) {
-  std::istringstream words(line);
-  std::string verb;
-  words >> verb;
-  if (verb == "load") {
-    unsigned threads = 1;
-    words >> threads;
-    return driver.load(threads);
-  }
-  if (verb != "run") throw std::runtime_error("unknown order: " + line);
-  return driver.run(parse_order(words));
 }
 
 }  // namespace
@@ -74,18 +54,16 @@ int kv_child_main(int argc, char** argv) {
   flags.add("--memory", limits.memory_bytes).required();
   flags.add("--disk-stat", limits.disk_stat);
   flags.add("--seed", seed);
-  try {
-    flags.parse(argc, argv);
-    KvDriver driver(setup, limits, seed);
-    say("ready");
-    for (std::string line; std::getline(std::cin, line);) say(format_run(carry_out(driver, line)));
-  } catch (const FlagsError& error) {
-    return flags.refuse(error);
-  } catch (const std::exception& error) {
-    say(std::string("error ") + error.what());
-    return 1;
-  }
-  return 0;
+  return answer_orders(flags, argc, argv, [&]() -> OrderTaker {
+    auto driver = std::make_shared<KvDriver>(setup, limits, seed);
+    return [driver](const std::string& verb, std::istringstream& words) {
+      if (verb == "run") return driver->run(parse_order(words));
+      if (verb != "load") throw std::runtime_error("unknown order: " + words.str());
+      unsigned threads = 1;
+      words >> threads;
+      return driver->load(threads);
+    };
+  });
 }
 
 }  // namespace lunar::tools

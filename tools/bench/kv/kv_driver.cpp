@@ -20,8 +20,8 @@
 
 #include "tools/bench/kv/kv_worker.h"
 #include "tools/bench/report.h"
+#include "tools/bench/run_counters.h"
 #include "tools/support/clock.h"
-#include "tools/support/procfs.h"
 
 namespace lunar::tools {
 
@@ -62,10 +62,7 @@ void KvStates::release(uint64_t number, bool written) {
   states_[number].store(version + (written ? 1 : 0), std::memory_order_release);
 }
 
-struct KvDriver::Counters {
-  uint64_t ns = 0;
-  double cpu = 0, machine_cpu = 0;
-  std::optional<DiskBytes> disk;
+struct KvDriver::Counters : RunCounters {
   std::optional<uint64_t> written;  // by the process
 };
 
@@ -78,13 +75,8 @@ KvDriver::KvDriver(const KvSetup& setup, const KvLimits& limits, uint64_t seed)
       system_(make_kv_system(setup)) {}
 
 KvDriver::Counters KvDriver::count() const {
-  Counters counters;
-  counters.disk = read_disk(limits_.disk_stat);
-  counters.written = process_written_bytes(getpid());
-  counters.machine_cpu = machine_cpu_seconds();
-  counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
-  counters.ns = now_ns();
-  return counters;
+  const std::optional<uint64_t> written = process_written_bytes(getpid());
+  return {read_counters(setup_.place.empty() ? "" : limits_.disk_stat), written};
 }
 
 KvTally& KvDriver::tally() {
@@ -129,17 +121,11 @@ RunResult KvDriver::result(const Counters& before, const Counters& after) {
     all.writes += one->writes;
   }
   RunResult run;
-  put_latencies(&run, all.latencies, static_cast<double>(after.ns - before.ns) / 1e9);
+  put_latencies(&run, all.latencies, before.seconds_until(after));
+  put_counters(&run, before, after, run.ops);
   run.reads = static_cast<double>(all.reads);
   run.writes = static_cast<double>(all.writes);
   run.mismatches = static_cast<double>(all.mismatches);
-  run.cpu_s = after.cpu - before.cpu;
-  run.machine_cpu_s = after.machine_cpu - before.machine_cpu;
-  run.cpu_us_per_op = run.ops > 0 ? run.machine_cpu_s * 1e6 / run.ops : 0;
-  if (before.disk && after.disk && !setup_.place.empty()) {
-    run.disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
-    run.disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
-  }
   return run;
 }
 

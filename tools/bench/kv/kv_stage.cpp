@@ -41,8 +41,7 @@ KvGround::KvGround(const KvOptions& options) : options_(options), begun_ns_(now_
   skipped.erase("swap");
   std::error_code ignored;
   lun_is_directory_ = std::filesystem::is_directory(options.lun, ignored);
-  for (const char* system : {"lunar", "rocksdb", "rocksdb-lz4", "lmdb", "fio"})
-    if (!has(system)) skipped[system] = "not asked for (--systems)";
+  report.skip_unasked(options.systems, {"lunar", "rocksdb", "rocksdb-lz4", "lmdb", "fio"});
   if (!host_.cgroup && has("lmdb"))
     skipped["lmdb"] =
         "its cache is the page cache, which only a memory cgroup bounds: run with sudo";
@@ -79,19 +78,6 @@ void KvGround::check_library() {
 void KvGround::say(const std::string& text) {
   progress_.say(
       fmt::format("[{:>3.0f} s] {}", static_cast<double>(now_ns() - begun_ns_) / 1e9, text));
-}
-
-void KvGround::attempt(const std::string& system, const std::function<void()>& work) {
-  try {
-    check_interrupted();
-    work();
-  } catch (const std::runtime_error& error) {
-    const std::string why = error.what();
-    report.skipped[system] = why.substr(0, why.find('\n'));
-    // What this machine does not have is no fault of the run.
-    if (why.find("built without") == std::string::npos)
-      report.failures.push_back(fmt::format("{}: {}", system, why));
-  }
 }
 
 KvStage::KvStage(KvGround& ground, KvStageSetup setup)
@@ -183,7 +169,7 @@ RunResult KvStage::load(const std::string& system, const std::string& workload) 
 
 void KvStage::each(const std::function<void(const std::string& system)>& work) {
   for (const std::string& system : setup_.systems) {
-    if (ground_.has(system)) ground_.attempt(system, [&] { work(system); });
+    if (ground_.has(system)) ground_.report.attempt(system, [&] { work(system); });
     if (!ground_.has(system)) stores_.erase(system);
   }
 }

@@ -41,8 +41,6 @@ class KvGround {
   const std::string& directory() const { return directory_->path(); }
   bool lun_is_directory() const { return lun_is_directory_; }
   void say(const std::string& text);
-  // Does it; what it throws is a failure, and the system is left out from then on.
-  void attempt(const std::string& system, const std::function<void()>& work);
   uint64_t next_seed() { return options_.seed * 1000 + ++runs_; }
 
  private:

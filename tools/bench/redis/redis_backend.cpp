@@ -21,9 +21,9 @@
 #include <thread>
 
 #include "tools/bench/report.h"
+#include "tools/bench/run_counters.h"
 #include "tools/support/clock.h"
 #include "tools/support/process.h"
-#include "tools/support/procfs.h"
 
 namespace lunar::tools {
 
@@ -49,10 +49,7 @@ void sleep_until_wall(double second) {
 }
 }  // namespace
 
-// What the clock frames: read before and after.
-struct RedisBackend::Counters {
-  double machine_cpu = 0, cpu = 0;
-  std::optional<DiskBytes> disk;
+struct RedisBackend::Counters : RunCounters {
   std::optional<uint64_t> server_read;
 };
 
@@ -145,7 +142,7 @@ RedisBackend::~RedisBackend() { end(); }
 void RedisBackend::start_server(const std::string& name, const Setup::Words& words, bool in_cgroup,
                                 Servers* into) {
   ServerSetup server;
-  if (in_cgroup && cgroup_) server.cgroup_procs = cgroup_->procs_path();
+  if (in_cgroup && cgroup_) server.cgroup_procs = cgroup_->group.procs_path();
   server.redis_server = setup_.redis_server;
   server.wrapper = words.wrapper;
   server.further = words.further;
@@ -169,12 +166,8 @@ void RedisBackend::follow_master(unsigned shard) {
 }
 
 void RedisBackend::start() {
-  if (setup_.cgroup) {
-    const std::string name = fmt::format("lunar-bench-{}-{}", getpid(), setup_.system);
-    recorded_ = fmt::format("cgroup {}/{}", setup_.cgroup->mount, name);
-    journal_.record(recorded_);
-    cgroup_ = std::make_unique<MemoryCgroup>(*setup_.cgroup, name, setup_.limit_bytes, setup_.swap);
-  }
+  if (setup_.cgroup)
+    cgroup_.emplace(journal_, *setup_.cgroup, setup_.system, setup_.limit_bytes, setup_.swap);
   for (unsigned i = 0; i < setup_.shards.size(); ++i) {
     start_server(fmt::format("{}-{}", setup_.system, i), setup_.shards[i], true, &servers_);
     if (!setup_.stage->replica) continue;
@@ -196,14 +189,13 @@ void RedisBackend::end() {
   servers_.clear();
   masters_.clear();
   cgroup_.reset();  // with a child that may still save
-  if (!recorded_.empty()) journal_.forget(recorded_);
   for (size_t i = 0; i < setup_.shards.size(); ++i)
     unlink(fmt::format("{}/{}-{}.rdb", setup_.directory, setup_.system, i).c_str());
 }
 
 void RedisBackend::lost(const std::string& why) {
   check_interrupted();
-  const bool out_of_memory = cgroup_ && cgroup_->oom_kills() > 0;
+  const bool out_of_memory = cgroup_ && cgroup_->group.oom_kills() > 0;
   std::string tails;
   for (const auto& server : servers_) tails += "\n" + server->log_tail();
   throw std::runtime_error(fmt::format(
@@ -212,17 +204,14 @@ void RedisBackend::lost(const std::string& why) {
 }
 
 RedisBackend::Counters RedisBackend::count() const {
-  Counters counters;
-  counters.disk = read_disk(setup_.disk_stat);
-  counters.server_read = 0;
+  double cpu_s = 0;
+  std::optional<uint64_t> all_read = 0;
   for (const auto& server : servers_) {
     const std::optional<uint64_t> read = process_read_bytes(server->pid());
-    counters.server_read =
-        read && counters.server_read ? std::optional(*counters.server_read + *read) : std::nullopt;
-    counters.cpu += process_cpu_seconds(server->pid());
+    all_read = read && all_read ? std::optional(*all_read + *read) : std::nullopt;
+    cpu_s += process_cpu_seconds(server->pid());
   }
-  counters.machine_cpu = machine_cpu_seconds();
-  return counters;
+  return {read_counters(setup_.disk_stat, cpu_s), all_read};
 }
 
 // Waits until the servers have all that their masters have; how long that took, in seconds.
@@ -262,18 +251,11 @@ LoadCounts RedisBackend::drive(LoadPlan plan, RunResult* run) {
   } catch (const std::runtime_error& error) { lost(error.what()); }
   const Histogram& latencies = counts.latencies[0];
   put_latencies(run, latencies, counts.seconds + lag_s);
-  run->cpu_s = after.cpu - before.cpu;
-  run->machine_cpu_s = after.machine_cpu - before.machine_cpu;
-  const auto all = static_cast<double>(latencies.count() + counts.latencies[1].count());
-  run->cpu_us_per_op = all > 0 ? run->machine_cpu_s * 1e6 / all : 0;
+  put_counters(run, before, after,
+               static_cast<double>(latencies.count() + counts.latencies[1].count()));
   run->generator_cpu_s = counts.cpu_s;
-  if (before.disk && after.disk) {
-    run->disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
-    run->disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
-  }
-  if (before.server_read && after.server_read) {
+  if (before.server_read && after.server_read)
     run->server_read_bytes = static_cast<double>(*after.server_read - *before.server_read);
-  }
   run->mismatches = static_cast<double>(counts.mismatches);
   run->error = counts.first_mismatch;
   return counts;

@@ -15,7 +15,6 @@
 #include "tools/bench/redis/workloads.h"
 #include "tools/bench/run_result.h"
 #include "tools/bench/setup_journal.h"
-#include "tools/support/cgroup.h"
 #include "tools/support/redis_server.h"
 
 namespace lunar::tools {
@@ -58,7 +57,7 @@ class RedisBackend {
   // Both throw std::runtime_error when the server is lost, with the reason.
   RunResult load(const Say& say);
   RunResult run(const RedisWorkload& workload, const Plan& plan);
-  uint64_t peak_bytes() const { return cgroup_ ? cgroup_->peak_bytes() : 0; }
+  uint64_t peak_bytes() const { return cgroup_ ? cgroup_->group.peak_bytes() : 0; }
 
  private:
   struct Counters;
@@ -98,8 +97,7 @@ class RedisBackend {
 
   Setup setup_;
   SetupJournal& journal_;
-  std::string recorded_;
-  std::unique_ptr<MemoryCgroup> cgroup_;
+  std::optional<RecordedCgroup> cgroup_;
   Servers masters_, servers_;
   Dataset data_;
   double load_seconds_ = 0, due_ = 0;  // due_: of keys that expire, by the wall clock

@@ -50,7 +50,6 @@ class RedisBench {
     lun_bytes_ = 9 * footprint / 4;
     lun_file_bytes_ = forks() ? 17 * footprint / 2 : 2 * lun_bytes_;
   }
-  ~RedisBench();
   BenchReport run();
 
  private:
@@ -77,50 +76,28 @@ class RedisBench {
   using Runs = std::map<std::string, std::vector<RunResult>>;  // of each system
   void try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs,
                     int* page_cluster);
-  RunResult better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds,
-                                int* page_cluster);
   RunResult measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds);
   void check_result(const RedisBackend& backend, const std::string& workload, const RunResult& run);
   void add_result(const std::string& system, const std::string& workload, unsigned pipeline,
                   int page_cluster, const std::vector<RunResult>& runs);
-  // Runs `work`; a backend that is lost in it is out of the run, with the reason.
-  template <class Work>
-  void attempt(const std::string& system, const Work& work);
 
   RedisOptions options_;
   BenchReport report_;
-  std::string directory_, disk_stat_, work_directory_;
   uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0,
            masters_bytes_ = 0, runs_ = 0;
-  std::optional<CgroupPlace> cgroup_;
   Progress progress_;
   // Undone from the last to the first: servers, then the files and the swap they fill.
-  std::unique_ptr<SetupJournal> journal_;
-  std::vector<std::string> recorded_;
+  BenchHost host_;
+  std::optional<WorkDirectory> work_directory_;
+  std::vector<std::unique_ptr<RecordedFile>> lun_files_;
   std::map<std::string, std::vector<std::string>> luns_;  // of each Lunar system, a shard each
   std::unique_ptr<SwapFile> swap_file_;
   std::vector<std::unique_ptr<RedisBackend>> backends_;
 };
 
-RedisBench::~RedisBench() {
-  backends_.clear();
-  swap_file_.reset();
-  for (const std::string& line : recorded_) {
-    const std::string path = line.substr(line.find(' ') + 1);
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-    journal_->forget(line);
-  }
-}
-
 void RedisBench::check_host() {
-  BenchHost host =
-      check_bench_host(options_.lun, limit_bytes_ * options_.systems.size() + masters_bytes_);
-  journal_ = std::move(host.journal);
-  directory_ = host.directory;
-  disk_stat_ = host.disk_stat;
-  cgroup_ = host.cgroup;
-  report_.skipped = std::move(host.skipped);
+  host_ = check_bench_host(options_.lun, limit_bytes_ * options_.systems.size() + masters_bytes_);
+  report_.skipped = host_.skipped;
   if (std::string& module = options_.module; module.empty()) {
     std::string tried;
     module = find_own_library("adapters/redis/liblunar-redis.so", "redis/modules/liblunar-redis.so",
@@ -128,10 +105,7 @@ void RedisBench::check_host() {
     if (module.empty())
       report_.skipped["lunar"] = "liblunar-redis.so is not there (looked at " + tried + ")";
   }
-  for (const char* system : {"lunar", "run", "swap"}) {
-    if (!wants(system) && report_.skipped.count(system) == 0)
-      report_.skipped[system] = "not asked for (--systems)";
-  }
+  report_.skip_unasked(options_.systems, {"lunar", "run", "swap"});
 }
 
 // Files of their own, written whole, where --lun is a directory; else --lun itself, which serves
@@ -146,12 +120,9 @@ std::vector<std::string> RedisBench::prepare_luns(const std::string& system) {
   }
   std::vector<std::string> paths;
   for (unsigned i = 0; i < options_.shards; ++i) {
-    paths.push_back(fmt::format("{}/lunar-bench-{}-{}-{}.lun", directory_, getpid(), system, i));
-    const uint64_t bytes = lun_file_bytes_ / options_.shards;
-    progress_.say(fmt::format("writing {} MiB of LUN in {}", bytes / kMiB, directory_));
-    recorded_.push_back("file " + paths.back());
-    journal_->record(recorded_.back());
-    write_lun_file(paths.back(), bytes);
+    lun_files_.push_back(make_lun_file(host_, fmt::format("{}-{}", system, i),
+                                       lun_file_bytes_ / options_.shards, progress_));
+    paths.push_back(lun_files_.back()->path());
   }
   return paths;
 }
@@ -163,21 +134,19 @@ void RedisBench::check_space() const {
   if (forks())
     wanted += options_.systems.size() * redis_footprint(options_.data_bytes, options_.value_bytes);
   std::error_code error;
-  const std::filesystem::space_info space = std::filesystem::space(directory_, error);
+  const std::filesystem::space_info space = std::filesystem::space(host_.directory, error);
   if (!error && space.available < wanted) {
     throw std::runtime_error(
         fmt::format("{} has {} MiB free, {} are needed: use a smaller --data, fewer --systems, or "
                     "another --lun DIR",
-                    directory_, space.available / kMiB, wanted / kMiB));
+                    host_.directory, space.available / kMiB, wanted / kMiB));
   }
 }
 
 void RedisBench::prepare_files() {
   check_space();
-  work_directory_ = fmt::format("{}/lunar-bench-{}-redis", directory_, getpid());
-  recorded_.push_back("directory " + work_directory_);
-  journal_->record(recorded_.back());
-  std::filesystem::create_directory(work_directory_);
+  work_directory_.emplace(*host_.journal,
+                          fmt::format("{}/lunar-bench-{}-redis", host_.directory, getpid()));
   for (const char* system : {"lunar", "run"}) {
     if (!wants(system)) continue;
     if (std::vector<std::string> luns = prepare_luns(system); !luns.empty())
@@ -190,8 +159,8 @@ void RedisBench::prepare_files() {
                           : options_.swap == "zswap" ? SwapKind::kZswap
                                                      : SwapKind::kFile;
     swap_file_ = std::make_unique<SwapFile>(
-        kind, fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_, *journal_,
-        check_interrupted);
+        kind, fmt::format("{}/lunar-bench-{}.swap", host_.directory, getpid()), swap_bytes_,
+        *host_.journal, check_interrupted);
     report_.notes["swap_state"] = swap_file_->state();
   } catch (const std::runtime_error& error) { report_.skipped["swap"] = error.what(); }
 }
@@ -201,12 +170,12 @@ RedisBackend::Setup RedisBench::setup_of(const std::string& system, const RedisS
   RedisBackend::Setup setup;
   setup.system = system;
   setup.redis_server = options_.redis_server;
-  setup.directory = work_directory_;
-  setup.disk_stat = disk_stat_;
+  setup.directory = work_directory_->path();
+  setup.disk_stat = host_.disk_stat;
   setup.limit_bytes = limit_bytes_;
   setup.dram_bytes = options_.dram_bytes;
   setup.swap = system == "swap";
-  setup.cgroup = cgroup_;
+  setup.cgroup = host_.cgroup;
   setup.connections = options_.connections;
   setup.stage = &stage;
   setup.data_bytes = stage_data_bytes(options_, stage.kind, fits);
@@ -236,17 +205,6 @@ RedisBackend::Setup::Words RedisBench::words_of(const std::string& system, unsig
       words.further.insert(words.further.end(), {name, value});
   }
   return words;
-}
-
-template <class Work>
-void RedisBench::attempt(const std::string& system, const Work& work) {
-  try {
-    work();
-  } catch (const std::runtime_error& error) {
-    std::string why = error.what();
-    report_.skipped[system] = why.substr(0, why.find('\n'));
-    report_.failures.push_back(fmt::format("{}: {}", system, why));
-  }
 }
 
 void RedisBench::check_result(const RedisBackend& backend, const std::string& workload,
@@ -286,22 +244,6 @@ void RedisBench::add_result(const std::string& system, const std::string& worklo
   report_.add(row, runs);
 }
 
-// Swap at the better page-cluster; the better run itself.
-RunResult RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload& workload,
-                                          double seconds, int* page_cluster) {
-  constexpr int kChoice[2] = {0, 3};
-  RunResult trials[2];
-  for (int i = 0; i < 2; ++i) {
-    swap_file_->set_page_cluster(kChoice[i]);
-    trials[i] = measure_run(swap, workload, seconds);
-  }
-  const bool second = trials[0].job_s > 0 ? trials[1].job_s < trials[0].job_s
-                                          : trials[1].ops_per_s > trials[0].ops_per_s;
-  *page_cluster = kChoice[second ? 1 : 0];
-  swap_file_->set_page_cluster(*page_cluster);
-  return trials[second ? 1 : 0];
-}
-
 // Runs before those that count: the memory of the backends takes the workload's shape, swap finds
 // its page-cluster. A job of the servers is long and needs no shape: its trials count.
 void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs,
@@ -310,7 +252,8 @@ void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& worklo
   const bool job = workload.base->job != SideJob::kNone;
   if (backend.system() == "swap" &&
       !workload.fits) {  // data that fits is not read: page-cluster is idle
-    const RunResult better = better_page_cluster(backend, workload, seconds, page_cluster);
+    const RunResult better = swap_file_->at_better_page_cluster(
+        [&] { return measure_run(backend, workload, seconds); }, page_cluster);
     if (job) (*runs)["swap"].push_back(better);
   } else if (!job) {
     (void)measure_run(backend, workload, workload.fits ? seconds : 2 * seconds);
@@ -321,7 +264,8 @@ void RedisBench::run_workload(const RedisWorkload& workload) {
   Runs runs;
   int page_cluster = -1;
   const auto each = [&](const auto& work) {
-    for (const auto& backend : backends_) attempt(backend->system(), [&] { work(*backend); });
+    for (const auto& backend : backends_)
+      report_.attempt(backend->system(), [&] { work(*backend); });
     std::erase_if(backends_, [&](const auto& backend) {
       return report_.skipped.count(backend->system()) != 0;
     });
@@ -344,9 +288,9 @@ void RedisBench::run_stage(const RedisStage& stage, bool fits,
   const std::string name = load_workload_name(stage, fits);
   for (const std::string& system : options_.systems) {
     if (!wants(system)) continue;
-    attempt(system, [&] {
+    report_.attempt(system, [&] {
       progress_.say(fmt::format("starting and loading {}", system));
-      auto backend = std::make_unique<RedisBackend>(setup_of(system, stage, fits), *journal_);
+      auto backend = std::make_unique<RedisBackend>(setup_of(system, stage, fits), *host_.journal);
       report_.notes["redis_version"] = backend->redis_version();
       const RunResult load =
           backend->load([&](const std::string& text) { progress_.follow(text); });
