@@ -58,12 +58,9 @@ TEST_CASE("pins-change") {
   tier::start_tier(kDram, kLun);
   constexpr uint64_t kPinned = 8 * tier::kMega;
   char* base = tier::new_region(kPinned);
-  std::atomic<bool> stop{false};
-  std::thread other([&] {
-    while (!stop.load()) {
-      REQUIRE(lunar_pin(base, kPinned) == 0);
-      REQUIRE(lunar_unpin(base, kPinned) == 0);
-    }
+  const tier::Meanwhile pinning([=] {
+    REQUIRE(lunar_pin(base, kPinned) == 0);
+    REQUIRE(lunar_unpin(base, kPinned) == 0);
   });
   for (int round = 0; round < 40; ++round)
     expect_of_child([&] {
@@ -73,8 +70,6 @@ TEST_CASE("pins-change") {
       const auto counted = static_cast<uint64_t>(lunar::pager_state().pinned_pages.load());
       REQUIRE(counted == pinned, "%lu pages are pinned, %lu are counted", pinned, counted);
     });
-  stop.store(true);
-  other.join();
 }
 
 // Of another thread: a fork handler that is older than the pager's, and so runs after it, lets it
@@ -283,22 +278,19 @@ TEST_CASE("commits") {
   for (int round = 0; round < 6; ++round)
     expect_of_child([&] {
       auto& state = lunar::pager_state();
-      std::atomic<bool> stop{false};
-      std::thread other([&] {
-        bool committed[kPieces] = {};
-        for (uint64_t i = 0; !stop.load(); i = i * 5 + 3) {
-          const uint64_t at = i % kPieces;
-          if (committed[at])
-            lunar::region_decommit(region, at * kPiece, kPiece);
-          else
-            REQUIRE(lunar::region_commit(region, at * kPiece, kPiece) == 0);
-          committed[at] = !committed[at];
-          usleep(10);
-        }
+      bool taken[kPieces] = {};
+      tier::Meanwhile committing([&, i = uint64_t{0}]() mutable {
+        const uint64_t at = i % kPieces;
+        if (taken[at])
+          lunar::region_decommit(region, at * kPiece, kPiece);
+        else
+          REQUIRE(lunar::region_commit(region, at * kPiece, kPiece) == 0);
+        taken[at] = !taken[at];
+        i = i * 5 + 3;
+        usleep(10);
       });
       write_all(2);
-      stop.store(true);
-      other.join();
+      committing.end();
       REQUIRE(state.luns.ready.load(), "the child has evicted nothing");
       const uint64_t committed = lunar::committed_pages(state);
       const uint64_t charged = state.luns.slots[state.luns.own].charged_slots();

@@ -226,15 +226,11 @@ void under_pressure(const char* delay, uint64_t written, void (*run)(char*)) {
   const tier::Watchdog watchdog(g_progress, 60);
   char *target = new_region(kTarget), *other = new_region(kPressure);
   memset(target, 1, written);
-  std::atomic<bool> over{false};
-  std::thread pressure([&] {
-    for (uint64_t turn = 0; !over; ++turn)
-      for (uint64_t at = 0; at < kPressure && !over; at += lunar_page_bytes())
-        *reinterpret_cast<volatile uint64_t*>(other + at) = turn;
+  const tier::Meanwhile pressing([other, at = uint64_t{0}]() mutable {
+    *reinterpret_cast<volatile uint64_t*>(other + at % kPressure) = at;
+    at += lunar_page_bytes();
   });
   run(target);
-  over = true;
-  pressure.join();
 }
 
 }  // namespace

@@ -40,12 +40,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <thread>
 #include <vector>
 
 #include "raw_call.h"
 #include "tests/support/cases.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/refused_calls.h"
 
 namespace {
@@ -247,17 +246,14 @@ int g_at = 1;
 constexpr size_t kDiscarded = 8 * kPage;  // at once
 
 // What was discarded reads as zeros, whatever becomes of the rest of its huge page's place.
-void discard_until(std::atomic<bool>& stop, unsigned char* base, size_t bytes, unsigned seed) {
-  const unsigned which = seed;
-  while (!stop.load()) {
-    // each thread has every second MiB
-    unsigned char* at = base + ((rand_r(&seed) % (bytes >> 21) * 2 + which) << 20);
-    at += rand_r(&seed) % ((1 << 20) / kDiscarded) * kDiscarded;
-    REQUIRE(madvise(at, kDiscarded, MADV_DONTNEED) == 0);
-    for (size_t page = 0; page < kDiscarded; page += kPage) {
-      REQUIRE(at[page] == 0, "a discarded page came back");
-      at[page] = 1;
-    }
+void discard_some(unsigned char* base, size_t bytes, unsigned which, unsigned* seed) {
+  // each thread has every second MiB
+  unsigned char* at = base + ((rand_r(seed) % (bytes >> 21) * 2 + which) << 20);
+  at += rand_r(seed) % ((1 << 20) / kDiscarded) * kDiscarded;
+  REQUIRE(madvise(at, kDiscarded, MADV_DONTNEED) == 0);
+  for (size_t page = 0; page < kDiscarded; page += kPage) {
+    REQUIRE(at[page] == 0, "a discarded page came back");
+    at[page] = 1;
   }
 }
 
@@ -266,10 +262,8 @@ void discards(size_t bytes) {
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   REQUIRE(base != MAP_FAILED);
   memset(base, 1, bytes);
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < 2; ++i)
-    threads.emplace_back([=, &stop] { discard_until(stop, base, bytes, i); });
+  const lunar_test::Meanwhile discarding(
+      [=, seed = 0u](unsigned which) mutable { discard_some(base, bytes, which, &seed); }, 2);
   usleep(2000);
   const size_t more = bytes + bytes / 2;
   auto* other = static_cast<unsigned char*>(
@@ -277,8 +271,6 @@ void discards(size_t bytes) {
   REQUIRE(other != MAP_FAILED);
   for (int round = 0; round < 2; ++round)
     for (size_t at = 0; at < more; at += kPage) other[at] = 1;
-  stop.store(true);
-  for (std::thread& thread : threads) thread.join();
 }
 
 struct Step {

@@ -58,6 +58,11 @@ const Way kWays[] = {{"_Fork", by_fork_alone},
 #endif
                      {"syscall(SYS_clone3)", by_syscall_clone3}};
 
+void ends_by_7(pid_t pid, const char* what) {
+  const int status = status_of(pid);
+  REQUIRE(status == 7 << 8, "%s: ended with status %x", what, status);
+}
+
 void children_have_their_memory() {
   for (const Way& way : kWays) {
     fill(g_memory, kBytes, 1);
@@ -66,12 +71,7 @@ void children_have_their_memory() {
     if (pid == 0) child_body(nullptr);
     REQUIRE(pid > 0);
     fill(g_memory, kBytes, 4);
-    int status = 0;
-    REQUIRE(waitpid(static_cast<pid_t>(pid), &status, 0) == pid);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 7) {
-      fprintf(stderr, "%s: the child ended with status %x\n", way.name, status);
-      _exit(1);
-    }
+    ends_by_7(static_cast<pid_t>(pid), way.name);
     REQUIRE(holds(g_memory, kBytes, 4));
   }
 }
@@ -96,9 +96,7 @@ void a_child_that_shares_memory_may_end() {
   REQUIRE(pid > 0);
   REQUIRE(dup2(errors, STDERR_FILENO) == STDERR_FILENO && close(errors) == 0 &&
           close(ends[1]) == 0);
-  int status = 0;
-  REQUIRE(waitpid(pid, &status, 0) == pid);
-  REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  ends_by_7(pid, "in its parent's memory");
   char said[1024] = {};
   REQUIRE(read(ends[0], said, sizeof said - 1) >= 0 && close(ends[0]) == 0);
   fputs(said, stderr);
@@ -123,11 +121,7 @@ void the_locale_is_evicted() {
     const pid_t pid = fork();
     REQUIRE(pid >= 0);
     if (pid == 0) _exit(toupper('a') == 'A' && holds(g_memory, kBytes, 4) ? 7 : 1);
-    int status = 0, ended = 0;
-    for (int look = 0; look < 300 && (ended = waitpid(pid, &status, WNOHANG)) == 0; ++look)
-      usleep(100000);
-    if (ended == 0) kill(pid, SIGKILL);
-    REQUIRE(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    ends_by_7(pid, "with an evicted locale");
   }
   freelocale(copy);
 }
@@ -149,14 +143,6 @@ void fork_on_it() {
   if (pid == 0) _exit(same && holds(g_memory, kBytes, 4) ? 7 : 1);
   REQUIRE(same && pid > 0);
   g_forked = static_cast<pid_t>(pid);
-}
-
-void ends_by_7(pid_t pid, const char* what) {
-  int status = 0;
-  REQUIRE(waitpid(pid, &status, 0) == pid);
-  const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 7;
-  if (!well) fprintf(stderr, "%s: ended with status %x\n", what, status);
-  REQUIRE(well);
 }
 
 void children_begin_on_tiered_stacks() {

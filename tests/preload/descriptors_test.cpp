@@ -97,13 +97,8 @@ void discard_after_close() {
   REQUIRE(raw(SYS_close_range, 3, ~0u, 0) == 0);
   constexpr unsigned kThreads = 3;
   std::atomic<uint64_t> touches[kThreads] = {};
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  for (auto& count : touches)
-    threads.emplace_back([&] {
-      for (unsigned long i = 0; !stop; ++i, ++count)
-        *(volatile char*)(p + stamp(1, i) % kTouched) = 1;
-    });
+  Meanwhile touching(
+      [&](unsigned t) { *(volatile char*)(p + stamp(1, touches[t]++) % kTouched) = 1; }, kThreads);
   uint64_t least = 0;
   for (uint64_t round = 0; round < 50000 || least < 1000; ++round) {
     REQUIRE(madvise(p, kTouched, MADV_DONTNEED) == 0);
@@ -112,8 +107,7 @@ void discard_after_close() {
   }
   for (auto& count : touches)  // they go on, also when nothing is discarded any more
     for (const uint64_t was = count; count == was;) sched_yield();
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
+  touching.end();
   REQUIRE(holds(p + kTouched, kHeap - kTouched, 1, kTouched / sizeof(long)));
 }
 
@@ -159,18 +153,16 @@ void take_ring() {
 void close_beside_reads(char* p, unsigned round) {
   constexpr unsigned kThreads = 4;
   std::atomic<uint64_t> turns[kThreads] = {};
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < kThreads; ++t)
-    threads.emplace_back([&, t] {
-      constexpr size_t kPart = kMiB;
-      for (unsigned long i = 0; !stop; ++i, ++turns[t]) {
-        const size_t at = stamp(round, i / 4) % (kHeap / kPart) * kPart;
+  Meanwhile reading(
+      [&](unsigned t) {
+        constexpr size_t kPart = kMiB;
+        const size_t at = stamp(round, turns[t] / 4) % (kHeap / kPart) * kPart;
         if (t % 2 == 0) REQUIRE(mlock(p + at, kPart) == 0);
         REQUIRE(holds(p + at, kPart, 1, at / sizeof(long)));
         if (t % 2 == 0) REQUIRE(munlock(p + at, kPart) == 0);
-      }
-    });
+        ++turns[t];
+      },
+      kThreads);
   const auto all_go_on = [&](uint64_t by) {
     for (auto& count : turns)
       for (const uint64_t was = count; count < was + by;) sched_yield();
@@ -179,8 +171,6 @@ void close_beside_reads(char* p, unsigned round) {
   usleep(static_cast<useconds_t>(stamp(round, 1) % 1500));
   REQUIRE(raw(SYS_close_range, 3, ~0u, 0) == 0);
   all_go_on(4);
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
 }
 
 void closed_beside_reads() {

@@ -37,27 +37,28 @@ void make_copies(const char* object) {
   }
 }
 
+// All at once, every third by a long name where that is asked for.
+void load_each(unsigned first, unsigned end, bool long_names) {
+  std::vector<void*> loaded;
+  for (unsigned i = first; i < end; ++i) {
+    std::string name = copy_of(i);
+    const size_t file = name.rfind('/');
+    while (long_names && i % 3 == 0 && name.size() < 3500) name.insert(file, "/.");
+    loaded.push_back(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL));
+    REQUIRE(loaded.back() != nullptr);
+  }
+  for (void* one : loaded) REQUIRE(dlclose(one) == 0);
+}
+
 void load_and_grow() {
-  std::atomic<bool> done{false};
-  std::thread loading([&] {
-    std::vector<void*> loaded;
-    while (!done.load()) {
-      for (unsigned i = 0; i < kCopies; ++i) {
-        loaded.push_back(dlopen(copy_of(i).c_str(), RTLD_NOW | RTLD_LOCAL));
-        REQUIRE(loaded.back() != nullptr);
-      }
-      for (void* one : loaded) REQUIRE(dlclose(one) == 0);
-      loaded.clear();
-    }
-  });
+  Meanwhile loading([] { load_each(0, kCopies, false); });
   std::vector<char*> memory;
   for (size_t taken = 0; taken < kGrowth; taken += kStep) {
     memory.push_back(static_cast<char*>(malloc(kStep)));
     REQUIRE(memory.back() != nullptr);
     fill(memory.back(), kStep, taken);
   }
-  done.store(true);
-  loading.join();
+  loading.end();
   for (size_t i = 0; i < memory.size(); ++i) REQUIRE(holds(memory[i], kStep, i * kStep));
 }
 
@@ -106,21 +107,6 @@ void grow_in_constructor() {
   REQUIRE(dlopen(copy_of(0).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
 }
 
-void load_until(const std::atomic<bool>& done, unsigned first, unsigned end) {
-  std::vector<void*> loaded;
-  while (!done.load()) {
-    for (unsigned i = first; i < end; ++i) {
-      std::string name = copy_of(i);
-      const size_t file = name.rfind('/');
-      while (i % 3 == 0 && name.size() < 3500) name.insert(file, "/.");
-      loaded.push_back(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL));
-      REQUIRE(loaded.back() != nullptr);
-    }
-    for (void* one : loaded) REQUIRE(dlclose(one) == 0);
-    loaded.clear();
-  }
-}
-
 // Blocks of all sizes: the allocator grows in its own lock.
 void grow(unsigned long seed) {
   std::vector<std::pair<char*, size_t>> blocks;
@@ -141,23 +127,17 @@ void grow(unsigned long seed) {
 
 void load_grow_and_fork() {
   constexpr unsigned kLoading = 4, kEach = 10;
-  std::atomic<bool> done{false};
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < kLoading; ++i)
-    threads.emplace_back([&done, i] { load_until(done, i * kEach, (i + 1) * kEach); });
-  threads.emplace_back([&done] {
-    while (!done.load()) {
-      const pid_t child = fork();
-      if (child == 0) _exit(malloc(kStep) != nullptr ? 0 : 1);
-      REQUIRE(ends_well(child));
-      usleep(3000);
-    }
+  const Meanwhile loading([](unsigned i) { load_each(i * kEach, (i + 1) * kEach, true); },
+                          kLoading);
+  const Meanwhile forking([] {
+    const pid_t child = fork();
+    if (child == 0) _exit(malloc(kStep) != nullptr ? 0 : 1);
+    REQUIRE(ends_well(child));
+    usleep(3000);
   });
   std::thread other([] { grow(1); });
   grow(2);
   other.join();
-  done.store(true);
-  for (auto& thread : threads) thread.join();
 }
 
 }  // namespace

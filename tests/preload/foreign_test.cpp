@@ -245,19 +245,17 @@ void neighbours() {
   char* p = map_tiered(kBytes);
   fill(p, kBytes, 31);
   const int fd = memory_file(2 * kMiB);
-  std::atomic<bool> stop{false}, good{true};
-  std::thread threads[2];
-  for (int i = 0; i < 2; ++i)
-    threads[i] = std::thread([&, i] {
-      char* side = p + static_cast<size_t>(i) * 5 * kMiB;
-      const size_t first = static_cast<size_t>(i) * 5 * kWords;
-      while (!stop) {
+  std::atomic<bool> good{true};
+  Meanwhile beside(
+      [&](unsigned i) {
+        char* side = p + size_t{i} * 5 * kMiB;
+        const size_t first = size_t{i} * 5 * kWords;
         if (!holds(side, 3 * kMiB, 31, first)) good = false;
         REQUIRE(madvise(side, kMiB, MADV_DONTNEED) == 0);
         for (size_t w = 0; w < kWords; ++w)
           reinterpret_cast<unsigned long*>(side)[w] = stamp(31, first + w);
-      }
-    });
+      },
+      2);
   for (int round = 0; round < 40; ++round) {
     put(p + 3 * kMiB, 2 * kMiB, fd);
     p[3 * kMiB] = 1;
@@ -268,8 +266,7 @@ void neighbours() {
     fill(p + 3 * kMiB, 2 * kMiB, 33);
     REQUIRE(holds(p + 3 * kMiB, 2 * kMiB, 33));
   }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
+  beside.end();
   REQUIRE(good && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
@@ -316,26 +313,18 @@ void zeros() {
 
 // Maps of a file come over tiered ones while many threads touch new pages: none waits for ever.
 void beside_faults() {
-  constexpr int kThreads = 40;
   const int fd = memory_file(g_page);
-  std::atomic<bool> stop{false};
   std::atomic<unsigned> touched{0}, mapped{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i)
-    threads.emplace_back([&] {
-      while (!stop) {
+  const Meanwhile touching(
+      [&] {
         char* p = map_tiered(kMiB);
-        for (size_t at = 0; at < kMiB && !stop; at += 4 * g_page, ++touched) p[at] = 1;
+        for (size_t at = 0; at < kMiB; at += 4 * g_page, ++touched) p[at] = 1;
         REQUIRE(munmap(p, kMiB) == 0);
-      }
-    });
-  threads.emplace_back([&] {
-    char* p = map_tiered(kMiB);
-    while (!stop) {
-      for (size_t at = 0; at < kMiB && !stop; at += 2 * g_page, ++mapped)
-        put(p + at, g_page, fd, MAP_PRIVATE);
-      put_plain(p, kMiB);
-    }
+      },
+      40);
+  const Meanwhile mapping([&, p = map_tiered(kMiB)] {
+    for (size_t at = 0; at < kMiB; at += 2 * g_page, ++mapped) put(p + at, g_page, fd, MAP_PRIVATE);
+    put_plain(p, kMiB);
   });
   for (int half = 0; half < 8; ++half) {
     const unsigned before = touched, maps = mapped;
@@ -343,8 +332,6 @@ void beside_faults() {
     REQUIRE(touched != before && mapped != maps);
     usleep(500000);
   }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
 }
 
 // Several processes, each with pieces of its own.

@@ -141,11 +141,10 @@ int failed() {
 // Pages that have found no slot on the LUN go to a forked child all the same.
 void write_errors() {
   take_memory();
-  std::atomic<bool> stop{false};
-  std::thread writer([&] {
-    for (unsigned long turn = 0; !stop; ++turn)
-      for (size_t at = 0; at < kBytes / 2 && !stop; at += 4096)
-        *reinterpret_cast<volatile unsigned long*>(g_memory + at) = turn;
+  const Meanwhile writing([turn = 0ul]() mutable {
+    ++turn;
+    for (size_t at = 0; at < kBytes / 2; at += 4096)
+      *reinterpret_cast<volatile unsigned long*>(g_memory + at) = turn;
   });
   for (int i = 0; i < 25; ++i) {
     const pid_t pid = fork();
@@ -154,8 +153,6 @@ void write_errors() {
       _exit(holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)) ? 0 : 7);
     if (pid > 0) REQUIRE(end_of(pid) == 0);
   }
-  stop = true;
-  writer.join();
 }
 
 // The user may have no further process: the kernel cannot make a thread for I/O that it puts off,

@@ -110,11 +110,8 @@ void read_all() {
   const int file =
       inherited != nullptr ? atoi(inherited) : open(getenv("FUSE_TEST_FILE"), O_RDONLY | O_CLOEXEC);
   REQUIRE(file >= 0);
-  std::atomic<bool> stop{false};
-  std::thread presses([&] {
-    while (!stop.load())
-      for (size_t at = 0; at < kCold; at += kPage)
-        __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+  Meanwhile pressing([=] {
+    for (size_t at = 0; at < kCold; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
   });
   size_t wrong = 0;
   for (unsigned round = 0; round < kRounds; ++round) {
@@ -125,8 +122,7 @@ void read_all() {
     for (size_t at = 0; at < kBuffer; at += kPage)
       wrong += !holds(buffer + at, kPage, 9, (from + at) / sizeof(long));
   }
-  stop.store(true);
-  presses.join();
+  pressing.end();
   if (wrong != 0)
     fprintf(stderr, "%zu of %zu pages are not what was read\n", wrong, kRounds * kBuffer / kPage);
   REQUIRE(wrong == 0 && holds(cold, kCold, 1));

@@ -18,7 +18,6 @@ extern "C" int64_t lunar_evict(const void*, size_t) __attribute__((weak));
 namespace {
 
 constexpr size_t kPage = 4096, kFiller = 48 << 20;
-std::atomic<bool> g_stop{false};
 
 bool in_memory(const void* address) {
   unsigned char there = 0;
@@ -94,9 +93,7 @@ void make(pthread_mutex_t* mutex, bool inherits, bool robust) {
 // libc ends a program to which the kernel answers EFAULT here.
 void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
   make(mutex, true, robust);
-  std::thread evictor([&] {
-    while (!g_stop.load()) REQUIRE(lunar_evict(mutex, sizeof *mutex) >= 0);
-  });
+  Meanwhile evicting([=] { REQUIRE(lunar_evict(mutex, sizeof *mutex) >= 0); });
   constexpr unsigned kThreads = 12, kTurns = 20000;
   unsigned count = 0;
   std::vector<std::thread> threads;
@@ -110,9 +107,7 @@ void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
       }
     });
   for (std::thread& thread : threads) thread.join();
-  g_stop.store(true);
-  evictor.join();
-  g_stop.store(false);
+  evicting.end();
   REQUIRE(count == kThreads * kTurns && in_memory(mutex));
   REQUIRE(pthread_mutex_destroy(mutex) == 0);
   evict(mutex);
@@ -134,9 +129,7 @@ void contend(pthread_mutex_t* mutex, unsigned turns) {
 // Forks close the copy-on-write gate, in the parent and in the child.
 void mutex_among_forks(pthread_mutex_t* mutex, char* cold, size_t cold_bytes) {
   make(mutex, true, false);
-  std::thread parent([=] {
-    while (!g_stop.load()) contend(mutex, 500);
-  });
+  Meanwhile contending([=] { contend(mutex, 500); });
   for (unsigned round = 0; round < 40; ++round) {
     for (size_t at = 0; at < cold_bytes; at += kPage)
       __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
@@ -149,9 +142,7 @@ void mutex_among_forks(pthread_mutex_t* mutex, char* cold, size_t cold_bytes) {
     }
     REQUIRE(ends_well(child));
   }
-  g_stop.store(true);
-  parent.join();
-  g_stop.store(false);
+  contending.end();
   REQUIRE(pthread_mutex_destroy(mutex) == 0);
 }
 
@@ -207,12 +198,7 @@ void exec_with_held_mutexes(char* memory) {
       syscall(SYS_execve, "/bin/true", words, environ);
       _exit(1);
     }
-    int status = 0, ended = 0;
-    for (int look = 0; look < 3000 && (ended = waitpid(child, &status, WNOHANG)) == 0; ++look)
-      usleep(10000);
-    if (ended == 0) fprintf(stderr, "exec with held mutexes does not end\n");
-    if (ended == 0) kill(child, SIGKILL);
-    REQUIRE(ended == child && status == 0);
+    REQUIRE(ends_well(child));
   }
 }
 

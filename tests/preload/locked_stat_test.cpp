@@ -32,17 +32,12 @@ void fork_next_to_fstat() {
   char* p = map_tiered(kHeap);
   auto* heap = static_cast<char*>(p);
   fill(heap, kHeap, 1);
-  std::atomic<bool> stop{false};
-  std::thread other([&] {
-    for (struct stat status; !stop;) REQUIRE(fstat(0, &status) == 0);
-  });
+  const Meanwhile other([status = (struct stat){}]() mutable { REQUIRE(fstat(0, &status) == 0); });
   for (int i = 0; i < 10; ++i) {
     const pid_t child = fork();
     if (child == 0) _exit(holds(heap, kHeap, 1) ? 0 : 1);
     REQUIRE(ends_well(child));
   }
-  stop = true;
-  other.join();
 }
 
 }  // namespace

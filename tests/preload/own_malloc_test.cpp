@@ -80,30 +80,21 @@ bool child_is_right(const std::vector<Block>& inherited, size_t bytes, int depth
 }
 
 void forks() {
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  for (unsigned long t = 1; t <= 4; ++t)
-    threads.emplace_back([&stop, t] {
-      for (unsigned long round = 1; !stop.load(); ++round) {
-        std::vector<Block> blocks = grow(3 * kMiB, t * 1000000 + round);
+  Meanwhile growing(
+      [round = 0ul](unsigned t) mutable {
+        std::vector<Block> blocks = grow(3 * kMiB, (t + 1) * 1000000 + ++round);
         REQUIRE(all_hold(blocks));
         give_back(&blocks);
-      }
-    });
+      },
+      4);
   std::vector<Block> kept = grow(16 * kMiB, 5);
   for (int i = 0; i < 15; ++i) REQUIRE(child_is_right(kept, 2 * kMiB, i % 2));
-  stop.store(true);
-  for (std::thread& thread : threads) thread.join();
+  growing.end();
   REQUIRE(all_hold(kept));
 }
 
 void many_forks() {
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < 4; ++t)
-    threads.emplace_back([&stop] {
-      while (!stop.load()) free(malloc(kBlock));
-    });
+  const Meanwhile allocating([] { free(malloc(kBlock)); }, 4);
   for (int i = 0; i < 100; ++i) {
     const pid_t child = fork();
     REQUIRE(child >= 0);
@@ -113,8 +104,6 @@ void many_forks() {
     }
     REQUIRE(ends_well(child));
   }
-  stop.store(true);
-  for (std::thread& thread : threads) thread.join();
 }
 
 void plain_forks() {

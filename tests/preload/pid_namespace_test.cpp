@@ -57,19 +57,16 @@ void fork_among_readers() {
   fill(p, kHeap, 1);
   lock_in_vfork_child(p);
   constexpr unsigned kReaders = 3;
-  std::atomic<bool> stop{false};
   std::atomic<unsigned> begun{0};
-  std::vector<std::thread> readers;
-  for (unsigned t = 0; t < kReaders; ++t)
-    readers.emplace_back([&, t] {
-      for (unsigned long i = 0; !stop; ++i) {
+  Meanwhile reading(
+      [&, i = 0ul](unsigned t) mutable {
         const size_t part = stamp(t, i) % (kHeap / kPart);
         if (t == 0)
           REQUIRE(mlock(p + part * kPart, kPart) == 0 && munlock(p + part * kPart, kPart) == 0);
         REQUIRE(part_holds(p, part));
-        if (i == 0) ++begun;
-      }
-    });
+        if (i++ == 0) ++begun;
+      },
+      kReaders);
   // A fork by a system call runs no handlers of the allocator's, so no thread may be inside it: it
   // is as it starts.
   while (begun.load() != kReaders) usleep(1000);
@@ -78,8 +75,7 @@ void fork_among_readers() {
     if (child == 0) be_child(p);
     REQUIRE(ends_well(child));
   }
-  stop = true;
-  for (std::thread& reader : readers) reader.join();
+  reading.end();
   REQUIRE(holds(p, kHeap, 1));
 }
 

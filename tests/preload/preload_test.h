@@ -26,6 +26,9 @@
 #include <vector>
 
 #include "tests/support/cases.h"
+#include "tests/support/meanwhile.h"
+
+using lunar_test::Meanwhile;
 
 extern "C" int lunar_is_tiered(const void*) noexcept __attribute__((weak));
 

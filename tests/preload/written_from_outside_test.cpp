@@ -44,11 +44,10 @@ int body() {
     write_rounds(self, target, told[0], said[1]);
     _exit(0);
   }
-  std::atomic<bool> stop{false};
-  std::thread pressure([&] {
-    for (unsigned long turn = 0; !stop; ++turn)
-      for (size_t at = 0; at < kPressure && !stop; at += kPage)
-        *reinterpret_cast<volatile unsigned long*>(other + at) = turn;
+  Meanwhile pressing([other, turn = 0ul]() mutable {
+    ++turn;
+    for (size_t at = 0; at < kPressure; at += kPage)
+      *reinterpret_cast<volatile unsigned long*>(other + at) = turn;
   });
   unsigned long lost = 0;
   for (unsigned long round = 1; round <= kRounds; ++round) {
@@ -60,8 +59,7 @@ int body() {
     for (size_t at = 0; at < kTarget; at += kPage)
       lost += !holds(target + at, kPage, round, at / sizeof(long));
   }
-  stop = true;
-  pressure.join();
+  pressing.end();
   close(told[1]);
   if (lost != 0)
     fprintf(stderr, "%lu of %lu pages lost what was written into them\n", lost,

@@ -21,10 +21,13 @@
 #include "lunar/lunar.h"
 #include "pager/pager.h"
 #include "tests/support/cases.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
 #include "tests/support/slowness.h"
 
 namespace tier {
+
+using lunar_test::Meanwhile;
 
 constexpr uint64_t kMega = 1 << 20;
 
