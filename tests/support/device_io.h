@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single commands to a context, and pages to move: what the tests of devices and contexts share.
+// Single commands to devices and contexts, and pages to move: what their tests share.
 // Threading: none; a context is its owner's.
 #pragma once
 #include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 
 #include "superpipe/device.h"
 
@@ -26,11 +27,11 @@ struct Pages {
   char* page(size_t n) const { return base + n * kPage; }
 };
 
-inline lunar::Command command_of(lunar::Op op, uint64_t page, const iovec* parts, uint32_t count,
-                                 uint64_t tag) {
+inline lunar::Command command_of(lunar::Op op, uint64_t offset, const iovec* parts, uint32_t count,
+                                 uint64_t tag = 0) {
   lunar::Command command;
   command.op = op;
-  command.offset = lunar::DeviceOffset{page * kPage};
+  command.offset = lunar::DeviceOffset{offset};
   command.iov = parts;
   command.iov_count = count;
   command.tag = tag;
@@ -44,5 +45,27 @@ inline int64_t one(lunar::Context* context, const lunar::Command& command) {
   if (context->wait(&response, 1, -1) != 1) return -1001;
   return response.tag == command.tag ? response.result : -1002;
 }
+
+// One command of one buffer: by `context`, or by transfer() where there is none.
+inline int64_t io(lunar::Device* device, lunar::Op op, uint64_t offset, void* buffer,
+                  uint64_t bytes = kPage, lunar::Context* context = nullptr) {
+  const iovec part = {buffer, bytes};
+  lunar::Command command = command_of(op, offset, &part, 1);
+  command.length = bytes;
+  return context ? one(context, command) : device->transfer(command);
+}
+
+struct Attached {
+  lunar::Device* device;
+  lunar::Context* context = nullptr;
+  explicit Attached(lunar::Device* of, const lunar::ContextOptions& options = {}) : device(of) {
+    if (of->attach(options, &context) != 0) abort();
+  }
+  ~Attached() { device->detach(context); }
+  Attached(const Attached&) = delete;
+  Attached& operator=(const Attached&) = delete;
+  lunar::Context* operator->() const { return context; }
+  operator lunar::Context*() const { return context; }
+};
 
 }  // namespace lunar_test

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <memory>
 #include <string>
 
 #include "superpipe/registry.h"
@@ -52,6 +53,14 @@ inline lunar::Device* opened(const std::string& uri, const lunar::DeviceOptions&
   INFO(uri << ": " << why.text);
   REQUIRE(status == 0);
   return device;
+}
+
+struct Closer {
+  void operator()(lunar::Device* device) const { device_close(device); }
+};
+using Opened = std::unique_ptr<lunar::Device, Closer>;
+inline Opened hold(const std::string& uri, const lunar::DeviceOptions& options = kRaw) {
+  return Opened(opened(uri, options));
 }
 
 // The reason, which is one line; `expected`: the status, if only one is right.

@@ -7,6 +7,7 @@
 #include "lun/volume/virtual_impl.h"
 #include "sys/arena.h"
 #include "tests/catch.h"
+#include "tests/support/device_io.h"
 #include "tests/support/lun_file.h"
 
 namespace lunar_test {
@@ -40,17 +41,6 @@ inline int refused(const std::string& uri, const VirtualOptions& options, const 
   CHECK(lun == nullptr);
   CHECK(strstr(why.text, word));
   return status;
-}
-
-inline int64_t io(Device* device, Op op, uint64_t offset, void* buffer, uint64_t bytes) {
-  const iovec part = {buffer, bytes};
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{offset};
-  command.iov = &part;
-  command.iov_count = 1;
-  command.length = bytes;
-  return device->transfer(command);
 }
 
 // Page-aligned memory.

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs device_conformance on what any host has: a file, sim:, capi: over a stand-in for IBM's
-library, and as root a loop device. `device_conformance_here.py PROGRAM FAKE_CBLK
+"""Runs device_conformance on what any host has: files with and without io_uring, pmem: on memory
+and on a disk, sim:, mem:, stripes and paths of these, a virtual LUN, capi: over a stand-in for
+IBM's library, and as root a loop device. `device_conformance_here.py PROGRAM FAKE_CBLK
 FAKE_CBLK_WITH_OUR_MARKER [SETTINGS]`: with SETTINGS, only a file with these."""
 import os
 import shutil
@@ -54,22 +55,30 @@ def main():
                 os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
         if not check_refusals(program, disk, fake, marked):
             return 1
-        uris = ["sim:64m,latency_us=5,cache=1m", "mem:64m", disk,
-                f"capi:{disk},lib={fake}"]
+        scratch = ["sim:64m,latency_us=5,cache=1m", disk, f"capi:{disk},lib={fake}"]
         if len(sys.argv) > 4:
             return run(program, f"file:{disk}{sys.argv[4]}")
+        memory = f"/dev/shm/lunar-test-conformance-{os.getpid()}"
+        more = [os.path.join(folder, name) for name in ("one", "other")]
+        for path in (memory, *more):
+            with open(path, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
+        raw = ["mem:64m", f"stripe:{more[0]};{more[1]}", f"paths:{disk};{disk}",
+               "stripe:sim:24m,latency_us=5;sim:24m", f"stripe:{more[0]};sim:64m,latency_us=150",
+               f"pmem:{memory},delegate=on", f"pmem:{memory},delegate=off", f"pmem:{disk}",
+               f"{disk}#named"]
         loop = loop_device(below)
         if loop:
-            uris.append(loop)
+            scratch.append(loop)
         try:
             # scratch use first: it wants a disk that holds nothing
-            for options in (["--scratch"], []):
-                for uri in uris:
-                    if options and uri.startswith("mem:"):   # is memory itself
-                        continue
-                    if run(program, uri, *options) != 0:
-                        return 1
+            runs = [(uri, "--scratch") for uri in scratch]
+            runs += [(uri,) for uri in scratch + raw] + [(disk, "--no-ring")]
+            for what in runs:
+                if run(program, *what) != 0:
+                    return 1
         finally:
+            os.unlink(memory)
             if loop:
                 subprocess.run(["losetup", "-d", loop], check=False)
     return 0

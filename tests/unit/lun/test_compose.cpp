@@ -31,23 +31,10 @@ TEST_CASE(
       options.size_bytes = 2 * kMiB;
       VirtualLun* lun = nullptr;
       REQUIRE(VirtualLun::open(physical, options, &lun, &why) == 0);
-      const iovec part = {page.data(), kPage};
-      Command command;
-      command.op = round ? Op::kRead : Op::kWrite;
-      command.offset = DeviceOffset{kMiB};
-      command.iov = &part;
-      command.iov_count = 1;
       if (round) page.assign(kPage, 0);
-      CHECK(lun->transfer(command) == kPage);
+      CHECK(io(lun, round ? Op::kRead : Op::kWrite, kMiB, page.data()) == kPage);
       CHECK(page[17] == 'v');
-      if (round) {
-        Exerciser exerciser(lun, 0, 2 * kMiB, seed());
-        exerciser.clear();
-        exerciser.run(200, 40);
-        CHECK(exerciser.errors == 0);
-        CHECK(exerciser.wrong == 0);
-        CHECK(exerciser.verify());
-      }
+      if (round) CHECK(DeviceModel(lun, 0, 2 * kMiB, seed()).holds(200));
       device_close(lun);
     }
   }

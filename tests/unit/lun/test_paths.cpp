@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several paths to one device: what is taken for one, failover under load, probing, counters.
 #include <errno.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <thread>
 
 #include "composite.h"
 #include "lun/raid/path_device.h"
-#include "sys/file.h"
 #include "sys/thread.h"
 
 using namespace lunar;
@@ -28,11 +26,10 @@ std::vector<PathInfo> paths_of(Device* device) {
 
 TEST_CASE("paths: only what is one device is taken for one") {
   int error = 0;
-  CHECK(refusal("paths:sim:4m;sim:4m", &error).find("blank") != std::string::npos);
+  CHECK(has(refusal("paths:sim:4m;sim:4m", &error), "blank"));
   CHECK(error == -ENODATA);
-  CHECK(refusal("paths:sim:4m;sim:4m", &error, Format::kIfBlank).find("different devices") !=
-        std::string::npos);
-  CHECK(refusal("paths:sim:4m;sim:8m", &error).find("different sizes") != std::string::npos);
+  CHECK(has(refusal("paths:sim:4m;sim:4m", &error, Format::kIfBlank), "different devices"));
+  CHECK(has(refusal("paths:sim:4m;sim:8m", &error), "different sizes"));
   const std::string a = named("4m", fresh());
   Device* device = open("paths:" + a + ";" + a + ",seed=2", Format::kNever);
   CHECK(device->size_bytes() == 4 * kMiB);
@@ -41,13 +38,8 @@ TEST_CASE("paths: only what is one device is taken for one") {
 }
 
 TEST_CASE("paths: files by their inode; one that is gone is Missing") {
-  const char* given = getenv("LUNAR_TEST_DIR");
-  const std::string path =
-      std::string(given ? given : "/var/tmp") + "/lunar-paths-" + std::to_string(getpid());
-  const int fd = sys::open_file(path.c_str(), O_RDWR | O_CREAT, 0600);
-  REQUIRE(fd >= 0);
-  REQUIRE(sys::allocate_space(fd, 0, kMiB) == 0);
-  sys::close_file(fd);
+  const MemberFiles files("", kMiB);
+  const std::string& path = files.paths[0];
   const std::string other = path + "-link";
   REQUIRE(link(path.c_str(), other.c_str()) == 0);
   Device* device = open("paths:" + path + ";" + other, Format::kNever);
@@ -62,12 +54,8 @@ TEST_CASE("paths: files by their inode; one that is gone is Missing") {
   CHECK(list[0].connection == path);
   CHECK(std::string(list[1].status) == "Missing");
   unlink(path.c_str());
-  struct Page {
-    void* at = aligned_alloc(4096, 4096);
-    ~Page() { free(at); }
-  } page;
-  memset(page.at, 'x', 4096);
-  CHECK(io(device, Op::kWrite, 1, page.at) == 4096);
+  PageVector page(kPage, 'x');
+  CHECK(io(device, Op::kWrite, kPage, page.data()) == kPage);
   device_close(device);
   int error = 0;
   (void)refusal("paths:" + path + ";" + other, &error);
@@ -103,24 +91,15 @@ TEST_CASE(
   // Through a context: the probe runs meanwhile, and finds it well again.
   one.set_failing(false, false);
   sys::sleep_ns(30'000'000);
-  Context* context = nullptr;
-  REQUIRE(device->attach({}, &context) == 0);
-  const iovec part = {page.data(), kPage};
-  Command command;
-  command.iov = &part;
-  command.iov_count = 1;
-  Response response;
-  for (int i = 0; i < 3; ++i) {
-    REQUIRE(context->submit(&command, 1) == 1);
-    REQUIRE(context->wait(&response, 1, -1) == 1);
-    CHECK(response.result == kPage);
+  {
+    const Attached context(device);
+    for (int i = 0; i < 3; ++i)
+      CHECK(io(device, Op::kRead, 0, page.data(), kPage, context) == kPage);
   }
-  device->detach(context);
   list = paths_of(device);
   CHECK(std::string(list[0].status) == "Enabled");
   CHECK(list[0].primary);
-  command.offset = DeviceOffset{4 * kMiB};
-  CHECK(device->transfer(command) == -EINVAL);
+  CHECK(io(device, Op::kRead, 4 * kMiB, page.data()) == -EINVAL);
   device_close(device);
 }
 
@@ -136,15 +115,15 @@ TEST_CASE("paths: no I/O fails under load while one path works") {
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
-      Exerciser exerciser(device, t * 4 * kMiB, 4 * kMiB, seed() + t);
-      exerciser.clear();
+      DeviceModel model(device, t * 4 * kMiB, 4 * kMiB, seed() + t);
+      model.clear();
       while (!stop) {
-        exerciser.run(100, 40);
+        model.run(100, 40);
         ++runs[t];
       }
-      if (!exerciser.verify()) ++bad;
-      errors += exerciser.errors;
-      wrong += exerciser.wrong;
+      if (!model.verify()) ++bad;
+      errors += model.errors;
+      wrong += model.wrong;
     });
   }
   std::mt19937_64 random(seed());

@@ -3,7 +3,6 @@
 // mutated labels.
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +14,6 @@
 #include "composite.h"
 #include "lun/raid/member_label.h"
 #include "lun/raid/stripe_device.h"
-#include "superpipe/registry.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 #include "sys/uring.h"
@@ -24,20 +22,23 @@ using namespace lunar;
 using namespace composite;
 
 TEST_CASE("stripe: random commands of all sizes come back as the model says") {
-  for (unsigned count : {2u, 3u, 8u}) {
+  const MemberFiles files("", 5 * kMiB), ways("paths:", 5 * kMiB);
+  std::vector<std::string> uris = {"stripe:(paths:" + ways.paths[0] + ";" + ways.paths[0] + ");" +
+                                   files.paths[0] + ";" + files.paths[1]};
+  for (const unsigned count : {2u, 3u, 8u}) {
     std::string uri = "stripe:";
     for (unsigned i = 0; i < count; ++i)
       uri += (i ? ";" : "") + named("4m", fresh()) + ",latency_us=" + std::to_string(i * 7);
+    uris.push_back(uri);
+  }
+  for (const std::string& uri : uris) {
+    INFO(uri);
     Device* device = open(uri);
-    CHECK(device->size_bytes() == count * 3 * kMiB);
-    {
-      Exerciser exerciser(device, 0, device->size_bytes(), seed() + count);
-      exerciser.run(1500, 3);
-      exerciser.run(400, 300);
-      CHECK(exerciser.errors == 0);
-      CHECK(exerciser.wrong == 0);
-      CHECK(exerciser.verify());
-    }
+    const auto members = static_cast<unsigned>(std::count(uri.begin(), uri.end(), ';')) + 1;
+    if (uri != uris[0]) CHECK(device->size_bytes() == members * 3 * kMiB);
+    for (const bool shared : {false, true})
+      CHECK(DeviceModel(device, 0, device->size_bytes(), seed(), {.depth = 16, .shared = shared})
+                .holds(600));
     device_close(device);
     device = open(uri, Format::kNever);  // it is still that stripe
     device_close(device);
@@ -49,31 +50,19 @@ TEST_CASE(
   Device* device = open("stripe:sim:4m;sim:4m");
   std::vector<char> data(4 * kStripeChunkBytes);
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>('a' + i / kStripeChunkBytes);
-  const iovec part = {data.data(), data.size()};
-  Command command;
-  command.op = Op::kWrite;
-  command.iov = &part;
-  command.iov_count = 1;
-  Context* context = nullptr;
-  REQUIRE(device->attach({}, &context) == 0);
   const uint64_t before = sim(member(device, 0)).counters().writes;
-  REQUIRE(context->submit(&command, 1) == 1);
-  CHECK(context->in_flight() == 1);
-  Response response;
-  REQUIRE(context->wait(&response, 1, -1) == 1);
-  CHECK(response.result == static_cast<int64_t>(data.size()));
-  CHECK(context->in_flight() == 0);
+  {
+    const Attached context(device);
+    CHECK(io(device, Op::kWrite, 0, data.data(), data.size(), context) ==
+          static_cast<int64_t>(data.size()));
+    CHECK(io(device, Op::kWrite, device->size_bytes(), data.data(), kPage, context) == -EINVAL);
+  }
   for (unsigned m = 0; m < 2; ++m) {
     const char* at = sim(member(device, m)).memory() + kMemberDataOffset;
     CHECK(at[0] == static_cast<char>('a' + m));
     CHECK(at[kStripeChunkBytes] == static_cast<char>('c' + m));
   }
   CHECK(sim(member(device, 0)).counters().writes == before + 1);  // both chunks in one
-  command.offset = DeviceOffset{device->size_bytes()};
-  REQUIRE(context->submit(&command, 1) == 1);
-  REQUIRE(context->wait(&response, 1, -1) == 1);
-  CHECK(response.result == -EINVAL);
-  device->detach(context);
   device_close(device);
 }
 
@@ -81,79 +70,11 @@ TEST_CASE("stripe: a failed member fails the commands that touch it, and only th
   Device* device = open("stripe:sim:4m;sim:4m");
   sim(member(device, 1)).set_failing(true, true);
   std::vector<char> data(2 * kStripeChunkBytes);
-  iovec part = {data.data(), kPage};
-  Command command;
-  command.iov = &part;
-  command.iov_count = 1;
-  CHECK(device->transfer(command) == static_cast<int64_t>(kPage));
-  command.offset = DeviceOffset{kStripeChunkBytes};
-  CHECK(device->transfer(command) == -EIO);
-  Context* context = nullptr;
-  REQUIRE(device->attach({}, &context) == 0);
-  part.iov_len = data.size();
-  command.offset = DeviceOffset{0};
-  REQUIRE(context->submit(&command, 1) == 1);
-  Response response;
-  REQUIRE(context->wait(&response, 1, -1) == 1);
-  CHECK(response.result == -EIO);
-  device->detach(context);
-  device_close(device);
-}
-
-TEST_CASE(
-    "stripe: on files, watches and completions come through one wait; several threads share a "
-    "context") {
-  const MemberFiles files("stripe:", 5 * kMiB);
-  Device* device = open(files.uri);
-  files.forget();
-  CHECK(device->fd_count() == 2);
-  CHECK(device->size_bytes() == 8 * kMiB);
+  CHECK(io(device, Op::kRead, 0, data.data()) == kPage);
+  CHECK(io(device, Op::kRead, kStripeChunkBytes, data.data()) == -EIO);
   {
-    struct Aligned {
-      char* base = static_cast<char*>(aligned_alloc(4096, 512 * kKiB));
-      ~Aligned() { free(base); }
-    } buffer;
-    memset(buffer.base, 'q', 512 * kKiB);
-    Context* context = nullptr;
-    REQUIRE(device->attach({}, &context) == 0);
-    int pipe_fds[2];
-    REQUIRE(pipe2(pipe_fds, O_NONBLOCK | O_CLOEXEC) == 0);
-    REQUIRE(context->watch(pipe_fds[0], 77) == 0);
-    Response response;
-    CHECK(context->wait(&response, 1, 1'000'000) == 0);
-    const iovec part = {buffer.base, 512 * kKiB};
-    Command command;
-    command.op = Op::kWrite;
-    command.iov = &part;
-    command.iov_count = 1;
-    command.tag = 5;
-    REQUIRE(context->submit(&command, 1) == 1);
-    REQUIRE(context->wait(&response, 1, -1) == 1);
-    CHECK(response.tag == 5);
-    CHECK(response.result == static_cast<int64_t>(512 * kKiB));
-    REQUIRE(write(pipe_fds[1], "x", 1) == 1);
-    REQUIRE(context->wait(&response, 1, -1) == 1);
-    CHECK(response.tag == 77);
-    CHECK((response.result & POLLIN) != 0);
-    CHECK(context->wait(&response, 1, -1) == 0);  // nothing in flight, nothing watched
-    memset(buffer.base, 0, 512 * kKiB);
-    command.op = Op::kRead;
-    REQUIRE(context->submit(&command, 1) == 1);
-    REQUIRE(context->wait(&response, 1, -1) == 1);
-    CHECK(buffer.base[300 * kKiB] == 'q');
-    device->detach(context);
-    ContextOptions options;
-    options.shared = true;
-    REQUIRE(device->attach(options, &context) == 0);
-    REQUIRE(context->submit(&command, 1) == 1);
-    for (int i = 0; i < 10000 && context->reap(&response, 1) == 0; ++i) {
-      const int status = context->await(50'000'000);
-      CHECK((status == 0 || status == -EINTR || status == -ETIME));
-    }
-    CHECK(context->in_flight() == 0);
-    device->detach(context);
-    close(pipe_fds[0]);
-    close(pipe_fds[1]);
+    const Attached context(device);
+    CHECK(io(device, Op::kRead, 0, data.data(), data.size(), context) == -EIO);
   }
   device_close(device);
 }
@@ -178,48 +99,18 @@ long sleeps() {
 
 }  // namespace
 
-TEST_CASE(
-    "stripe: members on files share one ring, and random commands come back as the model says") {
+TEST_CASE("stripe: members on files share one ring") {
   const MemberFiles files("stripe:", 5 * kMiB);
   Device* device = open(files.uri);
   files.forget();
+  CHECK(device->fd_count() == 2);
+  CHECK(device->size_bytes() == 8 * kMiB);
   const unsigned before = rings();
-  Context* context = nullptr;
-  REQUIRE(device->attach({}, &context) == 0);
-  if (sys::uring_probe() == 0) CHECK(rings() == before + 1);
-  device->detach(context);
-  for (const bool shared : {false, true}) {
-    Exerciser exerciser(device, 0, device->size_bytes(), seed() + shared, shared);
-    exerciser.clear();
-    exerciser.run(600, 3);
-    exerciser.run(200, 300);
-    CHECK(exerciser.errors == 0);
-    CHECK(exerciser.wrong == 0);
-    CHECK(exerciser.verify());
+  {
+    const Attached context(device);
+    if (sys::uring_probe() == 0) CHECK(rings() == before + 1);
   }
   device_close(device);
-}
-
-TEST_CASE(
-    "stripe: files next to memory, and paths of files next to a file, come back as the model "
-    "says") {
-  const MemberFiles files("", 5 * kMiB), ways("paths:", 5 * kMiB);
-  std::string same = "(paths:" + ways.paths[0] + ";" + ways.paths[0] + ")";
-  for (const std::string& uri : {"stripe:" + files.paths[0] + ";" + named("5m", fresh()) +
-                                     ",latency_us=150;" + files.paths[1],
-                                 "stripe:" + same + ";" + files.paths[0] + ";" + files.paths[1]}) {
-    Device* device = open(uri, Format::kForce);
-    {
-      Exerciser exerciser(device, 0, device->size_bytes(), seed());
-      exerciser.clear();
-      exerciser.run(600, 3);
-      exerciser.run(200, 300);
-      CHECK(exerciser.errors == 0);
-      CHECK(exerciser.wrong == 0);
-      CHECK(exerciser.verify());
-    }
-    device_close(device);
-  }
 }
 
 TEST_CASE(
@@ -228,15 +119,10 @@ TEST_CASE(
   Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=200000;" +
                         named("5m", fresh()) + ",latency_us=200000;" + files.paths[0]);
   for (const bool shared : {false, true}) {
-    Context* context = nullptr;
-    ContextOptions options;
-    options.shared = shared;
-    REQUIRE(device->attach(options, &context) == 0);
+    const Attached context(device, {.shared = shared});
     PageVector data(2 * kStripeChunkBytes);
     const iovec part = {data.data(), data.size()};
-    Command command;
-    command.iov = &part;
-    command.iov_count = 1;
+    const Command command = command_of(Op::kRead, 0, &part, 1);
     REQUIRE(context->submit(&command, 1) == 1);
     Response response;
     const long slept = sleeps();
@@ -253,7 +139,6 @@ TEST_CASE(
     CHECK(got == 1);
     CHECK(response.result == static_cast<int64_t>(data.size()));
     CHECK(sleeps() - slept < 200);  // of a tenth of a millisecond each: 2000
-    device->detach(context);
   }
   device_close(device);
 }
@@ -263,20 +148,11 @@ TEST_CASE(
   const MemberFiles files("", 5 * kMiB);
   Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=400000;" + files.paths[0]);
   for (const bool shared : {false, true}) {
-    Context* context = nullptr;
-    ContextOptions options;
-    options.shared = shared;
-    options.spin = false;
-    REQUIRE(device->attach(options, &context) == 0);
+    const Attached context(device, {.spin = false, .shared = shared});
     PageVector slow(kPage), fast(kPage);
     const iovec parts[2] = {{slow.data(), kPage}, {fast.data(), kPage}};
-    Command commands[2];
-    for (unsigned i = 0; i < 2; ++i) {
-      commands[i].iov = &parts[i];
-      commands[i].iov_count = 1;
-      commands[i].offset = DeviceOffset{i * kStripeChunkBytes};
-      commands[i].tag = i;
-    }
+    const Command commands[2] = {command_of(Op::kRead, 0, &parts[0], 1, 0),
+                                 command_of(Op::kRead, kStripeChunkBytes, &parts[1], 1, 1)};
     REQUIRE(context->submit(&commands[0], 1) == 1);
     Response response{7, 0};
     uint64_t best = UINT64_MAX;
@@ -294,7 +170,6 @@ TEST_CASE(
     }
     CHECK(best < 5'000'000);  // looked at again after 10 ms anyway
     while (context->in_flight()) (void)context->wait(&response, 1, -1);
-    device->detach(context);
   }
   device_close(device);
 }
@@ -337,91 +212,40 @@ TEST_CASE(
   device_close(device);
 }
 
-TEST_CASE("stripe: many commands of all sizes are exchanged in one call") {
-  const MemberFiles files("stripe:", 13 * kMiB);
-  Device* device = open(files.uri);
-  files.forget();
-  constexpr unsigned kCommands = 200;
-  constexpr size_t kMost = 3 * kStripeChunkBytes;
-  ContextOptions options;
-  options.depth = kCommands;
-  Context* context = nullptr;
-  REQUIRE(device->attach(options, &context) == 0);
-  auto* memory = static_cast<char*>(aligned_alloc(4096, kCommands * kMost));
-  iovec parts[kCommands];
-  Command commands[kCommands];
-  Response responses[kCommands];
-  size_t at = 0;
-  std::mt19937_64 random(seed());
-  for (unsigned i = 0; i < kCommands; ++i) {
-    parts[i] = {memory + i * kMost, (1 + random() % (kMost / kPage)) * kPage};
-    if (at + parts[i].iov_len > device->size_bytes()) at = 0;
-    commands[i] = {};
-    commands[i].op = Op::kRead;
-    commands[i].offset = DeviceOffset{at};
-    commands[i].iov = &parts[i];
-    commands[i].iov_count = 1;
-    commands[i].tag = i;
-    at += parts[i].iov_len;
-  }
-  unsigned taken = 0;
-  const int got =
-      context->exchange(commands, kCommands, &taken, responses, kCommands, kCommands, -1);
-  CHECK(taken == kCommands);
-  REQUIRE(got == static_cast<int>(kCommands));
-  std::vector<bool> seen(kCommands);
-  for (const Response& response : responses) {
-    REQUIRE(response.tag < kCommands);
-    CHECK_FALSE(seen[response.tag]);
-    seen[response.tag] = true;
-    CHECK(response.result == static_cast<int64_t>(parts[response.tag].iov_len));
-  }
-  CHECK(context->exchange(commands, 3, &taken, responses, kCommands, 100, -1) ==
-        3);  // no more than are on their way
-  CHECK(context->in_flight() == 0);
-  CHECK(context->exchange(nullptr, 0, &taken, responses, kCommands, 1, 1'000'000) == 0);
-  free(memory);
-  device->detach(context);
-  device_close(device);
-}
-
 TEST_CASE("labels: wrong order, count, set, kind and size are named, and nothing is written") {
   const std::string a = named("4m", fresh()), b = named("4m", fresh()), c = named("4m", fresh()),
                     d = named("4m", fresh());
   device_close(open("stripe:" + a + ";" + b));
   device_close(open("stripe:" + c + ";" + d));
   int error = 0;
-  CHECK(refusal("stripe:" + b + ";" + a, &error).find("number 2") != std::string::npos);
+  CHECK(has(refusal("stripe:" + b + ";" + a, &error), "number 2"));
   CHECK(error == -EINVAL);
-  CHECK(refusal("stripe:" + a + ";" + d, &error).find("another set") != std::string::npos);
+  CHECK(has(refusal("stripe:" + a + ";" + d, &error), "another set"));
   CHECK(error == -EEXIST);
-  CHECK(refusal("stripe:" + a + ";" + a, &error).find("twice") != std::string::npos);
-  CHECK(refusal("stripe:" + a + ";" + b + ";" + c, &error).find("of 2 members") !=
-        std::string::npos);
+  CHECK(has(refusal("stripe:" + a + ";" + a, &error), "twice"));
+  CHECK(has(refusal("stripe:" + a + ";" + b + ";" + c, &error), "of 2 members"));
   CHECK(
       refusal("stripe:" + a + ";" + named("4m", fresh()), &error, Format::kIfBlank).find("blank") !=
       std::string::npos);
   CHECK(error == -EINVAL);
   const std::string e = named("4m", fresh()), f = named("4m", fresh());
-  CHECK(refusal("stripe:" + e + ";" + f, &error).find("blank") != std::string::npos);
+  CHECK(has(refusal("stripe:" + e + ";" + f, &error), "blank"));
   CHECK(error == -ENODEV);
   ErrorText why;
   Device* device = nullptr;
-  REQUIRE(device_open(e.c_str(), raw(), &device, &why) == 0);
+  REQUIRE(device_open(e.c_str(), kRaw, &device, &why) == 0);
   strcpy(sim(device).memory() + 5000, "somebody's data");
-  CHECK(refusal("stripe:" + e + ";" + f, &error, Format::kIfBlank).find("data") !=
-        std::string::npos);
+  CHECK(has(refusal("stripe:" + e + ";" + f, &error, Format::kIfBlank), "data"));
   CHECK(error == -EEXIST);
   CHECK(sim(device).memory()[0] == 0);
   device_close(device);
   device_close(open("stripe:" + e + ";" + f, Format::kForce));
   device_close(open("stripe:" + e + ";" + f, Format::kNever));
-  CHECK(refusal("stripe:" + a, &error).find("one member") != std::string::npos);
+  CHECK(has(refusal("stripe:" + a, &error), "one member"));
   CHECK(refusal("stripe:(" + a + ";" + b, &error).find("parentheses") != std::string::npos);
-  CHECK(refusal("stripe:;" + b, &error).find("empty member") != std::string::npos);
-  CHECK(refusal("stripe:(stripe:" + a + ";" + b + ");" + c, &error).find("cannot be a member") !=
-        std::string::npos);
-  CHECK(refusal("warp:1;2", &error).find("unknown scheme") != std::string::npos);
+  CHECK(has(refusal("stripe:;" + b, &error), "empty member"));
+  CHECK(has(refusal("stripe:(stripe:" + a + ";" + b + ");" + c, &error), "cannot be a member"));
+  CHECK(has(refusal("warp:1;2", &error), "unknown scheme"));
 }
 
 TEST_CASE(
@@ -461,8 +285,8 @@ TEST_CASE(
                     stripe = "stripe:" + a + ";" + b;
   Device *first = nullptr, *second = nullptr;  // keep the memory
   ErrorText why;
-  REQUIRE(device_open(a.c_str(), raw(), &first, &why) == 0);
-  REQUIRE(device_open(b.c_str(), raw(), &second, &why) == 0);
+  REQUIRE(device_open(a.c_str(), kRaw, &first, &why) == 0);
+  REQUIRE(device_open(b.c_str(), kRaw, &second, &why) == 0);
   device_close(open(stripe));
   MemberLabel label;
   for (Device* one : {first, second}) {
@@ -478,18 +302,18 @@ TEST_CASE(
   for (const Format format : {Format::kNever, Format::kIfBlank}) {
     const std::string line = refusal(stripe, &error, format);
     CHECK(error == -EOPNOTSUPP);
-    CHECK(line.find(a) != std::string::npos);
-    CHECK(line.find("mdadm") != std::string::npos);
-    CHECK(line.find("from 1 MiB on") != std::string::npos);
+    CHECK(has(line, a));
+    CHECK(has(line, "mdadm"));
+    CHECK(has(line, "from 1 MiB on"));
     PhysicalLun* physical = nullptr;
     CHECK(physical_open(a.c_str(), format, &physical, &why) == -EOPNOTSUPP);
-    CHECK(std::string(why.text).find("mdadm") != std::string::npos);
+    CHECK(has(why.text, "mdadm"));
   }
   DeviceContent content = DeviceContent::kBlank;
   char what[64];
   REQUIRE(device_content(first, &content, what, sizeof what) == 0);
   CHECK(content == DeviceContent::kMember);
-  CHECK(std::string(what).find("mirror") != std::string::npos);
+  CHECK(has(what, "mirror"));
   CHECK(memcmp(sim(first).memory(), before.data(), before.size()) == 0);
   device_close(open(stripe, Format::kForce));
   REQUIRE(label_read(first, &label) == 0);

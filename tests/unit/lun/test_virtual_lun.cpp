@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -288,12 +289,9 @@ TEST_CASE("virtual: a forked child shrinks it while threads of the parent are in
   VirtualLun* lun = must("sim:16m,latency_us=100000", {});
   REQUIRE(lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0);
   Buffer one(4096), two(4096);
-  Context* context = nullptr;
-  REQUIRE(lun->attach({}, &context) == 0);
+  std::optional<Attached> context(lun);
   const iovec part = {two.at, 4096};
-  Command command;
-  command.iov = &part;
-  command.iov_count = 1;
+  const Command command = command_of(Op::kRead, 0, &part, 1);
   std::atomic<bool> inside{false};
   std::thread reader([&] {
     inside = true;
@@ -301,7 +299,7 @@ TEST_CASE("virtual: a forked child shrinks it while threads of the parent are in
   });
   while (!inside) sys::sleep_ns(1'000'000);
   sys::sleep_ns(20'000'000);
-  REQUIRE(context->submit(&command, 1) == 1);
+  REQUIRE((*context)->submit(&command, 1) == 1);
   const pid_t child = fork();
   if (child == 0) {
     ErrorText why;
@@ -311,7 +309,7 @@ TEST_CASE("virtual: a forked child shrinks it while threads of the parent are in
   REQUIRE(waitpid(child, &how, 0) == child);
   CHECK(how == 0);
   reader.join();
-  lun->detach(context);
+  context.reset();
   lun->close();
 }
 

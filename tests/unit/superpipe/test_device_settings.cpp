@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices by URI: settings, capabilities as the host has them, refusals in one line; contexts
-// shared by threads, vectors in the window, many in flight.
+// Devices by URI: settings, capabilities as the host has them, refusals in one line; vectors in the
+// window, and what happens without descriptors.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -8,14 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "superpipe/device.h"
 #include "superpipe/registry.h"
@@ -42,69 +38,13 @@ int open_rings() {
   return rings;
 }
 
-void round_trip(Device* device, const ContextOptions& options = {}) {
-  Context* context = nullptr;
-  REQUIRE(device->attach(options, &context) == 0);
-  Pages pages(2);
+void round_trip(Device* device) {
+  const Attached context(device);
+  const Pages pages(2);
   memset(pages.page(0), 'r', kPage);
-  const iovec out = {pages.page(0), kPage}, in = {pages.page(1), kPage};
-  CHECK(one(context, command_of(Op::kWrite, 3, &out, 1, 1)) == kPage);
-  CHECK(one(context, command_of(Op::kFlush, 0, nullptr, 0, 2)) == 0);
-  CHECK(one(context, command_of(Op::kRead, 3, &in, 1, 3)) == kPage);
+  CHECK(io(device, Op::kWrite, 3 * kPage, pages.page(0), kPage, context) == kPage);
+  CHECK(io(device, Op::kRead, 3 * kPage, pages.page(1), kPage, context) == kPage);
   CHECK(memcmp(pages.page(0), pages.page(1), kPage) == 0);
-  device->detach(context);
-}
-
-// Threads that share one context: the lock around submit and reap, await outside. Each writes pages
-// of its own and reads them back; a response may be reaped by another thread.
-void share(Device* device) {
-  constexpr unsigned kThreads = 6, kRounds = 150;
-  ContextOptions options;
-  options.shared = true;
-  options.depth = 8;
-  Context* context = nullptr;
-  // by a thread that is gone when it is used
-  std::thread([&] { REQUIRE(device->attach(options, &context) == 0); }).join();
-  std::mutex mutex;
-  std::atomic<int64_t> done[kThreads] = {};
-  std::atomic<unsigned> wrong{0};
-  std::vector<std::thread> threads;
-  const uint64_t deadline = sys::now_ns() + 30'000'000'000;
-  for (unsigned t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      Pages pages(2);
-      for (unsigned round = 0; round < kRounds; ++round) {
-        for (Op op : {Op::kWrite, Op::kRead}) {
-          char* page = pages.page(op == Op::kRead);
-          if (op == Op::kWrite) memset(page, static_cast<int>(t * 31 + round), kPage);
-          const iovec part = {page, kPage};
-          const Command command = command_of(op, t * 7 + round % 7, &part, 1, t);
-          done[t] = -2000;
-          bool submitted = false;
-          while (!submitted || done[t] == -2000) {
-            if (sys::now_ns() > deadline) {
-              ++wrong;
-              return;
-            }
-            {
-              const std::lock_guard<std::mutex> lock(mutex);
-              if (!submitted) submitted = context->submit(&command, 1) == 1;
-              Response responses[8];
-              const int n = context->reap(responses, 8);
-              for (int i = 0; i < n; ++i) done[responses[i].tag] = responses[i].result;
-            }
-            if (done[t] == -2000) (void)context->await(2'000'000);
-          }
-          wrong += done[t] != static_cast<int64_t>(kPage);
-        }
-        wrong += memcmp(pages.page(0), pages.page(1), kPage) != 0;
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  CHECK(wrong == 0);
-  CHECK(context->in_flight() == 0);
-  device->detach(context);
 }
 
 }  // namespace
@@ -172,10 +112,6 @@ TEST_CASE("file capabilities are those of the host, and sqpoll=on holds or says 
   }
   device = opened(disk, kReadOnly);
   CHECK_FALSE(device->capabilities().discard);  // read-only
-  Pages pages(1);
-  const iovec part = {pages.base, kPage};
-  CHECK(device->transfer(command_of(Op::kRead, 0, &part, 1, 0)) == kPage);
-  CHECK(device->transfer(command_of(Op::kWrite, 0, &part, 1, 0)) == -EBADF);
   device_close(device);
 }
 
@@ -193,66 +129,6 @@ TEST_CASE("a read-only block device is refused by that name, and can be read") {
   CHECK_FALSE(device->capabilities().discard);
   device_close(device);
   CHECK(system(("losetup -d " + loop).c_str()) == 0);
-}
-
-TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await") {
-  Directory directory;
-  const std::string disk = directory.disk("disk", kMiB);
-  for (const std::string& uri :
-       {disk, "file:" + disk + ",sqpoll=auto", std::string("sim:1m,latency_us=30")}) {
-    INFO(uri);
-    Device* device = opened(uri, kRaw);
-    share(device);
-    device_close(device);
-  }
-}
-
-TEST_CASE(
-    "uring contexts: 128 in flight bring every response, also with few in flight and with a "
-    "watch") {
-  if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
-  Directory directory;
-  Device* device = opened(directory.disk("disk", kMiB), kRaw);
-  ContextOptions options;
-  round_trip(device, options);
-  Context* context = nullptr;
-  REQUIRE(device->attach(options, &context) == 0);
-  Pages pages(128);
-  iovec parts[128];
-  Command commands[128];
-  for (unsigned i = 0; i < 128; ++i) {
-    parts[i] = {pages.page(i), kPage};
-    commands[i] = command_of(Op::kRead, i, &parts[i], 1, i);
-  }
-  for (int round = 0; round < 20; ++round) {
-    REQUIRE(context->submit(commands, 128) == 128);
-    unsigned got = 0;
-    while (got < 128) {
-      Response responses[64];
-      const int n = context->wait(responses, 64, round % 2 ? -1 : 50'000);
-      REQUIRE(n >= 0);
-      for (int i = 0; i < n; ++i) CHECK(responses[i].result == kPage);
-      got += static_cast<unsigned>(n);
-    }
-  }
-  int ends[2];
-  REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
-  REQUIRE(context->watch(ends[0], 500) == 0);
-  REQUIRE(context->submit(commands, 128) == 128);
-  REQUIRE(write(ends[1], "x", 1) == 1);
-  bool seen = false;
-  for (unsigned got = 0; got < 129;) {
-    Response responses[64];
-    const int n = context->wait(responses, 64, -1);
-    REQUIRE(n > 0);
-    for (int i = 0; i < n; ++i) seen |= responses[i].tag == 500;
-    got += static_cast<unsigned>(n);
-  }
-  CHECK(seen);
-  close(ends[0]);
-  close(ends[1]);
-  device->detach(context);
-  device_close(device);
 }
 
 TEST_CASE(

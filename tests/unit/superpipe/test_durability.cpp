@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a power loss leaves: writes with fua and what was flushed stay, through every device and
 // composite; the rest may go, and on simulated media with a cache it does.
-#include <sys/mman.h>
-
 #include <algorithm>
+#include <optional>
 #include <sstream>
 
 #include "lun/volume/virtual_lun.h"
@@ -28,7 +27,7 @@ struct Bed {
     const std::string uri = named("8m", fresh()) + ",cache=2m";
     Device* handle = nullptr;
     ErrorText why;
-    REQUIRE(device_open(uri.c_str(), raw(), &handle, &why) == 0);
+    REQUIRE(device_open(uri.c_str(), kRaw, &handle, &why) == 0);
     media.push_back(handle);
     return uri + more;
   }
@@ -92,54 +91,31 @@ constexpr const char* kKinds[] = {
 
 struct Way {
   Device* device;
-  Context* context = nullptr;
+  std::optional<Attached> context;
   Way(Device* of, bool by_context) : device(of) {
-    if (by_context) REQUIRE(of->attach({}, &context) == 0);
+    if (by_context) context.emplace(of);
   }
-  ~Way() {
-    if (context) device->detach(context);
-  }
-  Way(const Way&) = delete;
-  Way& operator=(const Way&) = delete;
   int64_t run(const Command& command) const {
-    if (!context) return device->transfer(command);
-    REQUIRE(context->submit(&command, 1) == 1);
-    Response response;
-    REQUIRE(context->wait(&response, 1, -1) == 1);
-    return response.result;
+    return context ? one(*context, command) : device->transfer(command);
   }
   int64_t write(uint64_t offset, char value, uint64_t bytes, bool fua) const {
     std::vector<char> data(bytes, value);
     const iovec parts[2] = {
         {data.data(), bytes / 2 / kPage * kPage},
         {data.data() + bytes / 2 / kPage * kPage, bytes - bytes / 2 / kPage * kPage}};
-    Command command;
-    command.op = Op::kWrite;
-    command.offset = DeviceOffset{offset};
-    command.iov = parts[0].iov_len ? parts : parts + 1;
-    command.iov_count = parts[0].iov_len ? 2 : 1;
+    const bool two = parts[0].iov_len > 0;
+    Command command = command_of(Op::kWrite, offset, two ? parts : parts + 1, two ? 2 : 1);
     command.fua = fua;
     return run(command);
   }
-  int64_t flush() const {
-    Command command;
-    command.op = Op::kFlush;
-    return run(command);
-  }
+  int64_t flush() const { return run(command_of(Op::kFlush, 0, nullptr, 0)); }
 };
 
 // How many of these bytes are `value`.
 uint64_t count_of(Device* device, uint64_t offset, uint64_t bytes, char value) {
   std::vector<char> in(bytes, '?');
-  const iovec part = {in.data(), bytes};
-  Command command;
-  command.offset = DeviceOffset{offset};
-  command.iov = &part;
-  command.iov_count = 1;
-  REQUIRE(device->transfer(command) == static_cast<int64_t>(bytes));
-  uint64_t n = 0;
-  for (char c : in) n += c == value;
-  return n;
+  REQUIRE(io(device, Op::kRead, offset, in.data(), bytes) == static_cast<int64_t>(bytes));
+  return static_cast<uint64_t>(std::count(in.begin(), in.end(), value));
 }
 
 }  // namespace
@@ -204,23 +180,19 @@ TEST_CASE("durability: a flush says nothing of what was in flight when it was su
   for (const char* kind : {"sim", "stripe", "virtual"}) {
     INFO(kind);
     Bed bed(kind);
-    Context* context = nullptr;
-    REQUIRE(bed.device->attach({}, &context) == 0);
     std::vector<char> page(kPage, 'f');
     const iovec part = {page.data(), kPage};
-    Command commands[2];
-    commands[0].op = Op::kWrite;
-    commands[0].iov = &part;
-    commands[0].iov_count = 1;
-    commands[1].op = Op::kFlush;
-    commands[1].tag = 1;
-    REQUIRE(context->submit(commands, 2) == 2);
-    Response response;
-    for (int i = 0; i < 2; ++i) {
-      REQUIRE(context->wait(&response, 1, -1) == 1);
-      CHECK(response.result >= 0);
+    const Command commands[2] = {command_of(Op::kWrite, 0, &part, 1),
+                                 command_of(Op::kFlush, 0, nullptr, 0)};
+    {
+      const Attached context(bed.device);
+      REQUIRE(context->submit(commands, 2) == 2);
+      Response response;
+      for (int i = 0; i < 2; ++i) {
+        REQUIRE(context->wait(&response, 1, -1) == 1);
+        CHECK(response.result >= 0);
+      }
     }
-    bed.device->detach(context);
     bed.power_loss();
     CHECK(count_of(bed.device, 0, kPage, 'f') == 0);
   }
@@ -295,14 +267,11 @@ TEST_CASE("sim: without a cache a power loss takes only what was under way") {
 
 TEST_CASE("sim: a command from before a power loss does not come through after it") {
   Device* device = open(named("1m", fresh()) + ",cache=64k,latency_us=1000");
-  Context* context = nullptr;
-  REQUIRE(device->attach({}, &context) == 0);
+  std::optional<Attached> holder(device);
+  Context* context = *holder;
   std::vector<char> page(kPage, 'l');
   const iovec part = {page.data(), kPage};
-  Command command;
-  command.op = Op::kWrite;
-  command.iov = &part;
-  command.iov_count = 1;
+  Command command = command_of(Op::kWrite, 0, &part, 1);
   command.fua = true;
   REQUIRE(context->submit(&command, 1) == 1);
   sim(device).backing().cut_power(1);
@@ -311,7 +280,7 @@ TEST_CASE("sim: a command from before a power loss does not come through after i
   REQUIRE(context->wait(&response, 1, -1) == 1);
   CHECK(response.result == -EIO);
   CHECK(count_of(device, 0, kPage, 'l') == 0);
-  device->detach(context);
+  holder.reset();
   device_close(device);
 }
 
@@ -336,12 +305,8 @@ TEST_CASE("sim: histories of a cache against a model") {
       }
       std::vector<char> data(count * 512, value);
       const iovec part = {data.data(), data.size()};
-      Command command;
-      command.op = kind == 1 ? Op::kDiscard : Op::kWrite;
-      command.offset = DeviceOffset{first * 512};
+      Command command = command_of(kind == 1 ? Op::kDiscard : Op::kWrite, first * 512, &part, 1);
       command.length = count * 512;
-      command.iov = &part;
-      command.iov_count = 1;
       command.fua = kind == 2;
       REQUIRE(device->transfer(command) == (kind == 1 ? 0 : static_cast<int64_t>(data.size())));
       for (uint64_t i = first; i < first + count; ++i) {
@@ -377,40 +342,24 @@ TEST_CASE("durability: fua of a block device and of a file reaches the disk") {
   };
   Device* device = open(loop.name);
   CHECK(device->capabilities().fua == Fua::kFlush);  // it has no FUA, and flushes instead
-  void* memory = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  REQUIRE(memory != MAP_FAILED);
-  auto* at = static_cast<char*>(memory);
-  const iovec one[1] = {{at, 64 * kKiB}}, two[2] = {{at, kPage}, {at + 8 * kPage, kPage}};
-  ContextOptions options;
-  options.buffer = at;
-  options.buffer_bytes = 64 * kKiB;
-  Context *ring = nullptr, *window = nullptr;
-  REQUIRE(device->attach({}, &ring) == 0);
-  REQUIRE(device->attach(options, &window) == 0);
-  for (Context* context : {static_cast<Context*>(nullptr), ring, window}) {
-    for (uint32_t count : {1u, 2u}) {
-      Command command;
-      command.op = Op::kWrite;
-      command.iov = count == 1 ? one : two;
-      command.iov_count = count;
-      const auto bytes = count == 1 ? int64_t{64 * kKiB} : int64_t{2 * kPage};
-      const auto run = [&] {
-        if (!context) return device->transfer(command);
-        Response response;
-        REQUIRE(context->submit(&command, 1) == 1);
-        REQUIRE(context->wait(&response, 1, -1) == 1);
-        return response.result;
-      };
-      const auto before = flushes();
-      CHECK(run() == bytes);
-      CHECK(flushes() == before);
-      command.fua = true;
-      CHECK(run() == bytes);
-      CHECK(flushes() > before);
+  const lunar_test::Pages pages(16);
+  const iovec one_part[1] = {{pages.base, pages.bytes}},
+              two[2] = {{pages.base, kPage}, {pages.page(8), kPage}};
+  {
+    const Attached ring(device),
+        window(device, {.buffer = pages.base, .buffer_bytes = pages.bytes});
+    for (Context* context : {static_cast<Context*>(nullptr), ring.context, window.context}) {
+      for (uint32_t count : {1u, 2u}) {
+        Command command = command_of(Op::kWrite, 0, count == 1 ? one_part : two, count);
+        const auto bytes = static_cast<int64_t>(count == 1 ? pages.bytes : 2 * kPage);
+        for (const bool fua : {false, true}) {
+          const auto before = flushes();
+          command.fua = fua;
+          CHECK((context ? one(context, command) : device->transfer(command)) == bytes);
+          CHECK((flushes() > before) == fua);
+        }
+      }
     }
   }
-  device->detach(ring);
-  device->detach(window);
   device_close(device);
-  munmap(memory, kMiB);
 }

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -26,15 +27,12 @@
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "tests/catch.h"
+#include "tests/support/device_io.h"
 #include "tests/support/devices_by_uri.h"
 #include "tests/support/loop_device.h"
 
 using namespace lunar;
-using lunar_test::Directory;
-using lunar_test::has;
-using lunar_test::Loop;
-using lunar_test::opened;
-using lunar_test::refused;
+using namespace lunar_test;
 
 namespace {
 
@@ -44,28 +42,19 @@ std::string contents_of(const std::string& path) {
 }
 
 void round_trip(Device* device, char fill) {
-  Context* context = nullptr;
-  REQUIRE(device->attach({}, &context) == 0);
   REQUIRE(device->reserve(DeviceOffset{0}, kMiB) == 0);
-  auto* page = static_cast<char*>(aligned_alloc(4096, 8192));
-  memset(page, fill, 4096);
-  const iovec out = {page, 4096}, in = {page + 4096, 4096};
-  Command commands[2];
-  commands[0].op = Op::kWrite;
-  commands[0].iov = &out;
-  commands[1].op = Op::kRead;
-  commands[1].iov = &in;
-  for (Command& command : commands) {
-    command.iov_count = 1;
-    command.offset = DeviceOffset{8192};
-    REQUIRE(context->submit(&command, 1) == 1);
-    Response response;
-    REQUIRE(context->wait(&response, 1, -1) == 1);
-    CHECK(response.result == 4096);
-  }
-  CHECK(memcmp(page, page + 4096, 4096) == 0);
-  free(page);
-  device->detach(context);
+  const Attached context(device);
+  const Pages pages(2);
+  memset(pages.page(0), fill, kPage);
+  CHECK(io(device, Op::kWrite, 2 * kPage, pages.page(0), kPage, context) == kPage);
+  CHECK(io(device, Op::kRead, 2 * kPage, pages.page(1), kPage, context) == kPage);
+  CHECK(memcmp(pages.page(0), pages.page(1), kPage) == 0);
+}
+
+struct stat status_of(const std::string& path) {
+  struct stat status;
+  REQUIRE(stat(path.c_str(), &status) == 0);
+  return status;
 }
 
 }  // namespace
@@ -160,18 +149,14 @@ TEST_CASE("an empty file grows, and is cut again by its next owner") {
   Device* device = opened("file:" + path);
   CHECK_FALSE(device->growable());  // by others of its tree: it is theirs too
   round_trip(device, 'e');
-  struct stat status;
-  REQUIRE(stat(path.c_str(), &status) == 0);
-  CHECK(status.st_size == static_cast<off_t>(2 * kMiB));  // the first MiB is the header's
+  CHECK(status_of(path).st_size == static_cast<off_t>(2 * kMiB));  // the first MiB is the header's
   device_close(device);
-  REQUIRE(stat(path.c_str(), &status) == 0);
-  CHECK(status.st_size == 4096);
+  CHECK(status_of(path).st_size == 4096);
   // An owner that was killed leaves its space: the next open takes it back.
   REQUIRE(truncate(path.c_str(), 64 * kMiB) == 0);
   device = opened(path);
   CHECK_FALSE(device->growable());  // by others of its tree: it is theirs too
-  REQUIRE(stat(path.c_str(), &status) == 0);
-  CHECK(status.st_size == 4096);
+  CHECK(status_of(path).st_size == 4096);
   round_trip(device, 'f');
   device_close(device);
   const std::string head = contents_of(path);
@@ -189,9 +174,7 @@ TEST_CASE("a file with a size keeps it, and does not grow beyond it") {
     CHECK(device->reserve(DeviceOffset{4096}, 15 * kMiB) == -ENOSPC);
     round_trip(device, 's');
     device_close(device);
-    struct stat status;
-    REQUIRE(stat(path.c_str(), &status) == 0);
-    CHECK(status.st_size == static_cast<off_t>(16 * kMiB));
+    CHECK(status_of(path).st_size == static_cast<off_t>(16 * kMiB));
   }
 }
 
@@ -248,10 +231,7 @@ TEST_CASE("what is used otherwise is not a scratch LUN, and says for what it is 
   Directory directory;
   const std::string path = directory.file("lun", "", 8 << 20);
   const auto open_raw = [&](Claim claim, Device** out, ErrorText* why) {
-    DeviceOptions raw;
-    raw.scratch = false;
-    raw.claim = claim;
-    return device_open(path.c_str(), raw, out, why);
+    return device_open(path.c_str(), {.scratch = false, .claim = claim}, out, why);
   };
   Device *first = nullptr, *second = nullptr;
   ErrorText why;
@@ -288,18 +268,6 @@ TEST_CASE("a file is asked for signatures beyond its head, as devices are") {
   CHECK(has(refused(path), "holds VMFS"));
 }
 
-TEST_CASE("the descriptor can be replaced by one of the same file") {
-  Directory directory;
-  Device* device = opened(directory.path);
-  const int old = device->fd(0), other = dup(old);
-  device->reopen(0, other);
-  close(old);
-  CHECK(device->fd(0) == other);
-  round_trip(device, 'r');
-  device_close(device);
-  CHECK(fcntl(other, F_GETFD) < 0);
-}
-
 TEST_CASE("block devices: an empty one is used, one that holds something or is held is refused") {
   if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
   Directory directory;
@@ -322,6 +290,10 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
     close(successor);
   }
   REQUIRE(system(("mkfs.ext4 -q -F " + loop.name + " >/dev/null 2>&1").c_str()) == 0);
+  const auto zero_head = [&] {
+    REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none")
+                       .c_str()) == 0);
+  };
   const std::string before = contents_of(file);
   CHECK(has(refused(loop.name), "ext4"));
   CHECK(contents_of(file) == before);
@@ -332,12 +304,10 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
     REQUIRE(system(("umount " + mount_point).c_str()) == 0);
   }
   REQUIRE(system(("wipefs -qa " + loop.name).c_str()) == 0);
-  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none")
-                     .c_str()) == 0);
+  zero_head();
   REQUIRE(system(("mkswap -q " + loop.name + " >/dev/null 2>&1").c_str()) == 0);
   CHECK(has(refused(loop.name), "swap"));
-  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none")
-                     .c_str()) == 0);
+  zero_head();
   REQUIRE(system(("printf junk | dd of=" + loop.name + " bs=1 seek=20000 conv=fsync status=none")
                      .c_str()) == 0);
   CHECK(has(refused(loop.name), "unknown data"));
@@ -349,35 +319,18 @@ namespace {
 // blocks() stays at `full` at least.
 template <class Blocks>
 void discard_keeps_space(Device* device, uint64_t bytes, uint64_t full, const Blocks& blocks) {
-  alignas(4096) static char page[4096];
-  const iovec part = {page, sizeof page};
-  Command write, discard, read;
-  write.op = Op::kWrite;
-  discard.op = Op::kDiscard;
-  discard.offset = DeviceOffset{kMiB};
-  discard.length = 6 * kMiB + 512;
-  write.iov = read.iov = &part;
-  write.iov_count = read.iov_count = 1;
+  const Pages pages(1);
+  char* page = pages.base;
   for (const bool by_context : {false, true}) {
-    memset(page, 7, sizeof page);
+    memset(page, 7, kPage);
+    for (uint64_t at = 0; at < bytes; at += kMiB)
+      REQUIRE(io(device, Op::kWrite, at, page) == kPage);
+    std::optional<Attached> context;
+    if (by_context) context.emplace(device);
+    CHECK(io(device, Op::kDiscard, kMiB, nullptr, 6 * kMiB + 512,
+             context ? context->context : nullptr) == 0);
     for (uint64_t at = 0; at < bytes; at += kMiB) {
-      write.offset = DeviceOffset{at};
-      REQUIRE(device->transfer(write) == 4096);
-    }
-    if (by_context) {
-      Context* context = nullptr;
-      REQUIRE(device->attach({}, &context) == 0);
-      REQUIRE(context->submit(&discard, 1) == 1);
-      Response response;
-      REQUIRE(context->wait(&response, 1, -1) == 1);
-      CHECK(response.result == 0);
-      device->detach(context);
-    } else {
-      CHECK(device->transfer(discard) == 0);
-    }
-    for (uint64_t at = 0; at < bytes; at += kMiB) {
-      read.offset = DeviceOffset{at};
-      REQUIRE(device->transfer(read) == 4096);
+      REQUIRE(io(device, Op::kRead, at, page) == kPage);
       // 512 bytes of the last page
       const bool first = at >= kMiB && at <= 7 * kMiB, rest = first && at < 7 * kMiB;
       CHECK((page[0] == (first ? 0 : 7) && page[511] == (first ? 0 : 7) &&
@@ -436,11 +389,7 @@ TEST_CASE(
   };
   const uint64_t full = blocks();
   REQUIRE(full >= kBytes);
-  DeviceOptions raw;
-  raw.scratch = false;
-  Device* device = nullptr;
-  ErrorText why;
-  REQUIRE(device_open(path.c_str(), raw, &device, &why) == 0);
+  Device* device = opened(path, kRaw);
   if (!device->capabilities().discard) {
     device_close(device);
     close(made);

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -20,8 +21,6 @@
 
 using namespace lunar;
 using namespace lunar_test;
-
-namespace {}  // namespace
 
 TEST_CASE("mem: begins empty, grows in place, and what is there stays") {
   Device* device = opened("mem:,limit=1g", kRaw);
@@ -69,8 +68,7 @@ TEST_CASE("mem: reserve makes the memory be there, release gives it back as zero
 
 TEST_CASE("mem: grows while others use it") {
   Device* device = opened("mem:1m,limit=512m", kRaw);
-  Context* context = nullptr;
-  REQUIRE(device->attach({}, &context) == 0);
+  std::optional<Attached> context(device);
   std::atomic<bool> end{false};
   std::thread grower([&] {
     for (uint64_t bytes = kMiB; bytes <= 512 * kMiB; bytes += kMiB) {
@@ -84,7 +82,7 @@ TEST_CASE("mem: grows while others use it") {
     const uint64_t last = device->size_bytes() - kPage;
     memset(page.base, 'g', kPage);
     const iovec part = {page.base, kPage};
-    REQUIRE(one(context, command_of(Op::kWrite, last / kPage, &part, 1, 1)) == kPage);
+    REQUIRE(one(*context, command_of(Op::kWrite, last, &part, 1)) == kPage);
     auto* at = static_cast<char*>(device->map(DeviceOffset{last}, kPage));
     REQUIRE((at && at[0] == 'g' && at[kPage - 1] == 'g'));
     ++rounds;
@@ -92,7 +90,7 @@ TEST_CASE("mem: grows while others use it") {
   grower.join();
   CHECK(rounds > 0);
   CHECK(device->size_bytes() == 512 * kMiB);
-  device->detach(context);
+  context.reset();
   device_close(device);
 }
 

@@ -12,65 +12,26 @@
 #include "superpipe/sim/sim_device.h"
 #include "sys/thread.h"
 #include "tests/catch.h"
+#include "tests/support/device_io.h"
 #include "tests/support/devices_by_uri.h"
 
 using namespace lunar;
-using lunar_test::has;
-using lunar_test::refused;
+using namespace lunar_test;
 
 namespace {
 
-constexpr size_t kPage = 4096;
-
 struct Sim {
-  Device* device = nullptr;
-  Context* context = nullptr;
-  explicit Sim(const std::string& uri, unsigned depth = 64) {
-    ErrorText why;
-    REQUIRE(device_open(uri.c_str(), {}, &device, &why) == 0);
-    ContextOptions options;
-    options.depth = depth;
-    REQUIRE(device->attach(options, &context) == 0);
-  }
-  ~Sim() {
-    device->detach(context);
-    device_close(device);
-  }
-  SimDevice& sim() const { return *static_cast<SimDevice*>(device); }
+  Opened device;
+  Attached context;
+  explicit Sim(const std::string& uri)
+      : device(hold(uri, {})), context(device.get(), {.depth = 64}) {}
+  SimDevice& sim() const { return *static_cast<SimDevice*>(device.get()); }
   int64_t io(Op op, uint64_t page, void* buffer, size_t bytes = kPage) const {
-    const iovec part = {buffer, bytes};
-    Command command;
-    command.op = op;
-    command.offset = DeviceOffset{page * kPage};
-    command.iov = &part;
-    command.iov_count = 1;
-    REQUIRE(context->submit(&command, 1) == 1);
-    Response response;
-    REQUIRE(context->wait(&response, 1, -1) == 1);
-    return response.result;
+    return lunar_test::io(device.get(), op, page * kPage, buffer, bytes, context);
   }
 };
 
 }  // namespace
-
-TEST_CASE("sim: what is written is read back, by every context") {
-  Sim a("sim:1m");
-  Context* other = nullptr;
-  REQUIRE(a.device->attach({}, &other) == 0);
-  std::vector<char> out(kPage, 'x'), in(kPage);
-  CHECK(a.io(Op::kWrite, 3, out.data()) == kPage);
-  const iovec part = {in.data(), kPage};
-  Command command;
-  command.op = Op::kRead;
-  command.offset = DeviceOffset{3 * kPage};
-  command.iov = &part;
-  command.iov_count = 1;
-  Response response;
-  REQUIRE(other->submit(&command, 1) == 1);
-  REQUIRE(other->wait(&response, 1, -1) == 1);
-  CHECK(in == out);
-  a.device->detach(other);
-}
 
 TEST_CASE("sim: bad settings are named in one line") {
   CHECK(has(refused("sim:"), "size"));
@@ -206,14 +167,4 @@ TEST_CASE("sim: wait serves watched descriptors and timeouts while I/O is in fli
   CHECK(sim.context->wait(response, 4, -1) == 0);  // nothing in flight, nothing watched
   close(ends[0]);
   close(ends[1]);
-}
-
-TEST_CASE("sim: beyond the end, reads are short and writes are refused") {
-  Sim sim("sim:1m");
-  std::vector<char> pages(2 * kPage);
-  CHECK(sim.io(Op::kRead, 255, pages.data(), 2 * kPage) == kPage);
-  CHECK(sim.io(Op::kRead, 300, pages.data()) == 0);
-  CHECK(sim.io(Op::kWrite, 255, pages.data(), 2 * kPage) == -ENOSPC);
-  CHECK(sim.device->reserve(DeviceOffset{0}, kMiB) == 0);
-  CHECK(sim.device->reserve(DeviceOffset{kPage}, kMiB) == -ENOSPC);
 }
