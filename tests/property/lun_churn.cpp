@@ -30,6 +30,7 @@
 #include "lun/volume/virtual_lun.h"
 #include "sys/thread.h"
 #include "tests/support/cases.h"
+#include "tests/support/device_io.h"
 #include "tests/support/lun_file.h"
 #include "tests/support/seed.h"
 
@@ -72,16 +73,6 @@ void failure(const char* what, const char* detail) {
     snprintf(shared->text, sizeof shared->text, "%s: %s", what, detail);
 }
 
-int64_t io(Device* lun, Op op, uint64_t offset) {
-  const iovec part = {block, kBlock};
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{offset};
-  command.iov = &part;
-  command.iov_count = 1;
-  return lun->transfer(command);
-}
-
 struct Stamp {
   uint8_t uuid[16];
   uint64_t offset;
@@ -94,13 +85,13 @@ void write_stamp(VirtualLun* lun, uint64_t offset) {
     stamp.offset = offset + at;
     if (at + sizeof stamp <= kBlock) memcpy(block + at, &stamp, sizeof stamp);
   }
-  const int64_t n = io(lun, Op::kWrite, offset);
+  const int64_t n = io(lun, Op::kWrite, offset, block);
   if (n != static_cast<int64_t>(kBlock)) failure("write", errno_name(static_cast<int>(n)));
 }
 
 // must: it was written by this owner, so zeros will not do.
 void check_stamp(VirtualLun* lun, uint64_t offset, bool must) {
-  const int64_t n = io(lun, Op::kRead, offset);
+  const int64_t n = io(lun, Op::kRead, offset, block);
   if (n != static_cast<int64_t>(kBlock)) return failure("read", errno_name(static_cast<int>(n)));
   shared->blocks_checked.fetch_add(1);
   if (bytes_are_zero(block, kBlock)) {
@@ -141,7 +132,8 @@ void named_work() {
     if (status < 0 && status != -ENOSPC) failure("resize", why.text);
     shared->resized.fetch_add(1);
     for (uint64_t at = before; at < lun->used_bytes(); at += kStep) {
-      if (io(lun, Op::kRead, at) != static_cast<int64_t>(kBlock) || !bytes_are_zero(block, kBlock))
+      if (io(lun, Op::kRead, at, block) != static_cast<int64_t>(kBlock) ||
+          !bytes_are_zero(block, kBlock))
         failure("not zeros after growing", name);
       write_stamp(lun, at);
     }

@@ -20,6 +20,7 @@
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
 #include "tests/support/cases.h"
+#include "tests/support/device_io.h"
 #include "tests/support/lun_device.h"
 #include "tests/support/lun_file.h"
 #include "tests/support/seed.h"
@@ -142,15 +143,8 @@ void History::write_data(const std::string& name) {
   const uint64_t stamp = ++stamp_;
   for (unsigned i = 0; i < kBlock / kSector; ++i) fill(block_ + i * kSector, stamp, block, i);
   VirtualLun* lun = open_lun(name, false, 0, true);
-  const iovec part = {block_, kBlock};
-  Command command;
-  command.op = Op::kWrite;
-  command.offset = DeviceOffset{block * kBlock};
-  command.iov = &part;
-  command.iov_count = 1;
-  REQUIRE(lun->transfer(command) == static_cast<int64_t>(kBlock), "write: %s", name.c_str());
-  command.op = Op::kFlush;
-  REQUIRE(lun->transfer(command) == 0, "flush: %s", name.c_str());
+  REQUIRE(io(lun, Op::kWrite, block * kBlock, block_) == kBlock, "write: %s", name.c_str());
+  REQUIRE(io(lun, Op::kFlush, 0, nullptr, 0) == 0, "flush: %s", name.c_str());
   lun->close();
   blocks[block] = stamp;
   step.data_lun = name;
@@ -166,15 +160,8 @@ void History::scratch() {
   VirtualLun* lun = open_lun("", false, 0, below(2) == 0);
   if (lun->reserve(DeviceOffset{0}, (1 + below(8)) * kExtent) == 0) {
     memset(block_, 0xee, kBlock);
-    for (uint64_t at = 0; at < lun->used_bytes(); at += 7 * kBlock) {
-      const iovec part = {block_, kBlock};
-      Command command;
-      command.op = Op::kWrite;
-      command.offset = DeviceOffset{at};
-      command.iov = &part;
-      command.iov_count = 1;
-      REQUIRE(lun->transfer(command) == static_cast<int64_t>(kBlock), "scratch");
-    }
+    for (uint64_t at = 0; at < lun->used_bytes(); at += 7 * kBlock)
+      REQUIRE(io(lun, Op::kWrite, at, block_) == kBlock, "scratch");
     if (below(3) == 0) lun->release(DeviceOffset{0}, lun->used_bytes());
   }
   if (below(2))
@@ -258,12 +245,7 @@ void History::check_data(const Step& step, const State& before) {
     REQUIRE(physical && VirtualLun::open(physical, options, &lun, &why) >= 0,
             "open after a crash: %s", (where_ + why.text).c_str());
     for (uint64_t block = 0; block < blocks.size(); ++block) {
-      const iovec part = {block_, kBlock};
-      Command command;
-      command.offset = DeviceOffset{block * kBlock};
-      command.iov = &part;
-      command.iov_count = 1;
-      REQUIRE(lun->transfer(command) == static_cast<int64_t>(kBlock), "read after a crash: %s",
+      REQUIRE(io(lun, Op::kRead, block * kBlock, block_) == kBlock, "read after a crash: %s",
               (where_ + name).c_str());
       const bool open_question = step.data_lun == name && step.data_block == block;
       const auto old = before.find(name);

@@ -18,6 +18,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -143,24 +144,15 @@ void seal_header(media::ImageHeader* header) {
 }
 
 uint64_t odd_value(uint64_t now) {
-  switch (below(8)) {
-    case 0:
-      return 0;
-    case 1:
-      return now + 1;
-    case 2:
-      return now - 1;
-    case 3:
-      return now + 2;
-    case 4:
-      return now * 2;
-    case 5:
-      return ~uint64_t{0};
-    case 6:
-      return uint64_t{1} << below(64);
-    default:
-      return next_random(&random_state);
-  }
+  const uint64_t values[] = {0,
+                             now + 1,
+                             now - 1,
+                             now + 2,
+                             now * 2,
+                             ~uint64_t{0},
+                             uint64_t{1} << below(64),
+                             next_random(&random_state)};
+  return values[below(8)];
 }
 
 template <class T>
@@ -174,25 +166,15 @@ void forge_super() {
   uint64_t* const fields[] = {&super->device_bytes, &super->extent_bytes, &super->extent_count,
                               &super->image_bytes,  &super->front_offset, &super->data_offset,
                               &super->back_offset,  &super->created_s};
-  switch (below(6)) {
-    case 0:
-      put_odd(&super->version);
-      break;
-    case 1:
-      put_odd(&super->entry_count);
-      break;
-    case 2:
-      super->uuid[below(16)] ^= static_cast<uint8_t>(1 + below(255));
-      break;
-    case 3:
-      super->data_offset += (below(9) - 4) * 64 * kKiB;
-      break;
-    case 4:
-      super->reserved[below(sizeof super->reserved)] = 1;
-      break;
-    default:
-      put_odd(fields[below(8)]);
-  }
+  const std::function<void()> changes[] = {
+      [&] { put_odd(&super->version); },
+      [&] { put_odd(&super->entry_count); },
+      [&] { super->uuid[below(16)] ^= static_cast<uint8_t>(1 + below(255)); },
+      [&] { super->data_offset += (below(9) - 4) * 64 * kKiB; },
+      [&] { super->reserved[below(sizeof super->reserved)] = 1; },
+      [&] { put_odd(fields[below(8)]); },
+  };
+  changes[below(std::size(changes))]();
   super->checksum = XXH3_64bits(super, offsetof(media::Superblock, checksum));
   if (below(3) == 0) memcpy(device.data() + geometry.backup_offset(), super, sizeof *super);
 }
@@ -204,50 +186,23 @@ void forge_image() {
   media::ExtentOwner& one = image.extents()[below(geometry.extent_count)];
   media::ExtentOwner& two = image.extents()[below(geometry.extent_count)];
   media::ImageHeader& header = image.header();
-  switch (below(14)) {
-    case 0:
-      put_odd(&entry.size_bytes);
-      break;
-    case 1:
-      put_odd(&entry.extents);
-      break;
-    case 2:
-      put_odd(&entry.flags);
-      break;
-    case 3:
-      entry.name[below(32)] = static_cast<char>(below(256));
-      break;
-    case 4:
-      put_odd(&one.lun);
-      break;
-    case 5:
-      put_odd(&one.position);
-      break;
-    case 6:
-      std::swap(one, two);
-      break;
-    case 7:
-      one = two;
-      break;
-    case 8:
-      entry = image.entries()[below(6)];
-      break;
-    case 9:
-      put_odd(&header.sequence);
-      break;
-    case 10:
-      put_odd(&header.body_bytes);
-      break;
-    case 11:
-      put_odd(&header.previous);
-      break;
-    case 12:
-      header.sequence += 2;
-      break;
-    default:
-      put_odd(&header.version);
-      break;
-  }
+  const std::function<void()> changes[] = {
+      [&] { put_odd(&entry.size_bytes); },
+      [&] { put_odd(&entry.extents); },
+      [&] { put_odd(&entry.flags); },
+      [&] { entry.name[below(32)] = static_cast<char>(below(256)); },
+      [&] { put_odd(&one.lun); },
+      [&] { put_odd(&one.position); },
+      [&] { std::swap(one, two); },
+      [&] { one = two; },
+      [&] { entry = image.entries()[below(6)]; },
+      [&] { put_odd(&header.sequence); },
+      [&] { put_odd(&header.body_bytes); },
+      [&] { put_odd(&header.previous); },
+      [&] { header.sequence += 2; },
+      [&] { put_odd(&header.version); },
+  };
+  changes[below(std::size(changes))]();
   header.body_checksum = XXH3_64bits(image.entries(), image.body_bytes());
   seal_header(&header);
 }

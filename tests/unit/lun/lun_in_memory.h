@@ -7,6 +7,7 @@
 
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/physical_lun.h"
+#include "lun/volume/virtual_lun.h"
 #include "tests/catch.h"
 #include "tests/support/lun_device.h"
 
@@ -42,6 +43,19 @@ struct LunInMemory {
     INFO(why.text);
     REQUIRE(status == 0);
     return lun;
+  }
+  // A LUN, closed again.
+  int make(const char* name, uint64_t bytes, lunar::Format format = lunar::Format::kNever,
+           lunar::LunType type = lunar::LunType::kBlocks) {
+    lunar::VirtualOptions options;
+    options.name = name;
+    options.create = true;
+    options.size_bytes = bytes;
+    options.type = type;
+    lunar::VirtualLun* lun = nullptr;
+    const int status = lunar::VirtualLun::open(must(format), options, &lun, &why);
+    if (lun) lun->close();
+    return status;
   }
   bool says(const char* text) const { return strstr(why.text, text) != nullptr; }
   lunar::media::Superblock& super() {

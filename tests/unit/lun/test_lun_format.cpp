@@ -40,18 +40,6 @@ struct FormatBed : lunar_test::LunInMemory {
   int open(const VirtualOptions& options, VirtualLun** out, Format format = Format::kNever) {
     return VirtualLun::open(must(format), options, out, &why);
   }
-  int make(const char* name, uint64_t bytes, Format format = Format::kNever,
-           LunType type = LunType::kBlocks) {
-    VirtualOptions options;
-    options.name = name;
-    options.create = true;
-    options.size_bytes = bytes;
-    options.type = type;
-    VirtualLun* lun = nullptr;
-    const int status = open(options, &lun, format);
-    if (lun) lun->close();
-    return status;
-  }
   media::ImageHeader& header(unsigned i) { return *reinterpret_cast<media::ImageHeader*>(slot(i)); }
   unsigned newest() { return header(0).sequence > header(1).sequence ? 0 : 1; }
   // The newest image as change(image) makes it, in both its slots, with right checksums.

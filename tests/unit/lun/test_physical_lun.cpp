@@ -19,6 +19,7 @@
 #include "sys/proc.h"
 #include "sys/thread.h"
 #include "tests/catch.h"
+#include "tests/support/lun_file.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -37,43 +38,17 @@ struct FormatBed : lunar_test::LunInMemory {
   }
 };
 
-// A file of its own in the current directory's file system; unlinked at the end.
-struct TempFile {
-  std::string path;
-  explicit TempFile(uint64_t bytes = kBytes) {
-    char name[] = "./lun-test-XXXXXX";
-    const int fd = mkstemp(name);
-    REQUIRE(fd >= 0);
-    REQUIRE(ftruncate(fd, static_cast<off_t>(bytes)) == 0);
-    close(fd);
-    path = name;
-  }
-  ~TempFile() { unlink(path.c_str()); }
+struct TempFile : lunar_test::LunFile {
+  TempFile() : LunFile(kBytes) {}
   PhysicalLun* open(Format format, int expected = 0, ErrorText* why = nullptr) const {
     ErrorText unsaid;
-    DeviceOptions options;
-    options.scratch = false;
-    Device* raw = nullptr;
     PhysicalLun* lun = nullptr;
-    int status = device_open(path.c_str(), options, &raw, why ? why : &unsaid);
-    if (status == 0) status = PhysicalLun::open(raw, format, &lun, why ? why : &unsaid);
+    const int status = lunar_test::open_physical(path.c_str(), format, &lun, why ? why : &unsaid);
     INFO((why ? why : &unsaid)->text);
     CHECK(status == expected);
     return lun;
   }
 };
-
-void make(FormatBed& bed, const char* name, uint64_t bytes) {
-  VirtualOptions options;
-  options.name = name;
-  options.create = true;
-  options.size_bytes = bytes;
-  VirtualLun* lun = nullptr;
-  const int status = VirtualLun::open(bed.must(), options, &lun, &bed.why);
-  INFO(bed.why.text);
-  REQUIRE(status == 0);
-  lun->close();
-}
 
 unsigned problems(PhysicalLun* lun, bool repair = false) {
   CheckReport report;
@@ -177,7 +152,7 @@ TEST_CASE("physical: a device smaller than it was is refused; a larger one opens
 TEST_CASE("physical: superblock copies repair each other") {
   FormatBed bed;
   REQUIRE(bed.open(Format::kIfBlank) == 0);
-  make(bed, "kept", 100 * kKiB);
+  REQUIRE(bed.make("kept", 100 * kKiB) == 0);
   const std::vector<char> sound = bed.memory;
   bed.memory[100] ^= 1;  // in the primary: its magic stands
   PhysicalLun* lun = bed.must();
@@ -204,8 +179,8 @@ TEST_CASE("physical: superblock copies repair each other") {
 TEST_CASE("physical: one damaged image is repaired, two are refused, proven ones repaired") {
   FormatBed bed;
   REQUIRE(bed.open(Format::kIfBlank) == 0);
-  make(bed, "a", 100 * kKiB);
-  make(bed, "b", 100 * kKiB);
+  REQUIRE(bed.make("a", 100 * kKiB) == 0);
+  REQUIRE(bed.make("b", 100 * kKiB) == 0);
   const std::vector<char> sound = bed.memory;
   for (unsigned first = 0; first < 4; ++first) {
     bed.memory = sound;
@@ -233,8 +208,8 @@ TEST_CASE("physical: one damaged image is repaired, two are refused, proven ones
 TEST_CASE("physical: valid checksums over nonsense are refused") {
   FormatBed bed;
   REQUIRE(bed.open(Format::kIfBlank) == 0);
-  make(bed, "a", 200 * kKiB);
-  make(bed, "b", 100 * kKiB);
+  REQUIRE(bed.make("a", 200 * kKiB) == 0);
+  REQUIRE(bed.make("b", 100 * kKiB) == 0);
   const std::vector<char> sound = bed.memory;
   const Geometry g = bed.geometry();
   const LunIdentity identity(bed.super());
@@ -280,7 +255,8 @@ TEST_CASE("physical: valid checksums over nonsense are refused") {
 TEST_CASE("physical: names, removal and listing") {
   FormatBed bed;
   REQUIRE(bed.open(Format::kIfBlank) == 0);
-  for (const char* name : {"a", "A.b_c-9", "0123456789012345678901234567890"}) make(bed, name, 0);
+  for (const char* name : {"a", "A.b_c-9", "0123456789012345678901234567890"})
+    REQUIRE(bed.make(name, 0) == 0);
   PhysicalLun* lun = bed.must();
   VirtualLunInfo list[8];
   CHECK(lun->list(list, 8, 0) == 3);
@@ -307,7 +283,7 @@ TEST_CASE(
   for (const bool discard : {false, true}) {
     FormatBed bed;
     REQUIRE(bed.open(Format::kIfBlank) == 0);
-    make(bed, "", 300 * kKiB);  // a scratch LUN, whose owner is gone
+    REQUIRE(bed.make("", 300 * kKiB) == 0);  // a scratch LUN, whose owner is gone
     const std::vector<char> before = bed.memory;
     const Geometry geometry = bed.geometry();
     lunar_test::MemoryShape shape;
@@ -351,8 +327,8 @@ TEST_CASE(
 TEST_CASE("physical: what outlives its owners, or is not understood, is not ended") {
   FormatBed bed;
   REQUIRE(bed.open(Format::kIfBlank) == 0);
-  make(bed, "keep", 300 * kKiB);
-  make(bed, "too", 300 * kKiB);
+  REQUIRE(bed.make("keep", 300 * kKiB) == 0);
+  REQUIRE(bed.make("too", 300 * kKiB) == 0);
   std::vector<char> before = bed.memory;
   const auto end = [&] {
     PhysicalLun* lun = bed.must(Format::kEnd);
@@ -445,8 +421,6 @@ TEST_CASE("physical: in a file, formatting what others have open is refused") {
 TEST_CASE("physical: the metadata lock goes with its holder, not with a child forked meanwhile") {
   TempFile file;
   file.open(Format::kIfBlank)->close();
-  DeviceOptions options;
-  options.scratch = false;
   ErrorText why;
   int ready[2], over[2];
   REQUIRE((pipe(ready) == 0 && pipe(over) == 0));
@@ -454,7 +428,7 @@ TEST_CASE("physical: the metadata lock goes with its holder, not with a child fo
   if (holder == 0) {
     Device* raw = nullptr;
     LunLocks locks;
-    if (device_open(file.path.c_str(), options, &raw, &why) < 0) _exit(1);
+    if (device_open(file.path.c_str(), {.scratch = false}, &raw, &why) < 0) _exit(1);
     locks.init(raw);
     if (locks.lock_metadata(false, &why) < 0) _exit(1);
     if (fork() == 0) {
@@ -482,11 +456,9 @@ TEST_CASE("physical: the metadata lock goes with its holder, not with a child fo
 TEST_CASE("physical: the locks' descriptors are not taken for the program's") {
   TempFile file;
   file.open(Format::kIfBlank)->close();
-  DeviceOptions options;
-  options.scratch = false;
   ErrorText why;
   Device* raw = nullptr;
-  REQUIRE(device_open(file.path.c_str(), options, &raw, &why) == 0);
+  REQUIRE(device_open(file.path.c_str(), {.scratch = false}, &raw, &why) == 0);
   sys::note_own_descriptor(raw->fd(0), true);
   LunLocks locks;
   locks.init(raw);
@@ -526,9 +498,7 @@ TEST_CASE("physical: the locks' descriptors are not taken for the program's") {
 TEST_CASE("physical: a file opened for reading is refused") {
   TempFile file;
   file.open(Format::kIfBlank)->close();
-  DeviceOptions options;
-  options.scratch = false;
-  options.read_only = true;
+  const DeviceOptions options = {.scratch = false, .read_only = true};
   Device* raw = nullptr;
   ErrorText why;
   REQUIRE(device_open(file.path.c_str(), options, &raw, &why) == 0);

@@ -453,50 +453,6 @@ TEST_CASE("without a descriptor of the account none of the others is taken for d
   CHECK(taken(one) == 0);
 }
 
-TEST_CASE("a process that is killed gives back what it had, also its LUN space and its pieces") {
-  Tree tree;
-  Account& account = tree.member();
-  REQUIRE(account.take(10, 0));
-  uint64_t ticket = 0;
-  const int index = account.reserve_child(2, &ticket);
-  REQUIRE(index >= 0);
-  int said[2];
-  REQUIRE(pipe(said) == 0);
-  const pid_t pid = fork();
-  REQUIRE(pid >= 0);
-  if (pid == 0) {
-    Account child;
-    const bool good =
-        child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
-    child.lock_alive();
-    child.take_fixed(20);
-    const bool all = good && child.take(30, 0) && child.lun_take(4096) == 0 && child.carve(2) == 0;
-    (void)!write(said[1], all ? "y" : "n", 1);
-    for (;;) pause();
-  }
-  account.fork_returned();
-  char answer = 0;
-  REQUIRE(read(said[0], &answer, 1) == 1);
-  CHECK(answer == 'y');
-  uint32_t oldest = 0;
-  CHECK(account.sweep(&oldest));
-  CHECK(oldest == 2);
-  CHECK(taken(account) == 60);  // it lives: nothing is taken from it
-  CHECK(account.fixed_total() == 20);
-  CHECK(account.lun_free() == kLunCap - 4096);
-  CHECK(account.carve(kCarvePieces - 1) == -ENOSPC);
-  kill(pid, SIGKILL);
-  REQUIRE(waitpid(pid, nullptr, 0) == pid);
-  CHECK(account.sweep(&oldest));
-  CHECK(oldest == 0);
-  CHECK(taken(account) == 10);
-  CHECK(account.fixed_total() == 0);
-  CHECK(account.lun_free() == kLunCap);
-  CHECK(account.carve(kCarvePieces) == 0);
-  close(said[0]);
-  close(said[1]);
-}
-
 // A child that adopts its member, takes `fixed` pages, says so ("y"), and lives until nothing more
 // can be told.
 static pid_t fork_adopter(const Tree& tree, int index, uint64_t ticket, int64_t fixed,
