@@ -21,7 +21,7 @@ struct Victim {
   bool dropped = false;
   bool maybe_shared = false;  // another process may share the page: dropping it frees nothing
   bool stuck = false;         // this page itself could not be taken (locked, pinned)
-  // not known to be exclusive, and cannot be made so while it is not writable
+  // cannot be made exclusive, or moved, while it is not writable
   bool unwritable = false;
   bool guard = false;            // a guard page that the program made by a raw call
   bool protected_by_us = false;  // write-protected by the evictor, and copied

@@ -77,6 +77,8 @@ bool pins_possible() {
   return found || g_unsure > 0;
 }
 
+bool pins_registered() { return pinned_memory(); }
+
 bool pins_noted() { return g_noted.load(std::memory_order_acquire); }
 
 void pins_note(const char* sign) {

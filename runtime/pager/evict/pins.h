@@ -18,7 +18,8 @@
 
 namespace lunar {
 
-[[nodiscard]] bool pins_possible();  // evictor: before each batch
+[[nodiscard]] bool pins_possible();    // evictor: before each batch
+[[nodiscard]] bool pins_registered();  // evictor: buffers are pinned for longer than a call
 bool pins_noted();
 void pins_note(const char* sign);  // `sign`: the evidence, for the log; must stay valid
 

@@ -90,10 +90,7 @@ unsigned Taker::take(Batch& batch) {
   make_exclusive(batch, by_move);
   for (Victim& victim : batch) LUNAR_CHECK(frames_.take_free(&victim.frame), "frames");
   const Picks left = move_runs(batch, by_move);
-  if (by_move)
-    for (unsigned i = 0; i < left.count; ++i) batch.victims[left.at[i]].stuck = true;
-  else
-    gather(batch, left);
+  by_move ? take_immovable(batch, left) : gather(batch, left);
   unsigned dropped = 0;
   for (const Victim& victim : batch) dropped += victim.dropped ? 1 : 0;
   return dropped;
@@ -209,6 +206,7 @@ Taker::Picks Taker::move_runs(Batch& batch, bool by_move) {
       continue;
     }
     if (by_move && rc == -EBUSY) counters().kept_pinned.add();
+    if (by_move && rc == -EINVAL) batch.victims[at].unwritable = true;
     for (const unsigned end = at + run; at < end;) left.add(at++);
   }
   const iovec staged{staging_, moved * state_.page_size};
@@ -231,6 +229,19 @@ int64_t Taker::move(Batch& batch, unsigned at, unsigned run, unsigned staged) {
     victim.dropped = true;
   }
   return moved;
+}
+
+// What is not writable cannot be moved. Nor can a device be told to write there any more: it is
+// copied, unless something is pinned from before.
+void Taker::take_immovable(Batch& batch, const Picks& left) {
+  Picks immovable;
+  for (unsigned i = 0; i < left.count; ++i) {
+    Victim& victim = batch.victims[left.at[i]];
+    victim.stuck = true;
+    if (victim.unwritable) immovable.add(left.at[i]);
+  }
+  if (immovable.count != 0 && !pins_registered() && !state_.account.someone_writes_elsewhere())
+    gather(batch, immovable);
 }
 
 // ---- gather, drop, capture ----------------------------------------------------------------------

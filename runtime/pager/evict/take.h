@@ -47,6 +47,7 @@ class Taker {
   Picks move_runs(Batch& batch, bool by_move);
   unsigned run_from(const Batch& batch, unsigned at) const;
   int64_t move(Batch& batch, unsigned at, unsigned run, unsigned staged);
+  void take_immovable(Batch& batch, const Picks& left);
   void gather(Batch& batch, const Picks& picks);
   void put_in_pipe(const Batch& batch, const Picks& picks, Picks* spliced, Picks* unreadable);
   void copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going);
