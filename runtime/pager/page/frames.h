@@ -4,11 +4,11 @@
 // that time is a copy, not a read. This replaces the reference bit, which user space does not have:
 // hot pages come back from their frames and are marked as hot.
 //
-//   kFree ─► kCaptured ─► kWriting ─► kClean ─► (reused) kFree
-//                │            │          └─ page came back or was discarded ─► kReleased ─► kFree
-//                │            └─ the same while the write is in flight ─► kAbandoned ─(response)─►
-//                │               kFree, slot released
-//                └─ clean or zero page: no write
+//   kFree ─► kWriting ─► kClean ─► (reused) kFree
+//     │          │          └─ page came back or was discarded ─► kReleased ─► kFree
+//     │          └─ the same while the write is in flight ─► kAbandoned ─(response)─► kFree,
+//     │             slot released
+//     └─ clean or zero page: no write ─► kClean
 //
 // Threading: only the evictor uses the free list and the queue of clean frames. Any thread that
 // holds the page busy may copy from its frame and then free it with release(). `state` is the
@@ -22,7 +22,7 @@
 
 namespace lunar {
 
-enum class FrameState : uint32_t { kFree, kCaptured, kWriting, kClean, kReleased, kAbandoned };
+enum class FrameState : uint32_t { kFree, kWriting, kClean, kReleased, kAbandoned };
 
 struct Frame {
   // The word of its page: one value, because the page may be moved (mremap) while others look. It

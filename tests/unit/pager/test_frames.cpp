@@ -128,8 +128,7 @@ TEST_CASE(
   FramePool pool;
   REQUIRE(pool.open(1, 4096, -1) == 0);
   for (const auto& [state, written, next] :
-       {std::tuple{FrameState::kCaptured, true, FrameState::kReleased},
-        std::tuple{FrameState::kClean, true, FrameState::kReleased},
+       {std::tuple{FrameState::kClean, true, FrameState::kReleased},
         std::tuple{FrameState::kWriting, false, FrameState::kAbandoned}}) {
     uint32_t id = 0;
     REQUIRE(pool.take_free(&id));
