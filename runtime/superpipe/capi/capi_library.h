@@ -21,10 +21,9 @@ struct CapiAttributes {  // its chunk_attrs_t
 static_assert(sizeof(CapiAttributes) == 544);
 
 struct CapiLibrary {
-  static constexpr int kNull = -1;        // NULL_CHUNK_ID
-  static constexpr int kNextTag = 1;      // CBLK_ARESULT_NEXT_TAG
-  static constexpr int kWaitCommand = 1;  // CBLK_ARW_WAIT_CMD_FLAGS
-  static constexpr uint64_t kUnmap = 1;   // CFLSH_ATTR_UNMAP, in flags1
+  static constexpr int kNull = -1;       // NULL_CHUNK_ID
+  static constexpr int kNextTag = 1;     // CBLK_ARESULT_NEXT_TAG
+  static constexpr uint64_t kUnmap = 1;  // CFLSH_ATTR_UNMAP, in flags1
 
   int (*init)(void*, uint64_t) = nullptr;
   int (*open)(const char*, int max_requests, int mode, uint64_t, int flags) = nullptr;
