@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 
 #include <initializer_list>
 
@@ -67,21 +68,14 @@ constexpr size_t kPrefixLength = sizeof kPrefix - 1;
 // Names that options had in earlier versions.
 constexpr const char* kFormerNames[][2] = {{"arm_at", "activate_at"}};
 
-size_t length_of(const char* text) {
-  size_t n = 0;
-  while (text[n]) ++n;
-  return n;
-}
+constexpr char kBlanks[] = " \t\r\n";
+
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-bool equal(const char* a, const char* b) {
-  while (*a && *a == *b) ++a, ++b;
-  return *a == *b;
-}
+bool equal(const char* a, const char* b) { return strcmp(a, b) == 0; }
 bool starts_with(const char* text, const char* prefix) {
-  while (*prefix && *text == *prefix) ++text, ++prefix;
-  return *prefix == '\0';
+  return strncmp(text, prefix, strlen(prefix)) == 0;
 }
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+bool is_blank(char c) { return c != '\0' && strchr(kBlanks, c) != nullptr; }
 
 // "--stats-file", "LUNAR_STATS_FILE", "Stats-File" -> "stats_file". False when it cannot be a name.
 bool fold_name(const char* name, char out[kNameBytes]) {
@@ -92,16 +86,14 @@ bool fold_name(const char* name, char out[kNameBytes]) {
     out[n++] = *name == '-' ? '_' : lower(*name);
   }
   out[n] = '\0';
-  if (starts_with(out, "lunar_")) {
-    for (size_t i = 0; i + kPrefixLength <= n; ++i) out[i] = out[i + kPrefixLength];
-  }
+  if (starts_with(out, "lunar_")) memmove(out, out + kPrefixLength, n + 1 - kPrefixLength);
   return true;
 }
 
 const char* keep_string(const char* text, size_t length) {
   char* copy = static_cast<char*>(arena_alloc(length + 1, 1));
   if (!copy) return nullptr;
-  for (size_t i = 0; i < length; ++i) copy[i] = text[i];
+  memcpy(copy, text, length);
   copy[length] = '\0';
   return copy;
 }
@@ -133,8 +125,7 @@ bool parse_unsigned(const char* text, uint64_t* out) {
 // them.
 const char* parse_choice(const char* choices, const char* text) {
   while (*choices) {
-    size_t n = 0;
-    while (choices[n] && choices[n] != '|') ++n;
+    const size_t n = strcspn(choices, "|");
     size_t i = 0;
     while (i < n && lower(text[i]) == choices[i]) ++i;
     if (i == n && text[n] == '\0') return keep_string(choices, n);
@@ -199,7 +190,7 @@ int set_row(Options* options, const Row& row, const char* value, const char* ori
       return 0;
     }
     case OptionType::kString: {
-      const char* copy = keep_string(value, length_of(value));
+      const char* copy = keep_string(value, strlen(value));
       if (!copy) return why->set(-ENOMEM, "%s: out of memory", origin);
       member<const char*>(options, row) = copy;
       return 0;
@@ -210,7 +201,7 @@ int set_row(Options* options, const Row& row, const char* value, const char* ori
 
 // Value of NAME in environ-style `environment`, or nullptr.
 const char* find_variable(const char* const* environment, const char* name) {
-  size_t length = length_of(name);
+  const size_t length = strlen(name);
   for (; environment && *environment; ++environment) {
     if (starts_with(*environment, name) && (*environment)[length] == '=')
       return *environment + length + 1;
@@ -249,37 +240,30 @@ void warn_unknown_variable(const char* name) {
 
 // One line of a config file, NUL-terminated, changed in place.
 int load_line(Options* options, char* line, const char* path, unsigned number, ErrorText* why) {
-  while (is_space(*line)) ++line;
+  line += strspn(line, kBlanks);
   if (*line == '\0' || *line == '#') return 0;
   char origin[256];
   format_to(origin, sizeof origin, "%.220s:%u", path, number);
-  char* equals = line;
-  while (*equals && *equals != '=') ++equals;
-  if (!*equals) return why->set(-EINVAL, "%s: '%.64s' is not `name = value`", origin, line);
+  char* equals = strchr(line, '=');
+  if (!equals) return why->set(-EINVAL, "%s: '%.64s' is not `name = value`", origin, line);
   char* key_end = equals;
-  while (key_end > line && is_space(key_end[-1])) --key_end;
+  while (key_end > line && is_blank(key_end[-1])) --key_end;
   *key_end = '\0';
-  char* value = equals + 1;
-  while (is_space(*value)) ++value;
+  char* value = equals + 1 + strspn(equals + 1, kBlanks);
   // A comment starts at a '#' that follows a blank: paths and URIs may hold one.
   char* end = value;
-  while (*end && !(*end == '#' && (end == value || is_space(end[-1])))) ++end;
-  while (end > value && is_space(end[-1])) --end;
+  while (*end && !(*end == '#' && (end == value || is_blank(end[-1])))) ++end;
+  while (end > value && is_blank(end[-1])) --end;
   *end = '\0';
   return options_set(options, line, value, origin, why);
 }
 
 int load_lines(Options* options, char* text, const char* path, ErrorText* why) {
-  unsigned number = 1;
-  while (*text) {
-    char* end = text;
-    while (*end && *end != '\n') ++end;
-    bool last = *end == '\0';
-    *end = '\0';
+  for (unsigned number = 1; text; ++number) {
+    char* end = strchr(text, '\n');
+    if (end) *end = '\0';
     if (int rc = load_line(options, text, path, number, why); rc < 0) return rc;
-    if (last) break;
-    text = end + 1;
-    ++number;
+    text = end ? end + 1 : nullptr;
   }
   return 0;
 }
@@ -421,8 +405,9 @@ int options_load_environment(Options* options, const char* const* environment, E
     const char* entry = *environment;
     if (!starts_with(entry, kPrefix)) continue;
     char name[kNameBytes];
-    size_t n = 0;
-    while (entry[n] && entry[n] != '=' && n + 1 < sizeof name) name[n] = entry[n], ++n;
+    size_t n = strcspn(entry, "=");
+    if (n > sizeof name - 1) n = sizeof name - 1;
+    memcpy(name, entry, n);
     name[n] = '\0';
     if (entry[n] != '=') {  // longer than any name of ours
       if (entry[n] && !warned_already) warn_unknown_variable(name);
