@@ -28,13 +28,6 @@ using namespace lunar::preload;
 
 namespace {
 
-// -1 with errno, or a result of 0 and more.
-int answer(long rc) {
-  if (rc >= 0) return static_cast<int>(rc);
-  errno = static_cast<int>(-rc);
-  return -1;
-}
-
 bool is_ours(int fd) {
   return account_is(fd) || sys::uffd_device_is(fd) || pager_keeps_descriptor(fd);
 }
@@ -69,16 +62,16 @@ namespace {
 
 int close_program_file(int fd) {
   if (__builtin_expect(is_ours(fd), 0)) return 0;
-  return g_real.close != nullptr ? g_real.close(fd) : answer(sys::close_file(fd));
+  return g_real.close != nullptr ? g_real.close(fd) : with_errno(sys::close_file(fd));
 }
 
 int close_program_range(unsigned first, unsigned last, int flags) {
   for (unsigned from = first;;) {  // the ranges before, between and behind ours
     const int ours = from > last ? -1 : next_of_ours(from, last);
     if (ours < 0)
-      return from > last && from != first ? 0 : answer(sys::close_numbers(from, last, flags));
+      return from > last && from != first ? 0 : with_errno(sys::close_numbers(from, last, flags));
     if (const auto end = static_cast<unsigned>(ours); from < end) {
-      if (const long rc = sys::close_numbers(from, end - 1, flags); rc < 0) return answer(rc);
+      if (const int rc = sys::close_numbers(from, end - 1, flags); rc < 0) return with_errno(rc);
       flags &= ~static_cast<int>(CLOSE_RANGE_UNSHARE);  // the table is its own now
     }
     from = static_cast<unsigned>(ours) + 1;
@@ -96,7 +89,7 @@ bool lunar::preload::close_call(long number, const long (&a)[6], long* result) {
   const auto first = static_cast<int>(a[0]), second = static_cast<int>(a[1]);
   switch (number) {
     case SYS_close:
-      *result = is_ours(first) ? 0 : answer(sys::close_file(first));
+      *result = is_ours(first) ? 0 : with_errno(sys::close_file(first));
       return true;
     case SYS_close_range:
       *result = close_program_range(static_cast<unsigned>(a[0]), static_cast<unsigned>(a[1]),
@@ -135,11 +128,11 @@ int lunar_dup2(int from, int to) {
   make_way(from, to);
   return g_real.dup2 != nullptr ? g_real.dup2(from, to)
          : from == to           ? from
-                                : answer(sys::duplicate_to(from, to, 0));
+                                : with_errno(sys::duplicate_to(from, to, 0));
 }
 
 int lunar_dup3(int from, int to, int flags) {
   make_way(from, to);
   return g_real.dup3 != nullptr ? g_real.dup3(from, to, flags)
-                                : answer(sys::duplicate_to(from, to, flags));
+                                : with_errno(sys::duplicate_to(from, to, flags));
 }

@@ -21,29 +21,15 @@ using namespace lunar::preload;
 
 namespace {
 
-// Runs `ours` on the parts of a range that lie in tiered memory, `plain` on the rest, in address
-// order; stops at the first error.
 template <class Ours, class Plain>
-int for_parts(const void* start, size_t bytes, Ours ours, Plain plain) {
+int for_pages(const void* start, size_t bytes, Ours ours, Plain plain) {
   const size_t page = sys::page_bytes(), ahead = reinterpret_cast<uintptr_t>(start) % page;
   char* address = const_cast<char*>(static_cast<const char*>(start)) - ahead;
   if (!pager_created() || bytes == 0 || bytes > PTRDIFF_MAX - 2 * page ||
       reinterpret_cast<uintptr_t>(start) > UINTPTR_MAX - bytes - page)
     return plain(address + ahead, bytes);
-  char* end = address + round_up(bytes + ahead, page);
-  for (char* stop; address < end; address = stop) {
-    stop = region_boundary(address, end);
-    size_t part = static_cast<size_t>(stop - address);
-    int rc = region_find(address) != nullptr ? ours(address, part) : plain(address, part);
-    if (rc < 0) return rc;
-  }
-  return 0;
-}
-
-int answer_of(int rc) {
-  if (rc == 0) return 0;
-  errno = -rc;
-  return -1;
+  return for_parts(address, address + round_up(bytes + ahead, page), region_find, region_boundary,
+                   ours, plain);
 }
 
 }  // namespace
@@ -53,7 +39,7 @@ namespace lunar::preload {
 int lock_range(const void* start, size_t bytes, unsigned flags) {
   if ((flags & ~1u) != 0)
     return sys::lock_memory(start, bytes, flags);  // MLOCK_ONFAULT is all there is
-  return for_parts(
+  return for_pages(
       start, bytes,
       [=](char* at, size_t n) {
         return area_of(at) != nullptr ? maps_lock(at, n, flags) : pager_pin(at, n);
@@ -62,7 +48,7 @@ int lock_range(const void* start, size_t bytes, unsigned flags) {
 }
 
 int unlock_range(const void* start, size_t bytes) {
-  return for_parts(
+  return for_pages(
       start, bytes,
       [](char* at, size_t n) {
         return area_of(at) != nullptr ? maps_unlock(at, n) : pager_unpin(at, n);
@@ -87,17 +73,17 @@ int unlock_everything() {
 }  // namespace lunar::preload
 
 LUNAR_EXPORT int mlock(const void* address, size_t bytes) noexcept {
-  return answer_of(lock_range(address, bytes, 0));
+  return with_errno(lock_range(address, bytes, 0));
 }
 
 LUNAR_EXPORT int mlock2(const void* address, size_t bytes, unsigned flags) noexcept {
-  return answer_of(lock_range(address, bytes, flags));
+  return with_errno(lock_range(address, bytes, flags));
 }
 
 LUNAR_EXPORT int munlock(const void* address, size_t bytes) noexcept {
-  return answer_of(unlock_range(address, bytes));
+  return with_errno(unlock_range(address, bytes));
 }
 
-LUNAR_EXPORT int mlockall(int flags) noexcept { return answer_of(lock_everything(flags)); }
+LUNAR_EXPORT int mlockall(int flags) noexcept { return with_errno(lock_everything(flags)); }
 
-LUNAR_EXPORT int munlockall() noexcept { return answer_of(unlock_everything()); }
+LUNAR_EXPORT int munlockall() noexcept { return with_errno(unlock_everything()); }

@@ -37,12 +37,6 @@
 namespace lunar::preload {
 namespace {
 
-int answer(int rc) {
-  if (rc >= 0) return 0;
-  errno = -rc;
-  return -1;
-}
-
 bool aligned(const void* address, size_t step) {
   return reinterpret_cast<uintptr_t>(address) % step == 0;
 }
@@ -119,20 +113,10 @@ int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offs
   return sys::map(hint, bytes, prot, flags, fd, offset, out);
 }
 
-// Runs `ours` on the parts of a range that lie in areas, `plain` on the rest, in address order;
-// stops at the first error.
 template <class Ours, class Plain>
-int for_parts(void* start, size_t bytes, Ours ours, Plain plain) {
-  char* address = static_cast<char*>(start);
-  char* end = address + bytes;
-  while (address < end) {
-    char* stop = area_boundary(address, end);
-    size_t part = static_cast<size_t>(stop - address);
-    int rc = area_of(address) != nullptr ? ours(address, part) : plain(address, part);
-    if (rc < 0) return rc;
-    address = stop;
-  }
-  return 0;
+int for_areas(void* start, size_t bytes, Ours ours, Plain plain) {
+  auto* address = static_cast<char*>(start);
+  return for_parts(address, address + bytes, area_of, area_boundary, ours, plain);
 }
 
 // Page-aligned, not empty, not wrapping, and somewhere in an area: then *rounded is its length in
@@ -167,7 +151,7 @@ void* attach_in_place(int id, char* address, size_t bytes, int flags) {
       area_boundary(address, address + bytes) == address + bytes && area_of(address) != nullptr;
   int placed = 0, rc = whole || replace ? 0 : -EINVAL;
   if (rc == 0)
-    rc = for_parts(
+    rc = for_areas(
         address, bytes,
         [&](char* at, size_t n) {
           const int one = maps_leave(at, n, replace);
@@ -179,7 +163,7 @@ void* attach_in_place(int id, char* address, size_t bytes, int flags) {
   void* result = attach(id, address, placed != 0 ? flags | SHM_REMAP : flags);
   if (result == MAP_FAILED && placed != 0) {
     const int saved = errno;
-    (void)for_parts(address, bytes, maps_unmap, [](char*, size_t) { return 0; });
+    (void)for_areas(address, bytes, maps_unmap, [](char*, size_t) { return 0; });
     errno = saved;
   }
   return result;
@@ -253,7 +237,7 @@ int protect_range(void* address, size_t bytes, int prot) {
   size_t rounded = 0;
   auto plain = [=](char* at, size_t n) { return sys::protect(at, n, prot); };
   return touches_tier(address, bytes, &rounded)
-             ? for_parts(
+             ? for_areas(
                    address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); },
                    plain)
              : plain(static_cast<char*>(address), bytes);
@@ -274,7 +258,7 @@ int protect_with_key(void* address, size_t bytes, int prot, int key) {
 int advise_range(void* address, size_t bytes, int advice) {
   size_t rounded = 0;
   if (touches_tier(address, bytes, &rounded))
-    return for_parts(
+    return for_areas(
         address, rounded, [=](char* at, size_t n) { return maps_advise(at, n, advice); },
         [=](char* at, size_t n) { return advise_plain(at, n, advice); });
   size_t page = sys::page_bytes();
@@ -304,11 +288,11 @@ static int remap_over_tier(char* from, size_t old_bytes, size_t new_bytes, int f
     return -ENOMEM;
   const auto nothing = [](char*, size_t) { return 0; };
   int rc =
-      for_parts(to, bytes, [](char* at, size_t n) { return maps_leave(at, n, true); }, nothing);
+      for_areas(to, bytes, [](char* at, size_t n) { return maps_leave(at, n, true); }, nothing);
   if (rc < 0) return rc;
   rc = sys::remap(from, old_bytes, new_bytes, flags, to, out);
   if (rc < 0)
-    (void)for_parts(to, bytes, maps_unmap, nothing);
+    (void)for_areas(to, bytes, maps_unmap, nothing);
   else if ((flags & MREMAP_DONTUNMAP) == 0 && old_bytes != 0)
     maps_moved_away(from, round_up(old_bytes, sys::page_bytes()));
   return rc;
@@ -338,7 +322,7 @@ void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int f
 int unmap_range(void* address, size_t bytes) {
   size_t rounded = 0;
   if (touches_tier(address, bytes, &rounded))
-    return for_parts(address, rounded, maps_unmap,
+    return for_areas(address, rounded, maps_unmap,
                      [](char* at, size_t n) { return sys::unmap(at, n); });
   // the heap's pages are not the program's to unmap
   if (ready() && region_find(address) != nullptr) return -EINVAL;
@@ -366,7 +350,7 @@ ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advi
   ssize_t done = 0;
   for (size_t i = 0; i < count; ++i) {
     int rc = advise_range(ranges[i].iov_base, ranges[i].iov_len, advice);
-    if (rc < 0) return done != 0 ? done : answer(rc);
+    if (rc < 0) return done != 0 ? done : with_errno(rc);
     done += static_cast<ssize_t>(ranges[i].iov_len);
   }
   return done;
@@ -375,7 +359,7 @@ ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advi
 // Sealed memory could be neither unmapped nor evicted by the pager: as on a kernel that has no
 // seals (before 6.10).
 int seal_memory(void* address, size_t bytes, unsigned long flags) {
-  if (ready() && holds_tiered(address, bytes)) return answer(-ENOSYS);
+  if (ready() && holds_tiered(address, bytes)) return with_errno(-ENOSYS);
   return static_cast<int>(
       sys::kernel_call_errno(kMseal, {reinterpret_cast<long>(address), static_cast<long>(bytes),
                                       static_cast<long>(flags), 0, 0, 0}));
@@ -383,7 +367,7 @@ int seal_memory(void* address, size_t bytes, unsigned long flags) {
 
 int detach_segment(const void* address) {
   if (ready() && area_of(address) != nullptr && !pager_forked_past_us())
-    return answer(maps_detach(static_cast<const char*>(address)));
+    return with_errno(maps_detach(static_cast<const char*>(address)));
   return static_cast<int>(
       sys::kernel_call_errno(SYS_shmdt, {reinterpret_cast<long>(address), 0, 0, 0, 0, 0}));
 }
@@ -410,7 +394,7 @@ LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, in
 }
 
 LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
-  return answer(unmap_range(address, bytes));
+  return with_errno(unmap_range(address, bytes));
 }
 
 LUNAR_EXPORT void* shmat(int id, const void* wanted, int flags) noexcept {
@@ -424,17 +408,17 @@ LUNAR_EXPORT int mseal(void* address, size_t bytes, unsigned long flags) noexcep
 }
 
 LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept {
-  return answer(protect_range(address, bytes, prot));
+  return with_errno(protect_range(address, bytes, prot));
 }
 
-LUNAR_EXPORT int pkey_alloc(unsigned, unsigned) noexcept { return answer(refuse_key()); }
+LUNAR_EXPORT int pkey_alloc(unsigned, unsigned) noexcept { return with_errno(refuse_key()); }
 
 LUNAR_EXPORT int pkey_mprotect(void* address, size_t bytes, int prot, int key) noexcept {
-  return answer(protect_with_key(address, bytes, prot, key));
+  return with_errno(protect_with_key(address, bytes, prot, key));
 }
 
 LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept {
-  return answer(advise_range(address, bytes, advice));
+  return with_errno(advise_range(address, bytes, advice));
 }
 
 // libc's makes the system call by itself. DONTNEED is a hint there that changes nothing, since it

@@ -108,10 +108,7 @@ int fcntl_noted(Fcntl real, int fd, int command, void* argument) {
       reaches_a_device(fd))
     note();
   if (__builtin_expect(real != nullptr, 1)) return real(fd, command, argument);
-  long rc = sys::control_file(fd, command, argument);
-  if (rc >= 0) return static_cast<int>(rc);
-  errno = static_cast<int>(-rc);
-  return -1;
+  return static_cast<int>(with_errno(sys::control_file(fd, command, argument)));
 }
 
 // What glibc's own does: a mode is needed, and there is none.

@@ -96,37 +96,11 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
   const int errno_of_program = errno;  // 0 when main begins
   if (environ == nullptr)
     environ = environment;  // libc's initialiser, which sets it, has not run yet
-  look_up(g_real.fork, "fork");
-  look_up(g_real.fork_alone, "_Fork");
-  look_up(g_real.clone, "clone");
-  look_up(g_real.daemon, "daemon");
-  look_up(g_real.register_atfork, "__register_atfork");
-  look_up(g_real.pthread_create, "pthread_create");
-  look_up(g_real.thrd_create, "thrd_create");
-  look_up(g_real.pthread_mutex_init, "pthread_mutex_init");
-  look_up(g_real.pthread_mutex_destroy, "pthread_mutex_destroy");
-  look_up(g_real.pthread_setspecific, "pthread_setspecific");
-  look_up(g_real.exit_now, "_exit");
-  look_up(g_real.open, "open");
-  look_up(g_real.open64, "open64");
-  look_up(g_real.openat, "openat");
-  look_up(g_real.openat64, "openat64");
-  look_up(g_real.execve, "execve");
-  look_up(g_real.execvpe, "execvpe");
-  look_up(g_real.fexecve, "fexecve");
-  look_up(g_real.execveat, "execveat");
-  look_up(g_real.close, "close");
-  look_up(g_real.dup2, "dup2");
-  look_up(g_real.dup3, "dup3");
-  look_up(g_real.fopen, "fopen");
-  look_up(g_real.fopen64, "fopen64");
-  look_up(g_real.fcntl, "fcntl");
-  look_up(g_real.fcntl64, "fcntl64");
-  // the runtime's own rings, too, which activation makes while another thread may hold the linker's
-  // lock
-  look_up(g_real.io_uring_queue_init_params, "io_uring_queue_init_params");
-  look_up(g_real.io_uring_register_probe, "io_uring_register_probe");
-  look_up(g_real.io_uring_queue_init_mem, "io_uring_queue_init_mem");
+  // The runtime's own rings are among them: activation makes these while another thread may hold
+  // the linker's lock.
+#define LUNAR_REAL(name, symbol, result, parameters) look_up(g_real.name, symbol);
+#include "real_calls.def"
+#undef LUNAR_REAL
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
   refuse_sanitizers(words[0]);

@@ -22,12 +22,15 @@
 
 #include "base/host_guard.h"
 #include "config/options.h"
+#include "sys/kernel_call.h"
 
 struct io_uring;
 struct io_uring_params;
 struct io_uring_probe;
 
 namespace lunar::preload {
+
+using sys::with_errno;
 
 enum class Phase : int {
   kEarly,  // until our constructor has run: memory comes from the early heap, jemalloc is not used
@@ -53,40 +56,9 @@ inline bool linker_holds(uintptr_t address) { return g_linker_text.holds(address
 // The libc functions behind ours, looked up once in the constructor (dlsym is never used on an
 // allocation path).
 struct RealCalls {
-  pid_t (*fork)(void) = nullptr;
-  pid_t (*fork_alone)(void) = nullptr;  // _Fork
-  int (*clone)(int (*)(void*), void*, int, void*, ...) = nullptr;
-  int (*daemon)(int, int) = nullptr;
-  int (*register_atfork)(void (*)(), void (*)(), void (*)(), void*) = nullptr;  // __register_atfork
-  int (*open)(const char*, int, ...) = nullptr;
-  int (*open64)(const char*, int, ...) = nullptr;
-  int (*openat)(int, const char*, int, ...) = nullptr;
-  int (*openat64)(int, const char*, int, ...) = nullptr;
-  FILE* (*fopen)(const char*, const char*) = nullptr;
-  FILE* (*fopen64)(const char*, const char*) = nullptr;
-  int (*fcntl)(int, int, ...) = nullptr;
-  int (*fcntl64)(int, int, ...) = nullptr;
-  int (*io_uring_queue_init_params)(unsigned, io_uring*, io_uring_params*) = nullptr;
-  int (*io_uring_register_probe)(io_uring*, io_uring_probe*, unsigned) = nullptr;
-  // liburing 2.5
-  int (*io_uring_queue_init_mem)(unsigned, io_uring*, io_uring_params*, void*, size_t) = nullptr;
-  int (*pthread_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;
-  int (*thrd_create)(thrd_t*, thrd_start_t, void*) = nullptr;
-  int (*pthread_mutex_init)(pthread_mutex_t*, const pthread_mutexattr_t*) = nullptr;
-  int (*pthread_mutex_destroy)(pthread_mutex_t*) = nullptr;
-  int (*pthread_setspecific)(pthread_key_t, const void*) = nullptr;
-  int (*execve)(const char*, char* const*, char* const*) = nullptr;
-  int (*execvpe)(const char*, char* const*, char* const*) = nullptr;
-  int (*fexecve)(int, char* const*, char* const*) = nullptr;
-  int (*execveat)(int, const char*, char* const*, char* const*, int) = nullptr;
-  int (*close)(int) = nullptr;
-  int (*dup2)(int, int) = nullptr;
-  int (*dup3)(int, int, int) = nullptr;
-  int (*sigaction)(int, const struct sigaction*, struct sigaction*) = nullptr;
-  void (*(*signal)(int, void (*)(int)))(int) = nullptr;
-  void (*(*sysv_signal)(int, void (*)(int)))(int) = nullptr;
-  void (*(*sigset)(int, void (*)(int)))(int) = nullptr;
-  void (*exit_now)(int) __attribute__((noreturn)) = nullptr;  // _exit
+#define LUNAR_REAL(name, symbol, result, parameters) result(*name) parameters = nullptr;
+#include "real_calls.def"
+#undef LUNAR_REAL
 };
 extern constinit RealCalls g_real;
 // Finds one of them. The constructor of another library may need it before ours has run.

@@ -133,12 +133,10 @@ int init_params(unsigned entries, io_uring* ring, io_uring_params* parameters) {
 }  // namespace
 
 long ring_by_call(long number, const long (&a)[6]) {
-  const int rc = number == SYS_io_uring_register ? register_with(a)
-                                                 : set_up(static_cast<unsigned>(a[0]),
-                                                          reinterpret_cast<io_uring_params*>(a[1]));
-  if (rc >= 0) return rc;
-  errno = -rc;
-  return -1;
+  return with_errno(
+      number == SYS_io_uring_register
+          ? register_with(a)
+          : set_up(static_cast<unsigned>(a[0]), reinterpret_cast<io_uring_params*>(a[1])));
 }
 
 }  // namespace lunar::preload

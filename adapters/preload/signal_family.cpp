@@ -26,16 +26,8 @@
 namespace lunar::preload {
 namespace {
 
-// By our constructor, or by that of another library that comes before it.
-void look_up_all() {
-  look_up(g_real.sigaction, "sigaction");
-  look_up(g_real.signal, "signal");
-  look_up(g_real.sysv_signal, "__sysv_signal");
-  look_up(g_real.sigset, "sigset");
-}
-
 int real_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
-  if (g_real.sigaction == nullptr) look_up_all();
+  look_up(g_real.sigaction, "sigaction");  // a constructor before ours may call it
   return g_real.sigaction(signal, action, before);
 }
 
@@ -79,8 +71,9 @@ void put_ours() {
 }
 
 // As libc does it; then ours, where that is the default now.
-sighandler_t as_libc(sighandler_t (*&real)(int, sighandler_t), int signal, sighandler_t handler) {
-  if (real == nullptr) look_up_all();
+sighandler_t as_libc(sighandler_t (*&real)(int, sighandler_t), const char* name, int signal,
+                     sighandler_t handler) {
+  look_up(real, name);
   const sighandler_t before = real(signal, handler);
   if (signal != SIGSEGV || !ready()) return before;
   put_ours();
@@ -89,10 +82,7 @@ sighandler_t as_libc(sighandler_t (*&real)(int, sighandler_t), int signal, sigha
 
 }  // namespace
 
-void signals_prepare() {
-  look_up_all();
-  put_ours();
-}
+void signals_prepare() { put_ours(); }
 
 }  // namespace lunar::preload
 
@@ -112,21 +102,21 @@ LUNAR_EXPORT int sigaction(int signal, const struct sigaction* action,
 }
 
 LUNAR_EXPORT sighandler_t signal(int signal, sighandler_t handler) noexcept {
-  return as_libc(g_real.signal, signal, handler);
+  return as_libc(g_real.signal, "signal", signal, handler);
 }
 LUNAR_EXPORT sighandler_t bsd_signal(int signal, sighandler_t handler) noexcept {
-  return as_libc(g_real.signal, signal, handler);
+  return as_libc(g_real.signal, "signal", signal, handler);
 }
 LUNAR_EXPORT sighandler_t ssignal(int signal, sighandler_t handler) noexcept {
-  return as_libc(g_real.signal, signal, handler);
+  return as_libc(g_real.signal, "signal", signal, handler);
 }
 LUNAR_EXPORT sighandler_t sysv_signal(int signal, sighandler_t handler) noexcept {
-  return as_libc(g_real.sysv_signal, signal, handler);
+  return as_libc(g_real.sysv_signal, "__sysv_signal", signal, handler);
 }
 // What <signal.h> makes of signal() for programs of strict standard C.
 LUNAR_EXPORT sighandler_t __sysv_signal(int signal, sighandler_t handler) noexcept {
-  return as_libc(g_real.sysv_signal, signal, handler);
+  return as_libc(g_real.sysv_signal, "__sysv_signal", signal, handler);
 }
 LUNAR_EXPORT sighandler_t sigset(int signal, sighandler_t handler) noexcept {
-  return as_libc(g_real.sigset, signal, handler);
+  return as_libc(g_real.sigset, "sigset", signal, handler);
 }

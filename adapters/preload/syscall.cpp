@@ -32,12 +32,6 @@ T* pointer(long argument) {
 
 long number_of(const void* address) { return reinterpret_cast<long>(address); }
 
-long answer(int rc) {
-  if (rc >= 0) return rc;
-  errno = -rc;
-  return -1;
-}
-
 // A call about memory, by `caller`. False: it is none. By functions that are not exported: the
 // program may have overwritten the exported ones with a jump to code that ends here.
 bool memory_call(long number, const long (&a)[6], const void* caller, long* result) {
@@ -50,7 +44,7 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
                                       static_cast<int>(a[4]), a[5], caller));
       return true;
     case SYS_munmap:
-      *result = answer(unmap_range(address, bytes));
+      *result = with_errno(unmap_range(address, bytes));
       return true;
     case SYS_mremap: {
       const auto flags = static_cast<int>(a[3]);
@@ -60,31 +54,31 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
       return true;
     }
     case SYS_mprotect:
-      *result = answer(protect_range(address, bytes, word));
+      *result = with_errno(protect_range(address, bytes, word));
       return true;
     case SYS_pkey_mprotect:
-      *result = answer(protect_with_key(address, bytes, word, static_cast<int>(a[3])));
+      *result = with_errno(protect_with_key(address, bytes, word, static_cast<int>(a[3])));
       return true;
     case SYS_pkey_alloc:
-      *result = answer(refuse_key());
+      *result = with_errno(refuse_key());
       return true;
     case SYS_madvise:
-      *result = answer(advise_range(address, bytes, word));
+      *result = with_errno(advise_range(address, bytes, word));
       return true;
     case SYS_mlock:
-      *result = answer(lock_range(address, bytes, 0));
+      *result = with_errno(lock_range(address, bytes, 0));
       return true;
     case SYS_mlock2:
-      *result = answer(lock_range(address, bytes, static_cast<unsigned>(a[2])));
+      *result = with_errno(lock_range(address, bytes, static_cast<unsigned>(a[2])));
       return true;
     case SYS_munlock:
-      *result = answer(unlock_range(address, bytes));
+      *result = with_errno(unlock_range(address, bytes));
       return true;
     case SYS_mlockall:
-      *result = answer(lock_everything(static_cast<int>(a[0])));
+      *result = with_errno(lock_everything(static_cast<int>(a[0])));
       return true;
     case SYS_munlockall:
-      *result = answer(unlock_everything());
+      *result = with_errno(unlock_everything());
       return true;
     case SYS_shmat:
       *result = number_of(attach_segment(static_cast<int>(a[0]), pointer<void>(a[1]), word));
@@ -135,9 +129,7 @@ long futex_call(const long (&a)[6]) {
     if (lunar::sys::advise(page, page_bytes, MADV_POPULATE_WRITE) < 0) break;
     result = lunar::sys::kernel_call(SYS_futex, a);
   }
-  if (result >= 0) return result;
-  errno = static_cast<int>(-result);
-  return -1;
+  return with_errno(result);
 }
 
 }  // namespace

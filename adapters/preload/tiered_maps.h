@@ -41,6 +41,19 @@ bool areas_overlap(const void* begin, size_t bytes);
 // The lowest address above `address`, at most `end`, where an area starts or ends. Lock-free.
 char* area_boundary(char* address, char* end);
 
+// Runs `ours` on the parts of a range where `find` finds something, `plain` on the rest, in address
+// order; stops at the first error. boundary: where the part that begins at an address ends.
+template <class Find, class Boundary, class Ours, class Plain>
+int for_parts(char* address, char* end, Find find, Boundary boundary, Ours ours, Plain plain) {
+  for (char* stop; address < end; address = stop) {
+    stop = boundary(address, end);
+    const auto part = static_cast<size_t>(stop - address);
+    const int rc = find(address) != nullptr ? ours(address, part) : plain(address, part);
+    if (rc < 0) return rc;
+  }
+  return 0;
+}
+
 // Whether this process was forked by a raw system call, and has none of the maps: the following
 // calls refuse then (-ENOMEM), without a lock, which another thread of the parent's may have held.
 // Says so, once.

@@ -50,12 +50,17 @@ inline long kernel_call(long number, const long (&a)[6]) {
 #endif
 }
 
-// As libc's syscall(): -1 and errno.
-inline long kernel_call_errno(long number, const long (&a)[6]) {
-  const long result = kernel_call(number, a);
+// As libc's functions answer: of -errno, -1 and errno; anything else as it is.
+template <class Result>
+Result with_errno(Result result) {
   if (result >= 0 || result < -4095) return result;
   errno = static_cast<int>(-result);
   return -1;
+}
+
+// As libc's syscall().
+inline long kernel_call_errno(long number, const long (&a)[6]) {
+  return with_errno(kernel_call(number, a));
 }
 
 // The action of a signal becomes the default.
