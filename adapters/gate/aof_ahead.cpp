@@ -13,6 +13,7 @@
 #include "pager/pager.h"
 #include "sys/arena.h"
 #include "sys/file.h"
+#include "sys/mem.h"
 
 namespace lunar::redis {
 namespace {
@@ -127,7 +128,7 @@ bool ask(AheadFetch* fetch) {
   g.fetcher.flush();
   w.asked += fetch->missing.bytes;
   // large values: the rest faults
-  return w.asked < pager_budget_pages() * page_bytes() / kBudgetPart;
+  return w.asked < pager_budget_pages() * sys::page_bytes() / kBudgetPart;
 }
 
 // One step of all lookups of the window that are not done.

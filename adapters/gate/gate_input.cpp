@@ -12,11 +12,12 @@
 #include "input_look.h"
 #include "pager/pager.h"
 #include "replica_link.h"
+#include "sys/mem.h"
 
 namespace lunar::redis {
 namespace {
 
-uint64_t budget_bytes() { return pager_budget_pages() * page_bytes(); }
+uint64_t budget_bytes() { return pager_budget_pages() * sys::page_bytes(); }
 
 uint64_t part_of_budget(uint64_t part, uint64_t most) {
   return std::clamp(budget_bytes() / part, kClientBytesMin, most);

@@ -5,6 +5,7 @@
 #include "freed_lookup.h"
 #include "lookup_steps.h"
 #include "pager/pager.h"
+#include "sys/mem.h"
 #include "value_lookup.h"
 
 namespace lunar::redis {
@@ -86,7 +87,7 @@ struct CommandLookup {
   }
 };
 
-uint64_t page_of(uintptr_t address) { return address / page_bytes(); }
+uint64_t page_of(uintptr_t address) { return address / sys::page_bytes(); }
 
 }  // namespace
 
@@ -94,7 +95,7 @@ void NonresidentRanges::add(const void* address, size_t bytes) {
   if (full()) return;
   range[count++] = {address, bytes};
   const auto begin = reinterpret_cast<uintptr_t>(address);
-  this->bytes += (page_of(begin + bytes - 1) - page_of(begin) + 1) * page_bytes();
+  this->bytes += (page_of(begin + bytes - 1) - page_of(begin) + 1) * sys::page_bytes();
 }
 
 void NonresidentRanges::add_new(const void* address, size_t bytes, unsigned among) {

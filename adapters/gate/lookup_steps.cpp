@@ -8,6 +8,7 @@
 #include "collection_probe.h"
 #include "key_slot.h"
 #include "pager/pager.h"
+#include "sys/mem.h"
 
 namespace lunar::redis {
 
@@ -48,8 +49,8 @@ bool KeyLookup::miss(const void* address, size_t bytes) {
 }
 
 bool KeyLookup::have(const void* address, size_t bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(address), page = begin / page_bytes();
-  if (seen == nullptr || page != (begin + bytes - 1) / page_bytes())
+  const auto begin = reinterpret_cast<uintptr_t>(address), page = begin / sys::page_bytes();
+  if (seen == nullptr || page != (begin + bytes - 1) / sys::page_bytes())
     return resident(address, bytes) || miss(address, bytes);
   uintptr_t& slot = seen->slot(page);
   if (slot >> 1 == page) {

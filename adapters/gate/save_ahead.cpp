@@ -6,6 +6,7 @@
 #include "bucket_walk.h"
 #include "lunar/lunar.h"
 #include "pager/pager.h"
+#include "sys/mem.h"
 #include "sys/thread.h"
 
 namespace lunar::redis {
@@ -140,7 +141,7 @@ void SaveAhead::fetch() {
   if (missing.count == 0) return;
   (void)pager_prefetch(missing.range, missing.count);
   for (unsigned i = 0; i < missing.count; ++i)
-    lead.brought_in(missing.range[i].bytes / page_bytes() + 1);
+    lead.brought_in(missing.range[i].bytes / sys::page_bytes() + 1);
   missing.clear();
 }
 
@@ -292,7 +293,7 @@ void SaveAhead::databases() {
   lunar_stats stats{};
   stats.struct_size = sizeof stats;
   (void)lunar_get_stats(&stats);
-  const uint64_t pages = stats.dram_budget_bytes / page_bytes() / 64;
+  const uint64_t pages = stats.dram_budget_bytes / sys::page_bytes() / 64;
   lead.start(pages < 256 ? 256 : pages > 2048 ? 2048 : pages);
   for (int i = 0; const DatabaseView* one = stopped() ? nullptr : layout->database(i); ++i)
     database(*one);

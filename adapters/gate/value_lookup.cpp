@@ -9,6 +9,7 @@
 #include "pager/page_view.h"
 #include "pager/pager.h"
 #include "stream_lookup.h"
+#include "sys/mem.h"
 
 namespace lunar::redis {
 namespace {
@@ -55,7 +56,7 @@ bool ValueLookup::work(unsigned units) {
 
 // Of large ones whole runs are asked for.
 bool ValueLookup::bytes(const char* at, uint64_t bytes) {
-  const uint64_t page = page_bytes();
+  const uint64_t page = sys::page_bytes();
   if (bytes == 0) return true;
   if (reinterpret_cast<uintptr_t>(at) / page ==
       (reinterpret_cast<uintptr_t>(at) + bytes - 1) / page)

@@ -89,10 +89,9 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
   return pid;
 }
 
-// Handlers of others that came before ours: a malloc of the program's makes them at its first use,
-// which may be before our constructor, or in that of a library that it loads. Whatever comes first,
-// they are registered after ours, the allocator's before the others: a malloc of the program's may
-// call ours with a lock held that its handlers want.
+// Handlers that others register before ours: a malloc of the program's does so at its first use,
+// which may come before our constructor. They wait here, and are registered after ours and the
+// allocator's: such a malloc may call ours while it holds a lock that its handlers take.
 struct ForkHandlers {
   void (*before)();
   void (*in_parent)();

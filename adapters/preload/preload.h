@@ -67,7 +67,8 @@ void look_up(F& slot, const char* name) {
   if (slot == nullptr) slot = reinterpret_cast<F>(dlsym(RTLD_NEXT, name));
 }
 
-// Code whose own maps stay plain: jemalloc's (its metadata is in DRAM) and ours.
+// Whether jemalloc or this library makes the call: what they map stays plain, as it holds their own
+// data.
 bool caller_is_runtime(const void* return_address);
 bool is_own_code(const void* address);  // of this library; false before its constructor
 

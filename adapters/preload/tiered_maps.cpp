@@ -102,7 +102,7 @@ void uncharge(const Area& area, const char* begin, size_t bytes) {
 int charge(Area* area, char* begin, size_t bytes) {
   if ((area->flags & kRegionChargeOnTouch) != 0)
     return region_commit_on_touch(area->region, area->offset(begin), bytes);
-  if (region_commit(area->region, area->offset(begin), bytes, kChargeOnly) == 0) return 0;
+  if (region_charge(area->region, area->offset(begin), bytes) == 0) return 0;
   pager_say_refused();
   return -ENOMEM;
 }

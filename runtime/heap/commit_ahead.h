@@ -3,13 +3,16 @@
 // committed: half a microsecond and two system calls a page. A CommitAhead commits whole blocks, so
 // that most slabs need no call.
 //
-// Fresh is what lies at the cursor or above, up to the end of the extent that the alloc hook handed
-// out last: jemalloc cuts it from its low end. The first pages at the cursor, less than a block,
-// are committed and not yet asked for. A request at the cursor takes them; one that begins above it
-// (a larger alignment left a gap, or another thread was faster) or below it (freed memory joined
-// the fresh) and ends above it gives them back and moves the cursor: what is freed can be made
-// inaccessible, and is never among them. What lies below the cursor is committed as it is asked
-// for.
+// jemalloc cuts the extent that the alloc hook handed out last from its low end. A cursor divides
+// the extent: no memory above it has been asked for. The first pages above the cursor, less than a
+// block, are committed in advance.
+//   request at the cursor        takes these pages, and commits a further block if it needs more
+//   request that begins above    (a larger alignment left a gap, or another thread was faster)
+//   or below it, and ends above  (freed memory joined the fresh) gives these pages back and moves
+//                                the cursor
+//   request below the cursor     is committed by itself
+// So freed memory is never among the pages that were committed in advance, and can be made
+// inaccessible.
 //
 // Threading: any thread; one word, no lock (a fork may happen at any moment). Two threads never ask
 // for the same page, but one may take back what the other has just committed, and for a moment both

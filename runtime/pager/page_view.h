@@ -10,6 +10,7 @@
 #include "pager/page/page_word.h"
 #include "pager/page/region.h"
 #include "pager/pager.h"
+#include "sys/mem.h"
 
 namespace lunar {
 
@@ -72,7 +73,7 @@ struct PageSpan {
   static PageSpan of(const void* address, size_t bytes) {
     const Region* region = region_find(address);
     if (region == nullptr) return {};
-    const uint64_t page = page_bytes(),
+    const uint64_t page = sys::page_bytes(),
                    start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base);
     const uint64_t first = start / page, last = (start + bytes - 1) / page;
     return {region->base + first * page, (last < region->pages ? last + 1 : region->pages) - first,

@@ -198,7 +198,6 @@ int pager_create(const Options& options, ErrorText* why) {
 
 bool pager_created() { return pager_state().created.load(std::memory_order_acquire); }
 bool pager_active() { return pager_state().is_active(); }
-size_t page_bytes() { return sys::page_bytes(); }
 
 uint64_t pager_budget_pages() { return static_cast<uint64_t>(pager_state().account.cap_pages()); }
 int pager_evictor_thread() {

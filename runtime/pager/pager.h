@@ -14,6 +14,8 @@
 // commit. Threads: any thread may make every call, also concurrently, unless stated otherwise. A
 // service thread must not make any.
 #pragma once
+#include <sys/mman.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -26,16 +28,7 @@
 
 namespace lunar {
 
-struct Region;  // opaque here: a virtual range that the pager owns
-
-enum RegionFlags : unsigned {
-  kRegionHeap = 0,
-  kRegionChargeOnTouch =
-      1u << 0,  // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
-  // uncommitted memory stays PROT_NONE (maps); without this flag it is accessible up to the highest
-  // commit
-  kRegionStrict = 1u << 1,
-};
+// ---- The pager ----------------------------------------------------------------------------------
 
 // Creates the process' pager from options (dram, lun, size, ...; zero sizes = the documented
 // defaults). Checks what can be checked without side effects (the LUN path is usable, sizes are
@@ -53,10 +46,23 @@ bool pager_active();
 // later pager_create (which may change sizes, but not the LUN).
 [[nodiscard]] int pager_destroy();
 
-size_t page_bytes();            // the system page
 uint64_t pager_budget_pages();  // DRAM budget of the process tree now
 int pager_evictor_thread();     // its thread id; 0: not activated
 uint64_t pager_lun_bytes();     // LUN space of the process tree (option `size`, or its default)
+[[nodiscard]] int pager_set_dram(uint64_t bytes);  // -EBUSY: more is pinned, or in use
+
+// ---- Regions ------------------------------------------------------------------------------------
+
+struct Region;  // opaque here: a virtual range that the pager owns
+
+enum RegionFlags : unsigned {
+  kRegionHeap = 0,
+  kRegionChargeOnTouch =
+      1u << 0,  // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
+  // uncommitted memory stays PROT_NONE (maps); without this flag it is accessible up to the highest
+  // commit
+  kRegionStrict = 1u << 1,
+};
 
 // Reserves `bytes` of address space (page multiple; PROT_NONE + MAP_NORESERVE, nothing committed).
 // -EMFILE: there are as many regions as there may be, 65,536 (kRegionsMax).
@@ -71,17 +77,13 @@ Region* region_find(const void* address);
 // away, starts or ends.
 char* region_boundary(char* address, char* end);
 
-// Makes [offset, offset+bytes) usable (read/write, zero-filled, charged against the LUN). -ENOMEM:
-// nothing changed. pre: the range is not committed. `protection`: the initial protection in a
-// kRegionStrict region (-1: read/write; kChargeOnly: none is set).
-constexpr int kChargeOnly = -2;
-[[nodiscard]] int region_commit(Region* region, size_t offset, size_t bytes, int protection = -1);
-// Logs, once per process, that an allocation was refused because LUN space is short. For callers
-// that have tried everything.
-void pager_say_refused();
-bool pager_tree_says_once();  // the first process of the tree that asks
-// logs, once per process, that the kernel refuses this many bytes
-void pager_say_limited(size_t bytes);
+// Makes [offset, offset+bytes) usable (zero-filled, charged against the LUN). -ENOMEM: nothing
+// changed. pre: the range is not committed. `protection`: the initial one in a kRegionStrict
+// region.
+[[nodiscard]] int region_commit(Region* region, size_t offset, size_t bytes,
+                                int protection = PROT_READ | PROT_WRITE);
+// Only charges it: the caller makes it usable, by mprotect.
+[[nodiscard]] int region_charge(Region* region, size_t offset, size_t bytes);
 // The reverse of region_commit: the content is lost, space is uncharged, and the range reads as
 // zeros if it is touched without a commit (an error of the caller). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes);
@@ -96,10 +98,16 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
 // region_decommit for an allocator's hook: never waits for a fork. -EAGAIN: the range stays
 // committed (its content may be lost).
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
-
 // Frees the range's LUN space without touching its pages, which the pager no longer owns. pre: it
 // was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
+// Logs, once per process, that an allocation was refused because LUN space is short. For callers
+// that have tried everything.
+void pager_say_refused();
+bool pager_tree_says_once();  // the first process of the tree that asks
+// logs, once per process, that the kernel refuses this many bytes
+void pager_say_limited(size_t bytes);
+
 // These three give places of a region to the kernel and take them back (foreign.h). One call at a
 // time.
 // Hands over a range to the kernel, with its content: plain memory from now on, in DRAM and outside
@@ -120,7 +128,9 @@ struct OtherMap {
 // there (region_find tells).
 [[nodiscard]] int region_reclaim(Region* region, size_t offset, size_t bytes, bool vacated);
 
-// Range operations. Ranges may be any bytes inside one region. Pages partly covered: touch,
+// ---- Ranges -------------------------------------------------------------------------------------
+
+// Ranges may be any bytes inside one region. Pages partly covered: touch,
 // prefetch and pin include them, discard excludes them (madvise needs page-aligned addresses:
 // adapters check alignment first).
 //   touch      the pages are resident when it returns (unless evicted again since)
@@ -180,7 +190,9 @@ struct Move {
   bool replaces;
 };
 [[nodiscard]] int pager_move(void* dst, void* src, size_t bytes, const Move& how);
-[[nodiscard]] int pager_set_dram(uint64_t bytes);
+
+// ---- Reports, and what tests ask ----------------------------------------------------------------
+
 void pager_stats(lunar_stats* out);
 // Times the faults of that thread from now on (0: of none). take: the longest fault since the last
 // call.
@@ -196,6 +208,8 @@ void pager_dump(int fd);
 bool pager_validate();
 // The number of the page state of an address, for tests: see page_word.h; -1 outside regions.
 int pager_page_state(const void* address);
+
+// ---- The pager and the program's other calls ----------------------------------------------------
 
 // Whether `fd` is a descriptor that the process could not open again with fewer rights or below
 // another root directory: /proc, this process' files there, the LUNs. Any thread, including signal

@@ -141,13 +141,13 @@ char* region_base(const Region* region) { return region->base; }
 size_t region_size(const Region* region) { return region->pages << pager_state().page_shift; }
 Region* region_find(const void* address) { return own_region(pager_state(), address); }
 
+constexpr int kChargeOnly = -1;  // in place of a protection
+
 static int make_usable(PagerState& state, Region* region, size_t offset, size_t bytes,
                        int protection) {
   if (protection == kChargeOnly) return 0;
   sys::Locked<sys::Mutex> lock(region->grow_lock);
-  if (region->strict)
-    return sys::protect(region->base + offset, bytes,
-                        protection == -1 ? PROT_READ | PROT_WRITE : protection);
+  if (region->strict) return sys::protect(region->base + offset, bytes, protection);
   size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
   if (end > usable) {
     size_t to = round_up(end, kUsableStep), size = region_size(region);
@@ -251,6 +251,10 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   if (g_refused_bytes.load(std::memory_order_relaxed) != 0)
     g_refused_bytes.store(0, std::memory_order_relaxed);
   return 0;
+}
+
+int region_charge(Region* region, size_t offset, size_t bytes) {
+  return region_commit(region, offset, bytes, kChargeOnly);
 }
 
 void region_forget(Region* region, size_t offset, size_t bytes) {

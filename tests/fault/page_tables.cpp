@@ -27,6 +27,7 @@
 #include "pager/state/state.h"
 #include "pager/table/table_promise.h"
 #include "pager/table/tables.h"
+#include "sys/mem.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 
@@ -38,7 +39,7 @@ using tier::new_region;
 constexpr uint64_t kChunk = 2 * kMega, kGiga = 1024 * kMega;
 constexpr uint64_t kKept = 256 * 1024;  // empty tables that stay until there are more of them
 
-uint64_t table_bytes() { return static_cast<uint64_t>(lunar::table_pages()) * lunar::page_bytes(); }
+uint64_t table_bytes() { return static_cast<uint64_t>(lunar::table_pages()) * lunar::sys::page_bytes(); }
 
 TEST_CASE("sparse") {
   constexpr uint64_t kChunks = 2048;
@@ -167,7 +168,7 @@ TEST_CASE("forked-early") {
     REQUIRE(lunar::region_create(kBytes, lunar::kRegionStrict, &region) == 0 &&
             lunar::region_commit(region, 0, kBytes) == 0 && lunar::pager_active());
     char* base = lunar::region_base(region);
-    const uint64_t leaf = lunar::kLeafPages * lunar::page_bytes();
+    const uint64_t leaf = lunar::kLeafPages * lunar::sys::page_bytes();
     for (uint64_t round = 0; round < 4; ++round) {
       for (uint64_t at = 0; at < kBytes; at += leaf) base[at] = 1;
       REQUIRE(lunar::pager_discard(base, kBytes, lunar::Discard::kContents) == 0);

@@ -3,12 +3,12 @@
 // host page is sane. Single-threaded; touches no LUN.
 #include <unistd.h>
 
-#include "lunar/lunar.h"
 #include "pager/pager.h"
+#include "sys/mem.h"
 #include "tests/catch.h"
 
-TEST_CASE("the pager's page is the system's page") {
-  REQUIRE(lunar::page_bytes() == static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+TEST_CASE("the page is the system's page") {
+  REQUIRE(lunar::sys::page_bytes() == static_cast<size_t>(sysconf(_SC_PAGESIZE)));
 }
 
 TEST_CASE("nothing is created or activated before it is asked for") {

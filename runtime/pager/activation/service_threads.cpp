@@ -140,8 +140,8 @@ void housekeeping_run(PagerState& state) {
 void housekeeping_thread(void* argument) {
   auto& state = *static_cast<PagerState*>(argument);
   state.services.housekeeping_tid.store(sys::thread_id());
-  // Its own descriptor table, with nothing of the program's in it: the program may close what it
-  // likes, and no reader waits for an end of file that a pager thread holds back.
+  // A descriptor table of its own, without the program's files: the program may close any number,
+  // and this thread keeps no pipe of the program open, whose reader waits for its end.
   int keep[kLunIds * kDeviceFdsMax + 11];
   unsigned n = 0;
   keep[n++] = state.uffd;
