@@ -24,15 +24,10 @@ constexpr uint32_t kGlobalData = R_X86_64_GLOB_DAT, kJumpSlot = R_X86_64_JUMP_SL
 constexpr uint32_t kGlobalData = R_AARCH64_GLOB_DAT, kJumpSlot = R_AARCH64_JUMP_SLOT;
 #elif defined(__powerpc64__)
 constexpr uint32_t kGlobalData = R_PPC64_GLOB_DAT, kJumpSlot = R_PPC64_JMP_SLOT;
-#elif defined(__s390x__)
-constexpr uint32_t kGlobalData = R_390_GLOB_DAT, kJumpSlot = R_390_JMP_SLOT;
-#else
-constexpr uint32_t kGlobalData = UINT32_MAX, kJumpSlot = UINT32_MAX;
 #endif
 
 struct Object {
   uintptr_t base = 0;
-  uintptr_t text_begin = 0, text_end = 0;
   uintptr_t relro_begin = 0, relro_end = 0;  // whole pages
   uintptr_t relro_first = 0, relro_last = 0;
   const ElfW(Sym) * symbols = nullptr;
@@ -57,8 +52,6 @@ void read_object(const dl_phdr_info* info, Object* out) {
     const auto& header = info->dlpi_phdr[i];
     uintptr_t begin = info->dlpi_addr + header.p_vaddr, end = begin + header.p_memsz;
     if (header.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(begin);
-    if (header.p_type == PT_LOAD && (header.p_flags & PF_X) != 0)
-      program.text_begin = begin, program.text_end = end;
     if (header.p_type == PT_GNU_RELRO) {  // the loader protects whole pages only
       program.relro_first = begin;
       program.relro_last = end;
@@ -156,9 +149,9 @@ bool each_slot(const Object& program, const char* name, Visit visit) {
   });
 }
 
-bool in_program_text(void* function) {
-  auto address = reinterpret_cast<uintptr_t>(function);
-  return address >= main_program().text_begin && address < main_program().text_end;
+bool in_program(void* function) {
+  const Object object = object_of(function);
+  return object.known && object.base == main_program().base;
 }
 
 int store(const Object& program, void** slot, void* value) {
@@ -206,7 +199,7 @@ void* program_calls(const char* name) {
     found = *slot;
     return false;
   });
-  return found == nullptr || !in_program_text(found) ? found : function_called(name);
+  return found == nullptr || !in_program(found) ? found : function_called(name);
 }
 
 int program_redirect(const char* name, void* replacement, void** original, ErrorText* why) {

@@ -187,14 +187,8 @@ LUNAR_EXPORT int daemon(int keep_directory, int keep_files) noexcept {
 
 LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes,
                          const winsize* size) noexcept {
-  // Looked up when used: it lives in libutil on older systems.
-  auto real = reinterpret_cast<int (*)(int*, char*, const termios*, const winsize*)>(
-      dlsym(RTLD_NEXT, "forkpty"));
-  if (real == nullptr) {
-    errno = ENOSYS;
-    return -1;
-  }
-  return guarded_fork(Handlers::kLibc, [=] { return real(controller, name, modes, size); });
+  return guarded_fork(Handlers::kLibc,
+                      [=] { return g_real.forkpty(controller, name, modes, size); });
 }
 
 // What pthread_atfork calls. libc reads its list of handlers in the child before ours has run, so
@@ -211,11 +205,7 @@ LUNAR_EXPORT int __register_atfork(void (*before)(), void (*in_parent)(), void (
 }
 
 LUNAR_EXPORT pid_t _Fork(void) noexcept {
-  return guarded_fork(Handlers::kOurs, [] {
-    if (g_real.fork_alone != nullptr) return g_real.fork_alone();
-    // libc before 2.34
-    return static_cast<pid_t>(lunar::sys::kernel_call_errno(SYS_clone, {SIGCHLD, 0, 0, 0, 0, 0}));
-  });
+  return guarded_fork(Handlers::kOurs, [] { return g_real.fork_alone(); });
 }
 
 LUNAR_EXPORT int clone(int (*function)(void*), void* stack, int flags, void* argument,

@@ -10,7 +10,6 @@
 
 namespace lunar::preload {
 
-#ifdef DLFO_STRUCT_HAS_EH_DBASE  // glibc 2.35
 namespace {
 
 // A note segment: for each note the lengths of its name and content, its type, and both, padded to
@@ -69,8 +68,5 @@ bool is_go_code(const void* address) {
   }
   return false;
 }
-#else
-bool is_go_code(const void*) { return false; }
-#endif
 
 }  // namespace lunar::preload

@@ -24,6 +24,8 @@
 #include "config/options.h"
 #include "sys/kernel_call.h"
 
+struct termios;
+struct winsize;
 struct io_uring;
 struct io_uring_params;
 struct io_uring_probe;

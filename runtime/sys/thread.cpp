@@ -382,7 +382,7 @@ uint64_t now_ns() { return ns_of(CLOCK_MONOTONIC); }
 uint64_t thread_cpu_ns() { return ns_of(CLOCK_THREAD_CPUTIME_ID); }
 
 void cpu_relax() {
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   __asm__ volatile("yield");

@@ -32,8 +32,6 @@ Flush ask() {
   return getauxval(AT_HWCAP) & 1ul << 16 ? Flush::kClwb : Flush::kOther;  // HWCAP_DCPOP: DC CVAP
 #elif defined(__powerpc64__)
   return Flush::kOther;
-#else
-  return Flush::kNone;
 #endif
 }
 
