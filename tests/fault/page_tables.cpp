@@ -39,7 +39,9 @@ using tier::new_region;
 constexpr uint64_t kChunk = 2 * kMega, kGiga = 1024 * kMega;
 constexpr uint64_t kKept = 256 * 1024;  // empty tables that stay until there are more of them
 
-uint64_t table_bytes() { return static_cast<uint64_t>(lunar::table_pages()) * lunar::sys::page_bytes(); }
+uint64_t table_bytes() {
+  return static_cast<uint64_t>(lunar::table_pages()) * lunar::sys::page_bytes();
+}
 
 TEST_CASE("sparse") {
   constexpr uint64_t kChunks = 2048;
