@@ -46,14 +46,9 @@ struct Key {
 };
 
 StoreOptions options_for(Device* device, Contents contents, Random& random) {
-  StoreOptions options;
-  options.device = device;
-  options.contents = contents;
-  options.log_bytes = 0;
-  options.dram_bytes = 4 * kMiB;
+  StoreOptions options =
+      small(device, contents, random.below(2) ? Durability::kGroup : Durability::kEach);
   options.shards = 2;
-  options.expected_keys = 16;
-  options.durability = random.below(2) ? Durability::kGroup : Durability::kEach;
   options.replay_bytes_most = random.below(2) ? 512 * kKiB : 0;
   return options;
 }

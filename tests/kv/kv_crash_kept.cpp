@@ -72,14 +72,8 @@ class History {
 };
 
 Store* History::open(MemoryDevice* device, Contents contents) {
-  StoreOptions options;
-  options.device = device;
-  options.contents = contents;
-  options.log_bytes = 0;
-  options.segment_bytes = 64 * kKiB;
-  options.dram_bytes = 4 * kMiB;
+  StoreOptions options = small(device, contents);
   options.shards = 2;
-  options.expected_keys = 16;
   ErrorText why;
   Store* store = nullptr;
   if (Store::open(options, &store, &why) < 0) wrong(std::string("does not open: ") + why.text);

@@ -13,35 +13,29 @@
 #include <algorithm>
 #include <vector>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-#include "kv/inspect.h"
-#include "lun/volume/image_format.h"
+#include "tests/kv/image_map.h"
 #include "tests/kv/kv_support.h"
 #include "tests/support/cases.h"
-#include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
 using namespace lunar::kv;
-namespace form = lunar::kv::media;
+using namespace kv_test;
 
 namespace {
 
 using lunar_test::option;
 
-constexpr uint64_t kBytes = 4 * kMiB, kSegment = 64 * kKiB, kKeys = 3000, kSlot = 4096;
+constexpr uint64_t kBytes = 4 * kMiB, kSegment = 64 * kKiB, kKeys = 3000;
 constexpr uint64_t kPiecesTooMany = 1 << 20;  // for a log of kBytes
 
 struct Counts {
   uint64_t images = 0, refused = 0, opened = 0, salvaged = 0, damages = 0;
 };
 
-class Image {
+class Image : public Bed {
  public:
-  explicit Image(uint64_t seed) : random_(seed) {}
-  void make();
+  explicit Image(uint64_t seed);
   void restore() { memory = sound_; }
   void mutate();
   // What each field of a saved state may not be, one after the other: nullptr when there is no case
@@ -52,112 +46,45 @@ class Image {
   const char* forge_record(unsigned number);
   // The same of pieces in hand, of which a sound image that was closed names none.
   const char* forge_in_hand(unsigned number);
-  std::vector<char> memory = std::vector<char>(kBytes);
 
  private:
-  struct Link {
-    uint64_t segment, number;
-  };
-  template <class T>
-  T read(uint64_t at) const {
-    T out;
-    memcpy(&out, memory.data() + at, sizeof out);
-    return out;
-  }
-  template <class T>
-  void write(uint64_t at, const T& value) {
-    memcpy(memory.data() + at, &value, sizeof value);
-  }
-  static uint64_t place(uint64_t segment) { return form::kHeadBytes + segment * kSegment; }
-  void learn();
-  void seal_link(const Link& link);
+  void make();
+  void seal_link(uint64_t number);
   void seal_root();
   void write_state(uint64_t at, uint64_t value, uint64_t bytes);
   void change_word(uint64_t at, uint64_t bytes);
-  void seal_record(uint64_t segment, uint64_t offset, uint64_t life);
+  void seal_record(const ImageMap::Place& where);
   void mutate_superblock();
   void mutate_root();
   void mutate_link();
   void mutate_record();
 
-  struct Place {
-    uint64_t segment, offset, life;
-    RecordType type;
-  };
-  kv_test::Random random_;
-  std::vector<char> sound_;
-  std::string state_;
-  std::vector<Link> links_;
-  std::vector<Place> records_, large_;
-  uint64_t back_ = 0, life_ = 0;
-  unsigned newest_ = 0;
+  Random random_;
+  const std::vector<char> sound_;
+  const ImageMap map_;
+  std::vector<ImageMap::Place> records_, large_;
 };
 
-StoreOptions options_for(Device* device, Contents contents) {
-  StoreOptions options;
-  options.device = device;
-  options.contents = contents;
-  options.log_bytes = 0;
-  options.segment_bytes = kSegment;
-  options.dram_bytes = 4 * kMiB;
-  options.shards = 4;
-  options.expected_keys = 16;
-  return options;
+Image::Image(uint64_t seed) : Bed(kBytes), random_(seed), sound_((make(), memory)), map_(sound_) {
+  for (const ImageMap::Place& place : map_.records(sound_))
+    (place.type == RecordType::kLarge ? large_ : records_).push_back(place);
+  REQUIRE(records_.size() >= kKeys && large_.size() >= 6, "the image lacks something");
 }
 
 void Image::make() {
-  lunar_test::MemoryDevice device(memory.data(), kBytes);
-  Store* store = kv_test::open_store(options_for(&device, Contents::kNew));
+  open(Contents::kNew);
   std::string value;
   for (uint64_t key = 0; key < kKeys; ++key) {
-    kv_test::fill(&value, key, 1, key % 20 == 1 ? 4096 : random_.below(key % 50 == 0 ? 3000 : 200));
-    REQUIRE(store->set({&key, sizeof key}, kv_test::bytes_of(value)) == 0);
+    fill(&value, key, 1, key % 20 == 1 ? 4096 : random_.below(key % 50 == 0 ? 3000 : 200));
+    REQUIRE(store->set({&key, sizeof key}, bytes_of(value)) == 0);
   }
   for (uint64_t key = kKeys; key < kKeys + 6; ++key) {
-    kv_test::fill(&value, key, 1, 5000 + random_.below(120'000));
-    REQUIRE(store->set({&key, sizeof key}, kv_test::bytes_of(value)) == 0, "set of a large pair");
+    fill(&value, key, 1, 5000 + random_.below(120'000));
+    REQUIRE(store->set({&key, sizeof key}, bytes_of(value)) == 0, "set of a large pair");
   }
   for (uint64_t key = 0; key < kKeys; key += 3) (void)store->del({&key, sizeof key});
   REQUIRE(store->flush() == 0);
-  store->close();
-  sound_ = memory;
-  learn();
-}
-
-// Where links and records lie.
-void Image::learn() {
-  const auto super = read<form::Superblock>(0);
-  back_ = super.back_offset;
-  const auto a = read<lunar::media::ImageHeader>(form::kFrontRootsAt);
-  const auto b = read<lunar::media::ImageHeader>(form::kFrontRootsAt + kSlot);
-  newest_ = a.sequence > b.sequence ? 0 : 1;
-  const auto root = read<form::Root>(form::kFrontRootsAt + newest_ * kSlot + sizeof a);
-  life_ = root.life;
-  std::string state;
-  for (uint64_t next = root.first, number = 0; next; ++number) {
-    const auto link = read<form::StateLink>(place(next - 1));
-    links_.push_back({next - 1, number});
-    state.append(memory.data() + place(next - 1) + sizeof link, link.bytes);
-    next = link.next;
-  }
-  REQUIRE(state.size() == root.bytes, "the chain of links is not understood");
-  state_ = state;
-  for (uint64_t i = 0; i < super.segment_count; ++i) {
-    form::SegmentEntry entry;
-    memcpy(&entry, state.data() + i * sizeof entry, sizeof entry);
-    if (entry.kind != form::SegmentKind::kRecords) continue;
-    for (uint64_t at = i == 0 ? kUnitBytes : 0; at < entry.used;) {
-      const auto* record = reinterpret_cast<const Record*>(memory.data() + place(i) + at);
-      REQUIRE(record->checksum ==
-                  record_checksum(record, Address{(i * kSegment + at) / kUnitBytes}, entry.life),
-              "records are not understood");
-      (record->type() == RecordType::kLarge ? large_ : records_)
-          .push_back({i, at, entry.life, record->type()});
-      at += record->span();
-    }
-  }
-  REQUIRE(!links_.empty() && records_.size() >= kKeys && large_.size() >= 6,
-          "the image lacks something");
+  close();
 }
 
 // One aligned word of [at, at + bytes), to what breaks most.
@@ -166,107 +93,86 @@ void Image::change_word(uint64_t at, uint64_t bytes) {
   const uint64_t size = wide ? 8 : 4, where = at + random_.below(bytes / size) * size;
   uint64_t value = 0;
   memcpy(&value, memory.data() + where, size);
-  switch (random_.below(8)) {
-    case 0:
-      value = 0;
-      break;
-    case 1:
-      value = UINT64_MAX;
-      break;
-    case 2:
-      ++value;
-      break;
-    case 3:
-      --value;
-      break;
-    case 4:
-      value ^= uint64_t{1} << random_.below(64);
-      break;
-    case 5:
-      value = random_.below(kBytes / 8 * 2);
-      break;
-    case 6:
-      value = uint64_t{1} << random_.below(64);
-      break;
-    default:
-      value = random_.next();
-  }
-  memcpy(memory.data() + where, &value, size);
+  const uint64_t values[] = {0,
+                             UINT64_MAX,
+                             value + 1,
+                             value - 1,
+                             value ^ uint64_t{1} << random_.below(64),
+                             random_.below(kBytes / 8 * 2),
+                             uint64_t{1} << random_.below(64),
+                             random_.next()};
+  memcpy(memory.data() + where, &values[random_.below(std::size(values))], size);
 }
 
 void Image::mutate_superblock() {
   const uint64_t at = offsetof(form::Superblock, device_bytes);
   change_word(at, offsetof(form::Superblock, reserved) - at);
-  auto super = read<form::Superblock>(0);
-  super.checksum = XXH3_64bits(&super, offsetof(form::Superblock, checksum));
-  write(0, super);
-  write(form::kSecondSuperAt, super);
+  seal_superblock(&memory, read_at<form::Superblock>(memory, 0));
 }
 
 void Image::mutate_root() {
-  const uint64_t front = form::kFrontRootsAt + newest_ * kSlot;
-  const auto header = read<lunar::media::ImageHeader>(front);
   random_.below(8) == 0
-      ? change_word(front + offsetof(lunar::media::ImageHeader, body_bytes), sizeof(uint64_t))
-      : change_word(front + sizeof header, sizeof(form::Root));
+      ? change_word(map_.root_at + offsetof(ImageHeader, body_bytes), sizeof(uint64_t))
+      : change_word(map_.root_at + sizeof(ImageHeader), sizeof(form::Root));
   seal_root();
 }
 
 void Image::seal_root() {
-  const uint64_t front = form::kFrontRootsAt + newest_ * kSlot;
-  auto header = read<lunar::media::ImageHeader>(front);
-  header.body_checksum = XXH3_64bits(memory.data() + front + sizeof header, sizeof(form::Root));
-  header.checksum = XXH3_64bits(&header, offsetof(lunar::media::ImageHeader, checksum));
-  write(front, header);
-  memcpy(memory.data() + back_ + newest_ * kSlot, memory.data() + front, kSlot);
+  auto header = read_at<ImageHeader>(memory, map_.root_at);
+  char* root = memory.data() + map_.root_at;
+  header.body_checksum = XXH3_64bits(root + sizeof header, sizeof(form::Root));
+  header.checksum = XXH3_64bits(&header, offsetof(ImageHeader, checksum));
+  write_at(&memory, map_.root_at, header);
+  memcpy(memory.data() + map_.super.back_offset + map_.root_at - form::kFrontRootsAt, root,
+         form::kBlockBytes);
 }
 
 void Image::mutate_link() {
-  const Link link = links_[random_.below(links_.size())];
-  const uint64_t begin = place(link.segment), bytes = read<form::StateLink>(begin).bytes;
-  const uint64_t used = bytes < 8 || bytes > kSegment - sizeof(form::StateLink)
-                            ? kSegment
-                            : sizeof(form::StateLink) + bytes;
+  const uint64_t number = random_.below(map_.links.size()), begin = map_.links[number].at,
+                 bytes = read_at<form::StateLink>(memory, begin).bytes;
+  const uint64_t most = kSegment - sizeof(form::StateLink),
+                 used = bytes < 8 || bytes > most ? most : bytes;
   const uint64_t table = kBytes / kSegment * sizeof(form::SegmentEntry);
   switch (random_.below(4)) {
     case 0:
       change_word(begin + sizeof(uint64_t), 16);  // next, bytes
       break;
     case 1:
-      change_word(begin + sizeof(form::StateLink), std::min(table, used - sizeof(form::StateLink)));
+      change_word(begin + sizeof(form::StateLink), std::min(table, used));
       break;
     default:
-      change_word(begin + sizeof(form::StateLink), used - sizeof(form::StateLink));
+      change_word(begin + sizeof(form::StateLink), used);
   }
-  seal_link(link);
+  seal_link(number);
 }
 
-void Image::seal_link(const Link& link) {
-  const uint64_t begin = place(link.segment), after = read<form::StateLink>(begin).bytes;
+void Image::seal_link(uint64_t number) {
+  const uint64_t begin = map_.links[number].at,
+                 after = read_at<form::StateLink>(memory, begin).bytes;
   const uint64_t covered =
       after > kSegment - sizeof(form::StateLink) ? kSegment : sizeof(form::StateLink) + after;
-  write(begin, part_checksum(memory.data() + begin + 8, covered - 8, link.number, life_));
+  write_at(&memory, begin,
+           part_checksum(memory.data() + begin + 8, covered - 8, number, map_.root.life));
 }
 
 void Image::mutate_record() {
   const auto& list = random_.below(2) ? large_ : records_;
-  const Place where = list[random_.below(list.size())];
-  const uint64_t at = place(where.segment) + where.offset;
+  const ImageMap::Place where = list[random_.below(list.size())];
+  const uint64_t at = map_.place(where);
   const auto* record = reinterpret_cast<const Record*>(memory.data() + at);
   const uint64_t value = where.type == RecordType::kLarge ? sizeof(Pieces) : sizeof(Body);
   change_word(
       at + offsetof(Record, size_type),
       where.type == RecordType::kLarge || record->has_body() ? 12 + sizeof(uint64_t) + value : 12);
-  seal_record(where.segment, where.offset, where.life);
+  seal_record(where);
 }
 
-void Image::seal_record(uint64_t segment, uint64_t offset, uint64_t life) {
-  auto* record = reinterpret_cast<Record*>(memory.data() + place(segment) + offset);
+void Image::seal_record(const ImageMap::Place& where) {
+  auto* record = reinterpret_cast<Record*>(memory.data() + map_.place(where));
   if (record->units() * kUnitBytes < sizeof(Record) ||
-      record->units() * kUnitBytes > kSegment - offset)
+      record->units() * kUnitBytes > kSegment - where.offset)
     return;
-  record->checksum =
-      record_checksum(record, Address{(segment * kSegment + offset) / kUnitBytes}, life);
+  record->checksum = record_checksum(record, map_.address(where), where.life);
 }
 
 const char* Image::forge_record(unsigned number) {
@@ -288,8 +194,8 @@ const char* Image::forge_record(unsigned number) {
       {"pieces that are shorter than a set makes them", true, RecordType::kLarge}};
   if (number == std::size(kCases)) return nullptr;
   const Case& now = kCases[number];
-  const Place& where = now.large ? large_[0] : records_[1];  // of what was not deleted
-  auto* record = reinterpret_cast<Record*>(memory.data() + place(where.segment) + where.offset);
+  const ImageMap::Place& where = now.large ? large_[0] : records_[1];  // of what was not deleted
+  auto* record = reinterpret_cast<Record*>(memory.data() + map_.place(where));
   record->size_type = (record->size_type & ~3u) | static_cast<uint32_t>(now.type);
   if (now.type == RecordType::kDeleted) {
     record->key_bytes = sizeof(DeletedKey);
@@ -300,81 +206,76 @@ const char* Image::forge_record(unsigned number) {
   if (number == 4) record->size_type |= RecordNotes::kReplacesLarge;
   if (number == 8) memcpy(record->value() + offsetof(Pieces, value_bytes), &far_away, 8);
   if (number == 9) memcpy(record->value() + offsetof(Pieces, piece_bytes), &short_pieces, 4);
-  seal_record(where.segment, where.offset, where.life);
+  seal_record(where);
   return now.what;
 }
 
 void Image::write_state(uint64_t at, uint64_t value, uint64_t bytes) {
   constexpr uint64_t kRoom = form::link_room(kSegment);
-  const Link& link = links_[at / kRoom];
-  memcpy(memory.data() + place(link.segment) + sizeof(form::StateLink) + at % kRoom, &value, bytes);
-  seal_link(link);
+  memcpy(memory.data() + map_.links[at / kRoom].at + sizeof(form::StateLink) + at % kRoom, &value,
+         bytes);
+  seal_link(at / kRoom);
 }
 
 const char* Image::forge(unsigned number) {
-  const auto super = read<form::Superblock>(0);
-  uint64_t segment = 0, entry = super.segment_count * sizeof(form::SegmentEntry) +
-                                sizeof(uint64_t) + sizeof(form::ShardHeader);
-  form::SegmentEntry table;
-  for (;; ++segment) {  // one of records, not to the last byte: behind its records would be the
-                        // next one's
-    memcpy(&table, state_.data() + segment * sizeof table, sizeof table);
-    if (table.kind == form::SegmentKind::kRecords && table.used > kSegment / 2 &&
-        table.used < kSegment)
-      break;
-  }
-  uint64_t n = 0, word = 0;
-  for (; memcpy(&n, state_.data() + entry, sizeof n), n == 0;)
-    entry += sizeof n;  // the first bucket that is not empty
-  entry += sizeof n;
-  memcpy(&word, state_.data() + entry, sizeof word);
-  const uint64_t tag = word >> kAddressBits << kAddressBits, row = segment * sizeof table;
-  const uint64_t live = row + offsetof(form::SegmentEntry, live),
+  uint64_t segment =
+      0;  // one of records, not to the last byte: behind them the next one's would be
+  form::SegmentEntry table = map_.entry(0);
+  while (table.kind != form::SegmentKind::kRecords || table.used <= kSegment / 2 ||
+         table.used >= kSegment)
+    table = map_.entry(++segment);
+  const auto word_at = [&](uint64_t at) {
+    uint64_t word;
+    memcpy(&word, map_.state.data() + at, sizeof word);
+    return word;
+  };
+  uint64_t entry = map_.super.segment_count * sizeof(form::SegmentEntry) + sizeof(uint64_t) +
+                   sizeof(form::ShardHeader);
+  while (word_at(entry) == 0) entry += sizeof(uint64_t);  // the first bucket that is not empty
+  entry += sizeof(uint64_t);
+  const uint64_t tag = word_at(entry) >> kAddressBits << kAddressBits, row = segment * sizeof table,
+                 live = row + offsetof(form::SegmentEntry, live),
                  used = row + offsetof(form::SegmentEntry, used);
-  switch (number) {
-    case 0:
-      return write_state(entry, tag, 8), "address 0";
-    case 1:
-      return write_state(entry, tag | super.segment_count * kSegment / kUnitBytes, 8),
-             "an address behind the log";
-    case 2:
-      return write_state(entry, tag | (segment * kSegment + table.used) / kUnitBytes, 8),
-             "an address in no record";
-    case 3:
-      return write_state(live, table.used / kUnitBytes + 1, 4), "more lives than there is";
-    case 4:
-      return write_state(live, 1, 4), "less lives than the index leads to";
-    case 5:
-      return write_state(used, kSegment + kUnitBytes, 4), "more used than a segment has";
-    case 6:
-      return write_state(used, table.used + 1, 4), "a part of a unit";
-    case 7:
-      return write_state(row + offsetof(form::SegmentEntry, kind), 3, 4),
-             "a kind that there is not";
-    default:
-      return nullptr;
-  }
+  const struct {
+    const char* what;
+    uint64_t at, value, bytes;
+  } cases[] = {
+      {"address 0", entry, tag, 8},
+      {"an address behind the log", entry, tag | map_.super.segment_count * kSegment / kUnitBytes,
+       8},
+      {"an address in no record", entry, tag | (segment * kSegment + table.used) / kUnitBytes, 8},
+      {"more lives than there is", live, table.used / kUnitBytes + 1, 4},
+      {"less lives than the index leads to", live, 1, 4},
+      {"more used than a segment has", used, kSegment + kUnitBytes, 4},
+      {"a part of a unit", used, table.used + 1, 4},
+      {"a kind that there is not", row + offsetof(form::SegmentEntry, kind), 3, 4}};
+  if (number == std::size(cases)) return nullptr;
+  write_state(cases[number].at, cases[number].value, cases[number].bytes);
+  return cases[number].what;
 }
 
 const char* Image::forge_in_hand(unsigned number) {
-  const form::InHand sound{1, 7, 3}, cases[] = {sound, {1, 7, kPiecesTooMany}, {1, 0, 3}};
-  constexpr const char* kWhat[] = {"pieces in hand", "more pieces in hand than a log holds",
-                                   "pieces in hand that have no id"};
+  const struct {
+    const char* what;
+    form::InHand hand;
+  } cases[] = {{"pieces in hand", {1, 7, 3}},
+               {"more pieces in hand than a log holds", {1, 7, kPiecesTooMany}},
+               {"pieces in hand that have no id", {1, 0, 3}}};
   if (number == std::size(cases)) return nullptr;
-  const uint64_t at = read<form::Superblock>(0).segment_count * sizeof(form::SegmentEntry), one = 1;
-  std::string state = state_;
+  const uint64_t at = map_.super.segment_count * sizeof(form::SegmentEntry), one = 1;
+  std::string state = map_.state;
   memcpy(&state[at], &one, sizeof one);
-  state.insert(at + sizeof one, reinterpret_cast<const char*>(&cases[number]), sizeof sound);
-  const uint64_t begin = place(links_[0].segment), bytes = state.size();
-  REQUIRE(links_.size() == 1 && bytes <= form::link_room(kSegment),
+  state.insert(at + sizeof one, reinterpret_cast<const char*>(&cases[number].hand),
+               sizeof(form::InHand));
+  const uint64_t begin = map_.links[0].at, bytes = state.size();
+  REQUIRE(map_.links.size() == 1 && bytes <= form::link_room(kSegment),
           "the state has no room for a hand");
-  write(begin + offsetof(form::StateLink, bytes), bytes);
+  write_at(&memory, begin + offsetof(form::StateLink, bytes), bytes);
   memcpy(memory.data() + begin + sizeof(form::StateLink), state.data(), bytes);
-  seal_link(links_[0]);
-  const uint64_t root = form::kFrontRootsAt + newest_ * kSlot + sizeof(lunar::media::ImageHeader);
-  write(root + offsetof(form::Root, bytes), bytes);
+  seal_link(0);
+  write_at(&memory, map_.root_at + sizeof(ImageHeader) + offsetof(form::Root, bytes), bytes);
   seal_root();
-  return kWhat[number];
+  return cases[number].what;
 }
 
 void Image::mutate() {
@@ -425,9 +326,9 @@ void read_all(Store* store) {
 void change_all(Store* store) {
   std::string value;
   for (uint64_t key = 0; key < kKeys + 6; ++key) {
-    kv_test::fill(&value, key, 2, key % 100 == 0 ? 8000 : 100);
+    fill(&value, key, 2, key % 100 == 0 ? 8000 : 100);
     expect(key % 5 == 0 ? store->del({&key, sizeof key})
-                        : store->set({&key, sizeof key}, kv_test::bytes_of(value)),
+                        : store->set({&key, sizeof key}, bytes_of(value)),
            "change");
   }
   expect(store->flush(), "flush");
@@ -438,60 +339,48 @@ void change_all(Store* store) {
 
 // Durable sets and deletes over what an image holds, then a crash: what one open took, the next one
 // opens.
-void crash_durably(std::vector<char>* memory) {
-  lunar_test::MemoryDevice device(memory->data(), kBytes);
-  StoreOptions options = options_for(&device, Contents::kKept);
-  options.durability = Durability::kEach;
-  ErrorText why;
-  Store* store = nullptr;
-  if (Store::open(options, &store, &why) < 0) return;
+void crash_durably(const std::vector<char>& image) {
+  Bed bed(0);
+  bed.memory = image;
+  bed.options.durability = Durability::kEach;
+  if (bed.try_open(Contents::kKept) < 0) return;
   std::string value;
   for (uint64_t key = kKeys + 6; key-- > kKeys - 40;) {
-    kv_test::fill(&value, key, 3, key % 3 == 0 ? 8000 : 100);
-    expect(key % 2 == 0 ? store->del({&key, sizeof key})
-                        : store->set({&key, sizeof key}, kv_test::bytes_of(value)),
+    fill(&value, key, 3, key % 3 == 0 ? 8000 : 100);
+    expect(key % 2 == 0 ? bed.store->del({&key, sizeof key})
+                        : bed.store->set({&key, sizeof key}, bytes_of(value)),
            "durable change");
   }
-  std::vector<char> crashed = *memory;
-  store->close();
-  lunar_test::MemoryDevice left(crashed.data(), kBytes);
-  options.device = &left;
-  if (const int status = Store::open(options, &store, &why); status < 0)
-    FAIL(std::string("after durable changes and a crash: ") + why.text);
-  read_all(store);
-  store->close();
+  const std::vector<char> crashed = bed.memory;
+  bed.close();
+  bed.memory = crashed;
+  read_all(bed.open(Contents::kKept));
+}
+
+// Whether it is open; otherwise it was refused by one line.
+bool opens(Bed* bed, bool read_only, bool salvage) {
+  const int status = bed->try_open(Contents::kKept, read_only, salvage);
+  expect(status, "open");
+  REQUIRE(status == 0 || bed->why.text[0], "a refusal without a word");
+  return status == 0;
 }
 
 // The same by salvage, which gives what it can of anything: what it opens comes to an end, too.
-void use_salvaged(std::vector<char>* memory, Counts* counts) {
-  lunar_test::MemoryDevice device(memory->data(), kBytes);
-  StoreOptions options = options_for(&device, Contents::kKept);
-  options.read_only = options.salvage = true;
-  ErrorText why;
-  Store* store = nullptr;
-  if (const int status = Store::open(options, &store, &why); status < 0) {
-    expect(status, "salvage");
-    REQUIRE(why.text[0], "a refusal without a word");
-    return;
-  }
-  kv::CheckReport report;
-  Sweep sweep;
-  sweep.on_damage = [](void*, const Damage&) {};
-  sweep.on_pair = [](void*, Bytes, Bytes) { return true; };
-  REQUIRE(store->sweep(sweep, &report) >= 0, "sweep of what was salvaged");
-  read_all(store);
-  store->close();
+void use_salvaged(Bed* bed, Counts* counts) {
+  if (!opens(bed, true, true)) return;
+  (void)sweep_of(bed->store);
+  read_all(bed->store);
+  bed->close();
   ++counts->salvaged;
 }
 
 // A log behind the state that holds a large value, and behind that other batches, so that its
 // records are not the end.
-class ForgedLog {
+class ForgedLog : public Bed {
  public:
   ForgedLog();
   // nullptr: there is no case `number`. Case 0 is the sound log.
   const char* forge(unsigned number);
-  std::vector<char> memory = std::vector<char>(kBytes);
 
  private:
   struct Place {
@@ -512,25 +401,23 @@ class ForgedLog {
   uint64_t newest_ = 0;
 };
 
-ForgedLog::ForgedLog() {
-  lunar_test::MemoryDevice device(memory.data(), kBytes);
-  StoreOptions options = options_for(&device, Contents::kNew);
-  options.durability = Durability::kEach;
-  Store* store = kv_test::open_store(options);
+ForgedLog::ForgedLog() : Bed(kBytes) {
+  open(Contents::kNew, Durability::kEach);
   std::string value;
   for (uint64_t version = 0; version < 3; ++version) {
-    kv_test::fill(&value, 1, version, 40'000);
-    REQUIRE(store->set({"large", 5}, kv_test::bytes_of(value)) == 0, "durable set of a large pair");
+    fill(&value, 1, version, 40'000);
+    REQUIRE(store->set({"large", 5}, bytes_of(value)) == 0, "durable set of a large pair");
   }
   for (const char* key : {"a", "b", "c"}) REQUIRE(store->set({key, 1}, {"1", 1}) == 0);
   sound_ = memory;
-  store->close();
+  close();
   memory = sound_;
+  options.durability = Durability::kFlush;
   learn();
 }
 
 void ForgedLog::learn() {
-  const uint64_t segments = reinterpret_cast<const form::Superblock*>(memory.data())->segment_count;
+  const uint64_t segments = read_at<form::Superblock>(memory, 0).segment_count;
   for (uint64_t segment = 0; segment < segments; ++segment)
     for (uint64_t block = 0; block < kSegment; block += form::kBlockBytes)
       learn_batch(segment, segment == 0 && block == 0 ? kUnitBytes : block);
@@ -584,48 +471,22 @@ const char* ForgedLog::forge(unsigned number) {
 }
 
 // Whether it could be opened.
-bool use(std::vector<char>* memory, bool read_only, Counts* counts) {
-  lunar_test::MemoryDevice device(memory->data(), kBytes);
-  StoreOptions options = options_for(&device, Contents::kKept);
-  options.read_only = read_only;
-  ErrorText why;
-  Store* store = nullptr;
-  const int status = Store::open(options, &store, &why);
-  if (status < 0) {
-    expect(status, "open");
-    REQUIRE(why.text[0], "a refusal without a word");
-    return false;
-  }
+bool use(Bed* bed, bool read_only, Counts* counts) {
+  if (!opens(bed, read_only, false)) return false;
   if (read_only) {
-    kv::CheckReport report;
-    Sweep sweep;
-    sweep.on_damage = [](void*, const Damage&) {};
-    REQUIRE(store->sweep(sweep, &report) >= 0);
-    counts->damages += report.damages;
-    uint64_t pairs = 0;
-    sweep.context = &pairs;
-    sweep.on_pair = [](void* sum, Bytes, Bytes) { return ++*static_cast<uint64_t*>(sum) != 0; };
-    REQUIRE(store->sweep(sweep, &report) >= 0 && pairs == report.records + report.large_pairs);
+    const Swept swept = sweep_of(bed->store);
+    counts->damages += swept.report.damages;
+    REQUIRE(swept.given == swept.report.records + swept.report.large_pairs);
     StoreInfo info;
-    store->info(&info);
+    bed->store->info(&info);
   }
-  read_all(store);
+  read_all(bed->store);
   if (!read_only) {
-    change_all(store);
-    read_all(store);
+    change_all(bed->store);
+    read_all(bed->store);
   }
-  store->close();
+  bed->close();
   return true;
-}
-
-// 0 or what an open for writing says.
-int opened_as(std::vector<char>* memory) {
-  lunar_test::MemoryDevice device(memory->data(), kBytes);
-  ErrorText why;
-  Store* store = nullptr;
-  const int status = Store::open(options_for(&device, Contents::kKept), &store, &why);
-  if (status == 0) store->close();
-  return status;
 }
 
 }  // namespace
@@ -634,46 +495,44 @@ TEST_CASE("kv-fuzz") {
   const uint64_t images = option("--images", 400);
   Counts counts;
   Image image(tier::run_seed());
-  image.make();
-  REQUIRE(use(&image.memory, true, &counts) && counts.damages == 0, "the sound image is not");
-  for (unsigned number = 0;; ++number) {
-    image.restore();
-    const char* what = image.forge(number);
-    if (!what) break;
-    if (opened_as(&image.memory) != -EBADMSG) FAIL(what);
-  }
-  for (unsigned number = 0;; ++number) {
-    image.restore();
-    const char* what = image.forge_in_hand(number);
-    if (!what) break;
-    if (opened_as(&image.memory) != (number == 0 ? 0 : -EBADMSG)) FAIL(what);
-  }
+  REQUIRE(use(&image, true, &counts) && counts.damages == 0, "the sound image is not");
+  // Sound or not by its number; the store is refused if not.
+  const auto try_all = [](Bed* bed, auto restore, auto forge, bool first_is_sound) {
+    for (unsigned number = 0;; ++number) {
+      restore();
+      const char* what = forge(number);
+      if (!what) break;
+      const int wanted = first_is_sound && number == 0 ? 0 : -EBADMSG;
+      if (bed->try_open(Contents::kKept) != wanted) FAIL(what);
+      bed->close();
+    }
+  };
+  const auto restore = [&] { image.restore(); };
+  try_all(&image, restore, [&](unsigned number) { return image.forge(number); }, false);
+  try_all(&image, restore, [&](unsigned number) { return image.forge_in_hand(number); }, true);
   ForgedLog log;
-  for (unsigned number = 0; const char* what = log.forge(number); ++number)
-    if (opened_as(&log.memory) != (number == 0 ? 0 : -EBADMSG)) FAIL(what);
+  try_all(&log, [] {}, [&](unsigned number) { return log.forge(number); }, true);
   for (unsigned number = 0;; ++number) {
     image.restore();
     const char* what = image.forge_record(number);
     if (!what) break;
     const uint64_t damages = counts.damages;
-    std::vector<char> copy = image.memory;
-    crash_durably(&copy);
-    if (!use(&image.memory, true, &counts)) FAIL(std::string(what) + " refuses the store");
+    crash_durably(image.memory);
+    if (!use(&image, true, &counts)) FAIL(std::string(what) + " refuses the store");
     if ((counts.damages == damages) != (number == 0)) FAIL(std::string(what) + " is not named");
-    if (!use(&image.memory, false, &counts)) FAIL(std::string(what) + " refuses the store");
+    if (!use(&image, false, &counts)) FAIL(std::string(what) + " refuses the store");
   }
   for (; counts.images < images; ++counts.images) {
     image.restore();
     image.mutate();
     const std::vector<char> before = image.memory;
-    const bool opened = use(&image.memory, true, &counts);
-    use_salvaged(&image.memory, &counts);
-    std::vector<char> copy = before;
-    crash_durably(&copy);
+    const bool opened = use(&image, true, &counts);
+    use_salvaged(&image, &counts);
     REQUIRE(image.memory == before, "a store that was opened for reading was written to");
-    ++(use(&image.memory, false, &counts) ? counts.opened : counts.refused);
+    crash_durably(before);
+    ++(use(&image, false, &counts) ? counts.opened : counts.refused);
     // What it left may be damaged, but is no worse to open.
-    if (opened) (void)use(&image.memory, false, &counts);
+    if (opened) (void)use(&image, false, &counts);
   }
   printf("%lu images: %lu refused, %lu opened, %lu salvaged, %lu damages named\n", images,
          counts.refused, counts.opened, counts.salvaged, counts.damages);

@@ -13,30 +13,25 @@
 #include <errno.h>
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "kv/inspect.h"
-#include "lun/volume/image_format.h"
+#include "tests/kv/image_map.h"
 #include "tests/kv/kv_support.h"
 #include "tests/support/cases.h"
-#include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
 using namespace lunar::kv;
-using kv_test::bytes_of;
-using kv_test::text_of;
-namespace form = lunar::kv::media;
+using namespace kv_test;
 
 namespace {
 
 using lunar_test::option;
 
-constexpr uint64_t kSegment = 64 * kKiB, kBlock = form::kBlockBytes, kSlot = form::kBlockBytes;
+constexpr uint64_t kSegment = 64 * kKiB, kBlock = form::kBlockBytes, kDram = 8 * kMiB;
 using Value = std::optional<std::string>;
 
 struct Shape {
@@ -78,23 +73,13 @@ constexpr Shape kShapes[] = {
      .bytes = 16 * kMiB},
 };
 
-StoreOptions options_for(Device* device, const Shape& shape, Contents contents) {
-  StoreOptions options;
-  options.device = device;
-  options.contents = contents;
-  options.durability = shape.durability;
-  options.log_bytes = 0;
-  options.segment_bytes = kSegment;
-  options.dram_bytes = 8 * kMiB;
-  options.shards = 4;
-  options.expected_keys = 16;
-  return options;
-}
-
 // A store, and what each of its keys was at any time.
-class History {
+class History : public Bed {
  public:
-  History(const Shape& shape, uint64_t seed) : shape(shape), random_(seed) {}
+  History(const Shape& like, uint64_t seed) : Bed(like.bytes), shape(like), random_(seed) {
+    options.durability = shape.durability;
+    options.dram_bytes = kDram;
+  }
   void write(const std::string& prefix);
   // What the key may be without a word: as it was made durable last, or is since.
   bool may_be(const std::string& key, const Value& value) const;
@@ -104,17 +89,16 @@ class History {
   }
   const std::map<std::string, std::set<std::string>>& ever() const { return ever_; }
 
-  Shape shape;
-  std::vector<char> memory;
+  const Shape shape;
   std::vector<std::vector<char>> older;  // at some times before
 
  private:
-  void change(Store* store, const std::string& prefix, unsigned number);
+  void change(const std::string& prefix, unsigned number);
   void keep() {
     if (older.size() < 10 || random_.below(4) == 0) older.push_back(memory);
     if (older.size() > 12) older.erase(older.begin());
   }
-  kv_test::Random random_;
+  Random random_;
   void note_durable(const std::string& key, const Value& before) {
     last_.emplace_back(key, before);
     if (last_.size() > kLast) last_.erase(last_.begin());
@@ -127,7 +111,7 @@ class History {
   std::map<std::string, std::set<std::string>> ever_;
 };
 
-void History::change(Store* store, const std::string& prefix, unsigned number) {
+void History::change(const std::string& prefix, unsigned number) {
   const std::string key = prefix + std::to_string(random_.below(shape.keys));
   const bool durable = shape.durability != Durability::kFlush;
   if (random_.below(5) == 0 && now_.count(key) != 0) {
@@ -139,10 +123,9 @@ void History::change(Store* store, const std::string& prefix, unsigned number) {
   }
   std::string value;
   const uint64_t length = random_.below(shape.large_in) == 0 ? 66'000 + random_.below(120'000)
-                          : shape.one_length
-                              ? shape.one_length
-                              : kv_test::or_whole_blocks(random_, 12, random_.below(1200));
-  kv_test::fill(&value, number, random_.next(), length);
+                          : shape.one_length                 ? shape.one_length
+                                             : or_whole_blocks(random_, 12, random_.below(1200));
+  fill(&value, number, random_.next(), length);
   const int status = store->set(bytes_of(key), bytes_of(value));
   if (status == -ENOSPC) return;  // large pairs may fill it
   REQUIRE(status == 0);
@@ -155,13 +138,10 @@ void History::change(Store* store, const std::string& prefix, unsigned number) {
 }
 
 void History::write(const std::string& prefix) {
-  memory.resize(shape.bytes);
-  for (unsigned open = 0; open < shape.opens; ++open) {
-    lunar_test::MemoryDevice device(memory.data(), memory.size());
-    Store* store = kv_test::open_store(
-        options_for(&device, shape, open == 0 ? Contents::kNew : Contents::kKept));
+  for (unsigned number = 0; number < shape.opens; ++number) {
+    open(number == 0 ? Contents::kNew : Contents::kKept);
     for (unsigned i = 0; i < shape.sets; ++i) {
-      change(store, prefix, i);
+      change(prefix, i);
       if (random_.below(shape.sets / 4) == 0) {
         if (random_.below(3) == 0 ? store->compact() != 0 : store->flush() != 0) FAIL("flush");
         durable_ = now_;
@@ -169,11 +149,11 @@ void History::write(const std::string& prefix) {
         keep();
       }
     }
-    const bool killed = shape.killed && open + 1 == shape.opens;
+    const bool killed = shape.killed && number + 1 == shape.opens;
     REQUIRE(killed || store->flush() == 0);
     if (!killed) durable_ = now_, since_.clear();
-    std::vector<char> left = memory;
-    store->close();
+    const std::vector<char> left = memory;
+    close();
     memory = left;
     keep();
   }
@@ -188,55 +168,11 @@ bool History::may_be(const std::string& key, const Value& value) const {
   return since != since_.end() && since->second.count(value) != 0;
 }
 
-// Where things lie in an image.
-struct Map {
-  uint64_t back = 0;
-  std::vector<uint64_t> state, records;  // blocks of the state; places of records
-};
-
-template <class T>
-T read_at(const std::vector<char>& memory, uint64_t at) {
-  T out;
-  memcpy(&out, memory.data() + at, sizeof out);
-  return out;
-}
-
-uint64_t place(uint64_t segment) { return form::kHeadBytes + segment * kSegment; }
-
-Map map_of(const std::vector<char>& memory) {
-  Map map;
-  map.back = read_at<form::Superblock>(memory, 0).back_offset;
-  uint64_t newest = form::kFrontRootsAt;
-  if (read_at<lunar::media::ImageHeader>(memory, newest).sequence <
-      read_at<lunar::media::ImageHeader>(memory, newest + kSlot).sequence)
-    newest += kSlot;
-  const auto root = read_at<form::Root>(memory, newest + sizeof(lunar::media::ImageHeader));
-  std::string state;
-  for (uint64_t next = root.first; next;) {
-    const auto link = read_at<form::StateLink>(memory, place(next - 1));
-    for (uint64_t at = 0; at < sizeof link + link.bytes; at += kBlock)
-      map.state.push_back(place(next - 1) + at);
-    state.append(memory.data() + place(next - 1) + sizeof link, link.bytes);
-    next = link.next;
-  }
-  for (uint64_t i = 0; place(i) < map.back; ++i) {
-    form::SegmentEntry entry;
-    memcpy(&entry, state.data() + i * sizeof entry, sizeof entry);
-    if (entry.kind != form::SegmentKind::kRecords) continue;
-    for (uint64_t at = i == 0 ? kUnitBytes : 0; at < entry.used;) {
-      map.records.push_back(place(i) + at);
-      at += reinterpret_cast<const Record*>(memory.data() + place(i) + at)->span();
-    }
-  }
-  REQUIRE(!map.state.empty() && !map.records.empty(), "the image is not understood");
-  return map;
-}
-
 // What is done to an image, and in words.
 class Damager {
  public:
   Damager(const History& history, const History& other, uint64_t seed)
-      : history_(history), other_(other), map_(map_of(history.memory)), random_(seed) {}
+      : history_(history), other_(other), map_(history.memory), random_(seed) {}
   void damage(std::vector<char>* memory);
   bool hits_the_head() const {  // or what roots and superblocks need: it may be hopeless
     return head_;
@@ -245,16 +181,17 @@ class Damager {
 
  private:
   uint64_t some_block() {
-    const uint64_t all = (map_.back - form::kHeadBytes) / kBlock;
+    const uint64_t all = (map_.super.back_offset - form::kHeadBytes) / kBlock;
     switch (random_.below(4)) {
       case 0:
         return form::kHeadBytes + random_.below(all) * kBlock;
       case 1:
-        return map_.records[random_.below(map_.records.size())] / kBlock * kBlock;
+        return some_record() / kBlock * kBlock;
       default:
-        return map_.state[random_.below(map_.state.size())];
+        return state_[random_.below(state_.size())];
     }
   }
+  uint64_t some_record() { return map_.place(records_[random_.below(records_.size())]); }
   void say(const char* what, uint64_t at) {
     said_ += std::string(what) + " at " + std::to_string(at) + "; ";
   }
@@ -266,16 +203,18 @@ class Damager {
   void lengthen(std::vector<char>* memory);
   const History& history_;
   const History& other_;
-  const Map map_;
-  kv_test::Random random_;
+  const ImageMap map_;
+  const std::vector<uint64_t> state_ = map_.blocks();
+  const std::vector<ImageMap::Place> records_ = map_.records(history_.memory);
+  Random random_;
   std::string said_;
   bool head_ = false;
 };
 
 void Damager::lengthen(std::vector<char>* memory) {
-  const uint64_t at = map_.records[random_.below(map_.records.size())];
-  const uint64_t field = at + 12 + 4 * random_.below(3);  // size_type, key_bytes, value_bytes
-  uint32_t value = read_at<uint32_t>(*memory, field);
+  const uint64_t field =
+      some_record() + 12 + 4 * random_.below(3);  // size_type, key_bytes, value_bytes
+  auto value = read_at<uint32_t>(*memory, field);
   const uint32_t values[] = {
       0, UINT32_MAX, UINT32_MAX - 7, value + 8, value ^ 1u << random_.below(32), 1u << 31};
   value = values[random_.below(6)];
@@ -303,13 +242,13 @@ void Damager::damage_head(std::vector<char>* memory) {
   const uint64_t only = how == 4 ? random_.below(2) : 2;
   for (unsigned i = 0; i < 4; ++i) {
     if (i / 2 == only) continue;
-    const uint64_t at = (i < 2 ? form::kFrontRootsAt : map_.back) + i % 2 * kSlot;
+    const uint64_t at = (i < 2 ? form::kFrontRootsAt : map_.super.back_offset) + i % 2 * kBlock;
     if (random_.below(2) == 0) continue;
     say("a root", at);
     if (how == 3)
       memset(memory->data() + at, 0, 300);
     else
-      copy(memory, history_.older[random_.below(history_.older.size())], at, kSlot);
+      copy(memory, history_.older[random_.below(history_.older.size())], at, kBlock);
   }
 }
 
@@ -339,8 +278,8 @@ void Damager::damage_once(std::vector<char>* memory, uint64_t how) {
       return say("older", at);
     case 5: {
       const uint64_t segment = (at - form::kHeadBytes) / kSegment;
-      copy(memory, older, place(segment), kSegment);
-      return say("an older segment", place(segment));
+      copy(memory, older, map_.place(segment), kSegment);
+      return say("an older segment", map_.place(segment));
     }
     case 6:
       copy(memory, other_.memory, at, kBlock);
@@ -359,47 +298,27 @@ void Damager::damage(std::vector<char>* memory) {
     damage_once(memory, how == 8 ? random_.below(8) : how);
 }
 
-struct Found {
-  std::map<std::string, std::string> pairs;
-  std::set<std::string> doubtful;
-  bool root_is_old = false, log_ends_early = false, twice = false;
-  kv::CheckReport report;
-};
-
-void look(Store* store, Found* found) {
-  Sweep sweep;
-  sweep.context = found;
-  sweep.on_damage = [](void* context, const Damage& damage) {
-    auto& to = *static_cast<Found*>(context);
-    const std::string what = damage.what;
-    to.log_ends_early |= what == "log of durable sets";
-    to.root_is_old |= what == "root of the saved state" && damage.bytes == 0;
-    if (what == "entry") to.doubtful.insert(damage.key_readable ? text_of(damage.key) : "");
-  };
-  sweep.on_pair = [](void* context, Bytes key, Bytes value) {
-    auto& to = *static_cast<Found*>(context);
-    to.twice |= !to.pairs.emplace(text_of(key), text_of(value)).second;
-    return true;
-  };
-  REQUIRE(store->sweep(sweep, &found->report) == 0);
-}
-
 struct Tally {
   uint64_t refused = 0, opened = 0, rebuilt = 0, doubtful = 0, old_but_told = 0, missing = 0,
            foreign = 0;
 };
 
 // "", or what is wrong.
-std::string wrong_of(const History& history, const Found& found, Tally* tally) {
-  if (found.twice) return "a key comes twice";
+std::string wrong_of(const History& history, const Swept& found, Tally* tally) {
+  const std::set<std::string> doubtful = found.keys("entry");
+  const bool log_ends_early = found.count("log of durable sets") != 0;
+  bool root_is_old = false;
+  for (const Swept::Named& one : found.damages)
+    root_is_old |= one.what == "root of the saved state" && one.bytes == 0;
+  if (found.given != found.pairs.size()) return "a key comes twice";
   for (const auto& [key, value] : found.pairs) {
     // Another store's, from before in this place or by damage, cannot be told from a former open's.
-    const bool foreign = key.find("other ") == 0 && found.doubtful.count(key) != 0;
+    const bool foreign = key.find("other ") == 0 && doubtful.count(key) != 0;
     if (!history.ever_was(key, value) && !foreign) return "a value that never was: " + key;
     tally->foreign += foreign ? 1 : 0;
     if (history.may_be(key, value)) continue;
     ++tally->old_but_told;
-    if (found.doubtful.count(key) == 0 && !found.root_is_old && !found.log_ends_early)
+    if (doubtful.count(key) == 0 && !root_is_old && !log_ends_early)
       return "old, without a word: " + key;
   }
   uint64_t missing = 0;
@@ -409,26 +328,20 @@ std::string wrong_of(const History& history, const Found& found, Tally* tally) {
     if (++missing < 10) keys += " " + key;
   }
   tally->missing += missing;
-  const bool by_name = !found.log_ends_early && !found.root_is_old;
+  const bool by_name = !log_ends_early && !root_is_old;
   if (missing > found.report.pairs_lost + found.report.doubtful && by_name)
     return "missing:" + keys + ", and " + std::to_string(found.report.pairs_lost) + " counted";
-  if (found.log_ends_early && found.report.pairs_lost == 0)
+  if (log_ends_early && found.report.pairs_lost == 0)
     return "a log ends early, and nothing is lost";
   return "";
 }
 
-void try_image(const History& history, const Damager& damager, std::vector<char>* memory,
-               Tally* tally) {
-  const std::vector<char> before = *memory;
+void try_image(const History& history, const Damager& damager, Bed* image, Tally* tally) {
+  const std::vector<char> before = image->memory;
   for (const bool salvage : {false, true}) {
-    lunar_test::MemoryDevice device(memory->data(), memory->size());
-    StoreOptions options = options_for(&device, history.shape, Contents::kKept);
-    options.durability = Durability::kFlush;
-    options.read_only = true;
-    options.salvage = salvage;
-    ErrorText why;
-    Store* store = nullptr;
-    const int status = Store::open(options, &store, &why);
+    const int status = image->try_open(Contents::kKept, true, salvage);
+    Store* store = image->store;
+    const ErrorText& why = image->why;
     const std::string where =
         std::string(history.shape.name) + ": " + damager.said() + why.text + ": ";
     if (status < 0) {
@@ -439,8 +352,7 @@ void try_image(const History& history, const Damager& damager, std::vector<char>
       tally->refused += salvage ? 1 : 0;
       continue;
     }
-    Found found;
-    look(store, &found);
+    const Swept found = sweep_of(store);
     if (const std::string wrong = wrong_of(history, found, tally); !wrong.empty())
       FAIL(std::string(where).append(salvage ? "salvaged: " : "opened: ").append(wrong));
     std::string value(200'000, 0);
@@ -451,9 +363,9 @@ void try_image(const History& history, const Damager& damager, std::vector<char>
     }
     ++(salvage ? tally->rebuilt : tally->opened);
     tally->doubtful += found.report.doubtful != 0 ? 1 : 0;
-    store->close();
+    image->close();
   }
-  REQUIRE(*memory == before);
+  REQUIRE(image->memory == before);
 }
 
 }  // namespace
@@ -470,10 +382,12 @@ TEST_CASE("kv-hostile") {
     history.write("key ");
     Damager damager(history, other, seed + 200 + i);
     Tally tally;
-    for (uint64_t image = 0; image < images; ++image) {
-      std::vector<char> memory = history.memory;
-      damager.damage(&memory);
-      try_image(history, damager, &memory, &tally);
+    Bed image(0);
+    image.options.dram_bytes = kDram;
+    for (uint64_t n = 0; n < images; ++n) {
+      image.memory = history.memory;
+      damager.damage(&image.memory);
+      try_image(history, damager, &image, &tally);
     }
     const auto number = [](uint64_t value) { return static_cast<unsigned long>(value); };
     printf(

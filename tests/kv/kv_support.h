@@ -9,11 +9,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <map>
+#include <set>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "kv/inspect.h"
 #include "kv/store.h"
 #include "superpipe/registry.h"
+#include "tests/support/lun_device.h"
 #include "tests/support/seed.h"
 #ifndef TEST_CASE  // those of Catch2, whose FAIL a thread may reach, too: it ends the process
 #include "tests/support/cases.h"
@@ -44,41 +50,81 @@ inline std::string text_of(lunar::kv::Bytes bytes) {
   return {static_cast<const char*>(bytes.data), bytes.size};
 }
 
-// Of a persistent store that takes all of its device.
-inline lunar::kv::StoreOptions kept_options(lunar::Device* device, lunar::kv::Contents contents,
-                                            lunar::kv::Durability durability,
-                                            bool read_only = false) {
+// Of a store that takes all of its device; little of all, so that little work moves much.
+inline lunar::kv::StoreOptions small(
+    lunar::Device* device, lunar::kv::Contents contents = lunar::kv::Contents::kNew,
+    lunar::kv::Durability durability = lunar::kv::Durability::kFlush) {
   lunar::kv::StoreOptions options;
   options.device = device;
   options.contents = contents;
-  options.durability = read_only ? lunar::kv::Durability::kFlush : durability;
+  options.durability = durability;
   options.log_bytes = 0;
-  options.read_only = read_only;
+  options.segment_bytes = 64 * lunar::kKiB;
+  options.dram_bytes = 4 * lunar::kMiB;
+  options.expected_keys = 16;
+  options.shards = 4;
   return options;
 }
-
-// What of a store outlives its opens: the memory that its device has.
-template <class D>
-struct KeptStore {
-  std::vector<char> memory;
-  D device;
-  lunar::kv::Store* store = nullptr;
-  lunar::kv::Durability durability = lunar::kv::Durability::kFlush;
-  explicit KeptStore(uint64_t bytes) : memory(bytes), device(memory.data(), bytes) {}
-  ~KeptStore() { close(); }
-  KeptStore(const KeptStore&) = delete;
-  KeptStore& operator=(const KeptStore&) = delete;
-  void close() {
-    if (store) store->close();
-    store = nullptr;
-  }
-};
 
 inline lunar::kv::Store* open_store(const lunar::kv::StoreOptions& options) {
   lunar::ErrorText why;
   lunar::kv::Store* store = nullptr;
   if (lunar::kv::Store::open(options, &store, &why) < 0) FAIL(why.text);
   return store;
+}
+
+// A store on memory, and what outlives its opens. While it is closed the memory may be another, and
+// longer or shorter.
+struct Bed {
+  std::vector<char> memory;
+  lunar_test::MemoryDevice device;
+  lunar::kv::StoreOptions options = small(&device);  // of the next open
+  lunar::kv::Store* store = nullptr;
+  lunar::ErrorText why;
+  explicit Bed(uint64_t bytes) : memory(bytes), device(memory.data(), bytes) {}
+  ~Bed() { close(); }
+  Bed(const Bed&) = delete;
+  Bed& operator=(const Bed&) = delete;
+
+  int try_open(lunar::kv::Contents contents, bool read_only = false, bool salvage = false) {
+    close();
+    why.text[0] = 0;
+    device.move_to(memory.data(), memory.size());
+    lunar::kv::StoreOptions now = options;
+    now.contents = contents;
+    now.read_only = read_only;
+    now.salvage = salvage;
+    if (read_only) now.durability = lunar::kv::Durability::kFlush;
+    return lunar::kv::Store::open(now, &store, &why);
+  }
+  lunar::kv::Store* open(lunar::kv::Contents contents, bool read_only = false,
+                         bool salvage = false) {
+    if (try_open(contents, read_only, salvage) < 0) FAIL(why.text);
+    return store;
+  }
+  lunar::kv::Store* open(lunar::kv::Contents contents, lunar::kv::Durability durability) {
+    options.durability = durability;
+    return open(contents);
+  }
+  void close() {  // no open finds the device failing
+    if (store) store->close();
+    store = nullptr;
+    device.fail_after = -1;
+  }
+};
+
+// Keys that an index of 4 bits a shard, 4 shards, cannot tell apart: of the hash an entry has 24
+// bits of tag, and its place.
+inline std::vector<std::pair<std::string, std::string>> look_alikes(size_t pairs) {
+  std::unordered_map<uint64_t, std::string> seen;
+  std::vector<std::pair<std::string, std::string>> out;
+  for (uint64_t number = 0; out.size() < pairs; ++number) {
+    const std::string key = "key " + std::to_string(number);
+    const uint64_t hash = lunar::kv::hash_of(bytes_of(key));
+    const auto [other, fresh] = seen.emplace((hash & 0xfffffff) | hash >> 62 << 28, key);
+    if (!fresh) out.emplace_back(other->second, key);
+  }
+  return out;
 }
 
 // The value of a key that no thread changes; "none": there is none.
@@ -93,6 +139,53 @@ inline std::string value_of(lunar::kv::Store* store, const std::string& key) {
 inline void check_store(lunar::kv::Store* store) {
   lunar::ErrorText why;
   if (store->validate(&why) < 0) FAIL(why.text);
+}
+
+// All that a sweep says.
+struct Swept {
+  struct Named {
+    std::string what, fault, key;  // "": no key can be read
+    bool pair_lost;
+    uint64_t bytes;
+  };
+  std::map<std::string, std::string> pairs;
+  uint64_t given = 0;  // of them; more: a key came twice
+  std::vector<Named> damages;
+  lunar::kv::CheckReport report;
+
+  // Those of that name, or all of whose name it is the beginning.
+  uint64_t count(const std::string& what) const {
+    uint64_t out = 0;
+    for (const Named& one : damages) out += one.what.find(what) == 0 ? 1 : 0;
+    return out;
+  }
+  // The keys that they have.
+  std::set<std::string> keys(const std::string& what = "") const {
+    std::set<std::string> out;
+    for (const Named& one : damages)
+      if (one.what.find(what) == 0) out.insert(one.key);
+    return out;
+  }
+};
+
+// with_pairs: their keys and values, too.
+inline Swept sweep_of(lunar::kv::Store* store, bool with_pairs = true) {
+  Swept out;
+  lunar::kv::Sweep sweep;
+  sweep.context = &out;
+  sweep.on_damage = [](void* context, const lunar::kv::Damage& damage) {
+    static_cast<Swept*>(context)->damages.push_back({damage.what, damage.fault,
+                                                     damage.key_readable ? text_of(damage.key) : "",
+                                                     damage.pair_lost, damage.bytes});
+  };
+  const auto note = [](void* context, lunar::kv::Bytes key, lunar::kv::Bytes value) {
+    auto& to = *static_cast<Swept*>(context);
+    to.pairs.emplace(text_of(key), text_of(value));
+    return ++to.given != 0;
+  };
+  if (with_pairs) sweep.on_pair = note;
+  if (store->sweep(sweep, &out.report) != 0) FAIL("a sweep does not come to its end");
+  return out;
 }
 
 // Where the log lies: nullptr (DRAM) when the arguments name no --device URI. The kernel ends the

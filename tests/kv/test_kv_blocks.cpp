@@ -13,7 +13,6 @@
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -24,18 +23,11 @@ namespace {
 
 constexpr uint64_t kBlock = 4096;
 
-struct Kept : kv_test::KeptStore<lunar_test::MemoryDevice> {
-  using KeptStore::KeptStore;
-  void open(Contents contents, uint64_t segment_bytes = 0, bool read_only = false,
-            bool salvage = false) {
-    close();
-    StoreOptions options = kv_test::kept_options(&device, contents, durability, read_only);
+struct Kept : kv_test::Bed {
+  explicit Kept(uint64_t bytes = 48 * kMiB, uint64_t segment_bytes = 256 * kKiB) : Bed(bytes) {
     options.segment_bytes = segment_bytes;
-    options.dram_bytes = memory.size() / 6;
+    options.dram_bytes = bytes / 6;
     options.shards = 2;
-    options.expected_keys = 16;
-    options.salvage = salvage;
-    store = kv_test::open_store(options);
   }
   static std::string key(uint64_t number) { return "key " + std::to_string(number); }
   static std::string value(uint64_t number, uint64_t bytes) {
@@ -67,30 +59,17 @@ struct Kept : kv_test::KeptStore<lunar_test::MemoryDevice> {
     REQUIRE(at != memory.end());
     return &*at;
   }
-  // Pairs that a sweep gives, and how many it calls lost.
-  std::pair<std::set<std::string>, uint64_t> sweep() {
-    std::set<std::string> keys;
-    Sweep what;
-    what.context = &keys;
-    what.on_damage = [](void*, const Damage&) {};
-    what.on_pair = [](void* context, Bytes one, Bytes content) {
-      const std::string text = kv_test::text_of(one);
-      const uint64_t number = std::stoull(text.substr(4));
-      if (kv_test::text_of(content) == value(number, content.size))
-        static_cast<std::set<std::string>*>(context)->insert(text);
-      return true;
-    };
-    kv::CheckReport report;
-    REQUIRE(store->sweep(what, &report) == 0);
-    return {keys, report.pairs_lost};
-  }
-  // Of `count` pairs; salvage says the same.
+  // Of `count` pairs a sweep calls so many lost, and gives the others; salvage says the same.
   void check_lost(uint64_t count, uint64_t lost) {
     for (const bool salvage : {false, true}) {
-      open(Contents::kKept, 0, true, salvage);
-      const auto [keys, told] = sweep();
-      CHECK(told == lost);
-      CHECK(keys.size() == count - lost);
+      open(Contents::kKept, true, salvage);
+      const kv_test::Swept swept = kv_test::sweep_of(store);
+      CHECK(swept.report.pairs_lost == lost);
+      CHECK(swept.pairs.size() == count - lost);
+      bool right = true;
+      for (const auto& [one, content] : swept.pairs)
+        right &= content == value(std::stoull(one.substr(4)), content.size());
+      CHECK(right);
     }
   }
 };
@@ -98,9 +77,9 @@ struct Kept : kv_test::KeptStore<lunar_test::MemoryDevice> {
 }  // namespace
 
 TEST_CASE("kv-blocks: a cold get of whole blocks reads these, and nothing else") {
-  Kept kv(48 * kMiB);
+  Kept kv;
   for (const uint64_t bytes : {kBlock, 2 * kBlock}) {
-    kv.open(Contents::kNew, 256 * kKiB);
+    kv.open(Contents::kNew);
     const uint64_t count = 24 * kMiB / bytes;
     kv.fill(count, bytes);
     const auto [reads, read_bytes] = kv.get_all(count, bytes);
@@ -126,8 +105,8 @@ TEST_CASE("kv-blocks: a cold get of whole blocks reads these, and nothing else")
 }
 
 TEST_CASE("kv-blocks: after an open one more read shows many") {
-  Kept kv(48 * kMiB);
-  kv.open(Contents::kNew, 256 * kKiB);
+  Kept kv;
+  kv.open(Contents::kNew);
   constexpr uint64_t kCount = 6000;
   kv.fill(kCount, kBlock);
   kv.open(Contents::kKept);
@@ -138,8 +117,8 @@ TEST_CASE("kv-blocks: after an open one more read shows many") {
 }
 
 TEST_CASE("kv-blocks: a get in two steps reads the blocks, into the caller's buffer a part") {
-  Kept kv(48 * kMiB);
-  kv.open(Contents::kNew, 256 * kKiB);
+  Kept kv;
+  kv.open(Contents::kNew);
   kv.fill(6000, kBlock);
   char part[100];
   unsigned whole = 0;
@@ -169,10 +148,10 @@ TEST_CASE("kv-blocks: a get in two steps reads the blocks, into the caller's buf
 
 TEST_CASE(
     "kv-blocks: a value is replaced by one of its length, of others, cut and read from an offset") {
-  Kept kv(48 * kMiB);
+  Kept kv;
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
-    kv.durability = durability;
-    kv.open(Contents::kNew, 256 * kKiB);
+    kv.options.durability = durability;
+    kv.open(Contents::kNew);
     const std::string key = "key 1";
     std::string value;
     for (const uint64_t bytes :
@@ -198,8 +177,8 @@ TEST_CASE(
 }
 
 TEST_CASE("kv-blocks: a damaged value is found out, costs no other, and a set ends it") {
-  Kept kv(48 * kMiB);
-  kv.open(Contents::kNew, 256 * kKiB);
+  Kept kv;
+  kv.open(Contents::kNew);
   constexpr uint64_t kCount = 3000;
   kv.fill(kCount, kBlock);
   char* place = kv.place_of(Kept::value(40, kBlock));
@@ -220,8 +199,8 @@ TEST_CASE("kv-blocks: a damaged value is found out, costs no other, and a set en
 }
 
 TEST_CASE("kv-blocks: a block of their records that is gone costs these pairs alone") {
-  Kept kv(48 * kMiB);
-  kv.open(Contents::kNew, 256 * kKiB);
+  Kept kv;
+  kv.open(Contents::kNew);
   constexpr uint64_t kCount = 3000;
   kv.fill(kCount, kBlock);
   const auto at = static_cast<uint64_t>(kv.place_of(Kept::key(900)) - kv.memory.data());
@@ -242,8 +221,8 @@ TEST_CASE("kv-blocks: a block of their records that is gone costs these pairs al
 }
 
 TEST_CASE("kv-blocks: what values of 4 KiB take of a device") {
-  Kept kv(128 * kMiB);
-  kv.open(Contents::kNew, kMiB);
+  Kept kv(128 * kMiB, kMiB);
+  kv.open(Contents::kNew);
   constexpr uint64_t kCount = 20'000;
   kv.fill(kCount, kBlock);
   const double bytes = static_cast<double>(kv.store->bytes_in_use()), pairs = kCount * (kBlock + 9);
@@ -252,8 +231,8 @@ TEST_CASE("kv-blocks: what values of 4 KiB take of a device") {
 }
 
 TEST_CASE("kv-blocks: the table of their places gives its memory to the index") {
-  Kept kv(48 * kMiB);
-  kv.open(Contents::kNew, 256 * kKiB);
+  Kept kv;
+  kv.open(Contents::kNew);
   kv.fill(4000, kBlock);
   (void)kv.get_all(4000, kBlock);
   uint64_t keys = 0;

@@ -6,14 +6,12 @@
 
 #include <algorithm>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "kv/inspect.h"
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -24,12 +22,12 @@ namespace {
 
 constexpr uint64_t kBytes = 4 * kMiB, kLargeBytes = 300'000;
 
-struct Kept : kv_test::KeptStore<lunar_test::MemoryDevice> {
+struct Kept : kv_test::Bed {
   // Reads of [refused, refused + kBlock) end with -EIO, so many times, after so many that did not.
   static constexpr uint64_t kBlock = 4096;
   uint64_t refused = 0, times = 0, after = 0;
   uint64_t longest = UINT64_MAX;  // longer reads are not refused
-  explicit Kept(uint64_t bytes = kBytes) : KeptStore(bytes) {
+  explicit Kept(uint64_t bytes = kBytes) : Bed(bytes) {
     device.before = [this](const Command& command) {
       const uint64_t begin = command.offset.value,
                      length = command.op == Op::kRead ? command.iov[0].iov_len : 0;
@@ -40,21 +38,7 @@ struct Kept : kv_test::KeptStore<lunar_test::MemoryDevice> {
       return -EIO;
     };
   }
-  int try_open(Contents contents, bool read_only, ErrorText* why) {
-    close();
-    const bool is_new = contents == Contents::kNew;
-    StoreOptions options = kv_test::kept_options(
-        &device, contents, is_new ? Durability::kFlush : durability, read_only);
-    options.segment_bytes = is_new ? 64 * kKiB : 0;
-    options.dram_bytes = 4 * kMiB;
-    options.shards = 4;
-    options.expected_keys = 16;
-    return Store::open(options, &store, why);
-  }
-  void open(Contents contents, bool read_only = false) {
-    ErrorText why;
-    if (try_open(contents, read_only, &why) < 0) FAIL(why.text);
-  }
+  ~Kept() { close(); }
   // Flushed, and read from the device from now on.
   void reopen() {
     REQUIRE(store->flush() == 0);
@@ -83,33 +67,17 @@ struct Kept : kv_test::KeptStore<lunar_test::MemoryDevice> {
   uint64_t pairs_lost = 0;  // by the last of these
   // How many damages a sweep names, and how many of them are pieces that no record leads to.
   std::pair<uint64_t, uint64_t> damages() {
-    if (durability == Durability::kFlush) REQUIRE(store->flush() == 0);
+    if (options.durability == Durability::kFlush) REQUIRE(store->flush() == 0);
     open(Contents::kKept, true);
+    const kv_test::Swept swept = kv_test::sweep_of(store);
     uint64_t without_record = 0;
-    Sweep sweep;
-    sweep.context = &without_record;
-    sweep.on_damage = [](void* context, const Damage& damage) {
-      *static_cast<uint64_t*>(context) +=
-          std::string(damage.fault) == "no sound record leads to them" ? 1 : 0;
-    };
-    kv::CheckReport report;
-    REQUIRE(store->sweep(sweep, &report) == 0);
-    pairs_lost = report.pairs_lost;
+    for (const auto& one : swept.damages)
+      without_record += one.fault == "no sound record leads to them" ? 1 : 0;
+    pairs_lost = swept.report.pairs_lost;
     open(Contents::kKept);
-    return {report.damages, without_record};
+    return {swept.damages.size(), without_record};
   }
 };
-
-// Keys that an index of 4 bits a shard, 4 shards, cannot tell apart.
-std::pair<std::string, std::string> look_alikes() {
-  std::unordered_map<uint64_t, uint64_t> seen;
-  for (uint64_t number = 0;; ++number) {
-    const std::string key = "key " + std::to_string(number);
-    const uint64_t hash = hash_of(bytes_of(key)), known = (hash & 0xfffffff) | hash >> 62 << 28;
-    if (const auto [other, fresh] = seen.emplace(known, number); !fresh)
-      return {"key " + std::to_string(other->second), key};
-  }
-}
 
 }  // namespace
 
@@ -118,7 +86,7 @@ std::pair<std::string, std::string> look_alikes() {
 TEST_CASE(
     "kv-damage: what the device refuses to read is not taken for the damaged record of another "
     "key") {
-  const auto [key, other] = look_alikes();
+  const auto [key, other] = kv_test::look_alikes(1)[0];
   for (const bool refused_first : {true, false}) {
     Kept kept;
     kept.open(Contents::kNew);
@@ -153,7 +121,7 @@ TEST_CASE(
 // Of two that the index cannot tell apart one is not there, and the other's record is damaged, its
 // key perhaps, too.
 TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of another key") {
-  const auto [key, other] = look_alikes();
+  const auto [key, other] = kv_test::look_alikes(1)[0];
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
     for (const uint64_t length : {uint64_t{3000}, kLargeBytes}) {
       for (const bool key_damaged : {false, true}) {
@@ -162,7 +130,7 @@ TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of anoth
         kept.open(Contents::kNew);
         kept.set(other, std::string(length, 'o'));
         kept.set("one more", "1");
-        kept.durability = durability;
+        kept.options.durability = durability;
         kept.reopen();
         const uint64_t pieces = kept.store->pieces();
         char* record = kept.record_of(other);
@@ -209,7 +177,7 @@ TEST_CASE(
       kept.open(Contents::kNew);
       const auto name = [](unsigned i) { return "the key " + std::to_string(100 + i); };
       for (unsigned i = 0; i < 40; ++i) kept.set(name(i), std::string(1000, 'v'));
-      kept.durability = durability;
+      kept.options.durability = durability;
       kept.reopen();
       memset(kept.record_of(name(10)), 0x5a, 5000);  // heads, keys and values of five
       memset(kept.record_of(name(20)) + 12, 0xff, 8);
@@ -262,7 +230,7 @@ TEST_CASE(
           kept.set(key, std::string(kLargeBytes, 'x'));
           const uint64_t all = kept.store->pieces();
           kept.set("behind", std::string(1000, 'b'));
-          kept.durability = durability;
+          kept.options.durability = durability;
           kept.reopen();
           if (moved) {  // by cleaning: what was in its segment is gone
             kept.set("before", std::string(1100, 'c'));
@@ -312,7 +280,7 @@ TEST_CASE(
           kept.open(Contents::kNew);
           kept.set("before", std::string(1000, 'b'));
           kept.set(key, "the large value" + std::string(kLargeBytes, 'x'));
-          kept.durability = durability;
+          kept.options.durability = durability;
           kept.reopen();
           const uint64_t pieces = kept.store->pieces();
           char *head = kept.record_of(key),
@@ -356,7 +324,7 @@ TEST_CASE("kv-damage: all pieces go of a large pair whose damaged head says that
         kept.open(Contents::kNew);
         kept.set(key, std::string(kLargeBytes, 'x'));
         kept.set("behind", "1");  // so that the head's end is certain
-        kept.durability = durability;
+        kept.options.durability = durability;
         kept.reopen();
         char* head = kept.record_of(key);
         memcpy(head + sizeof(Record) + round_up(key.size(), 8) + offsetof(Pieces, value_bytes),
@@ -378,7 +346,7 @@ TEST_CASE(
     "be read") {
   Kept kept;
   kept.open(Contents::kNew);
-  kept.durability = Durability::kEach;
+  kept.options.durability = Durability::kEach;
   kept.reopen();
   kept.set("small", "1");
   std::string value;
@@ -393,9 +361,8 @@ TEST_CASE(
   kept.open(Contents::kKept, true);
   CHECK(kept.store->pieces() != 0);
   for (unsigned i = 0; i < 2; ++i) {
-    ErrorText why;
-    REQUIRE(kept.try_open(Contents::kKept, false, &why) == -EIO);
-    CHECK(std::string(why.text).find("lunar kv dump") != std::string::npos);
+    REQUIRE(kept.try_open(Contents::kKept) == -EIO);
+    CHECK(std::string(kept.why.text).find("lunar kv dump") != std::string::npos);
   }
   kept.times = 2;
   kept.open(Contents::kKept);
@@ -406,26 +373,47 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "kv-damage: the bytes of pairs are right after a damaged record is replaced, as far as a "
-    "length tells") {
-  for (const uint64_t spot : {uint64_t{0}, uint64_t{24}, uint64_t{400}}) {  // checksum, key, value
+    "kv-damage: a set or delete ends the damage of its key's record, which gets report until "
+    "then") {
+  struct Case {
+    Durability durability;
+    uint64_t spot;    // in checksum, key, value
+    uint64_t length;  // of one of the two; a shorter one is in the place of the longer
+  };
+  std::vector<Case> cases;
+  for (const Durability durability : {Durability::kFlush, Durability::kGroup})
+    for (const uint64_t spot : {0, 24, 400})
+      for (const uint64_t length : {997, 700}) cases.push_back({durability, spot, length});
+  for (const auto& [durability, spot, length] : cases) {
+    INFO("durability " << static_cast<int>(durability) << ", byte " << spot << ", " << length);
     Kept kept;
     kept.open(Contents::kNew);
     for (char i = 'a'; i <= 'z'; ++i) kept.set("key " + std::string(1, i), std::string(997, i));
-    kept.set("key m", std::string(700, 'm'));  // shorter, in its place
+    kept.set("key m", std::string(length, 'm'));
+    kept.options.durability = durability;
     kept.reopen();
     for (const char* key : {"key c", "key m"}) {
       char* record = kept.record_of(key);
       record[spot] = static_cast<char>(record[spot] ^ 1);
     }
-    REQUIRE(kept.store->bytes_actual() == 26 * (5 + 997) - 297);
+    REQUIRE(kept.store->bytes_actual() == 25 * (5 + 997) + 5 + length);
+    for (unsigned i = 0; i < 2; ++i) CHECK(kept.store->exists({"key c", 5}) == -EBADMSG);
     kept.set("key c", "c");
+    CHECK(kept.store->damaged_replaced() == 1);
     if (spot == 24) {  // another key's, as far as can be read
       CHECK(kept.store->del({"key m", 5}) == -EBADMSG);
-      kept.set("key m", std::string(700, 'n'));
+      kept.set("key m", std::string(length, 'n'));
     }
-    CHECK(kept.store->del({"key m", 5}) == 700);
+    CHECK(kept.store->del({"key m", 5}) == static_cast<int64_t>(length));
+    CHECK(kept.store->del({"key m", 5}) == -ENOENT);
+    CHECK(kept.store->damaged_replaced() == 2);
     CHECK(kept.store->bytes_actual() == 24 * (5 + 997) + 6);
+    if (length == 997) kv_test::check_store(kept.store);  // of a shorter one not all is given back
+    kept.reopen();
+    CHECK(kept.store->count() == 25);
+    CHECK(value_of(kept.store, "key c") == "c");
+    CHECK(value_of(kept.store, "key m") == "none");
+    CHECK(value_of(kept.store, "key d") == std::string(997, 'd'));
   }
 }
 
@@ -453,13 +441,7 @@ TEST_CASE(
     "kv-damage: cleaning ahead goes on behind damaged segments, so that no writer waits for room") {
   constexpr uint64_t kKeys = 9000, kNew = 7500, kDamaged = 12;
   Kept kept(16 * kMiB);
-  StoreOptions options;
-  options.device = &kept.device;
-  options.log_bytes = 0;
-  options.segment_bytes = 64 * kKiB;
-  options.dram_bytes = 4 * kMiB;
-  options.expected_keys = 16;
-  kept.store = kv_test::open_store(options);
+  kept.open(Contents::kScratch);
   const auto name = [](uint64_t i) { return "key " + std::to_string(100'000 + i); };
   const std::string value(1000, 'v');
   for (uint64_t i = 0; i < kKeys; ++i) kept.set(name(i), value);

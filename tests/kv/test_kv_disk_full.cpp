@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A file with holes on a disk that becomes full: what was written once can be written again,
-// anything else is ENOSPC or comes short, at each write of a history in turn. What was acknowledged
-// is there, before the disk has room again, when it has, and in the next open.
+// anything else is ENOSPC or comes short, at each write of a history in turn. Or a device that
+// refuses all from one write or flush on. What was acknowledged is there, before the disk has room
+// or writes again, when it does, and in the next open.
 #include <errno.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -25,46 +24,7 @@ namespace {
 constexpr uint64_t kBytes = 4 * kMiB, kBlock = 4096;
 constexpr unsigned kKeys = 60, kOperations = 700;
 
-// Blocks that lie on the disk; outlives the device.
-struct Disk {
-  std::vector<char> memory = std::vector<char>(kBytes);
-  std::vector<bool> taken = std::vector<bool>(kBytes / kBlock);
-  int64_t room = -1;  // blocks; -1: no end
-  bool comes_short = false;
-  uint64_t refused = 0;
-};
-
-class FillingDevice : public lunar_test::MemoryDevice {
- public:
-  explicit FillingDevice(Disk* disk) : MemoryDevice(disk->memory.data(), kBytes), disk_(disk) {}
-  int64_t transfer(const Command& command) override {
-    if (command.op != Op::kWrite) return MemoryDevice::transfer(command);
-    uint64_t length = 0;
-    for (uint32_t i = 0; i < command.iov_count; ++i) length += command.iov[i].iov_len;
-    const uint64_t begin = command.offset.value / kBlock,
-                   end = (command.offset.value + length + kBlock - 1) / kBlock;
-    for (uint64_t block = begin; block < end; ++block) {
-      if (disk_->taken[block]) continue;
-      if (disk_->room == 0) return refuse(command, block);
-      disk_->taken[block] = true;
-      if (disk_->room > 0) --disk_->room;
-    }
-    return MemoryDevice::transfer(command);
-  }
-
- private:
-  // What lies before the first block that has no room is written, as pwrite() does.
-  int64_t refuse(const Command& command, uint64_t block) {
-    ++disk_->refused;
-    const uint64_t fits = std::max(block * kBlock, command.offset.value) - command.offset.value;
-    if (!disk_->comes_short || fits == 0 || command.iov_count != 1) return -ENOSPC;
-    iovec piece = {command.iov[0].iov_base, fits};
-    Command part = command;
-    part.iov = &piece;
-    return MemoryDevice::transfer(part);
-  }
-  Disk* disk_;
-};
+enum class How : uint8_t { kFull, kComesShort, kFails };
 
 // Values by key: what was set last, and what a failed commit may have kept.
 struct Model {
@@ -72,31 +32,56 @@ struct Model {
   bool unsure = false;
 };
 
-struct History {
-  Disk disk;
-  std::vector<std::unique_ptr<FillingDevice>> devices;
-  Durability durability;
+struct History : kv_test::Bed {
+  std::vector<bool> taken = std::vector<bool>(kBytes / kBlock);  // blocks that lie on the disk
+  int64_t room = -1;                                             // blocks, or commands; -1: no end
+  const How how;
+  uint64_t refused = 0;
   std::vector<Model> keys = std::vector<Model>(kKeys);
   unsigned failures = 0;
-  bool over = false;  // a commit failed, and with it all that would come
+  bool over = false;            // a commit failed, and with it all that would come
+  bool over_by_commit = false;  // not by bytes of a large pair, which change nothing
 
-  explicit History(Durability level) : durability(level) {}
-  Store* open(Contents contents) {
-    devices.push_back(std::make_unique<FillingDevice>(&disk));
-    StoreOptions options;
-    options.device = devices.back().get();
-    options.contents = contents;
+  History(Durability durability, How how) : Bed(kBytes), how(how) {
     options.durability = durability;
-    options.log_bytes = 0;
-    options.dram_bytes = 4 * kMiB;
-    options.shards = 4;
-    options.expected_keys = 16;
-    return kv_test::open_store(options);
+    device.before = [this](const Command& command) {
+      if (this->how == How::kFails) return command.op == Op::kRead ? 0 : take_command();
+      return command.op == Op::kWrite ? take_blocks(command) : 0;
+    };
   }
+  ~History() { close(); }
+  int64_t take_blocks(const Command& command);
+  int64_t take_command();
   static std::string name(unsigned key) { return "key " + std::to_string(key); }
   void step(Store* store, Random& random);
   void check(Store* store);
 };
+
+// What lies before the first block that has no room is written, as pwrite() does.
+int64_t History::take_blocks(const Command& command) {
+  uint64_t length = 0;
+  for (uint32_t i = 0; i < command.iov_count; ++i) length += command.iov[i].iov_len;
+  const uint64_t at = command.offset.value;
+  for (uint64_t block = at / kBlock; block * kBlock < at + length; ++block) {
+    if (taken[block]) continue;
+    if (room == 0) {
+      ++refused;
+      const uint64_t fits = std::max(block * kBlock, at) - at;
+      if (how == How::kFull || fits == 0 || command.iov_count != 1) return -ENOSPC;
+      memcpy(memory.data() + at, command.iov[0].iov_base, fits);
+      return static_cast<int64_t>(fits);
+    }
+    taken[block] = true;
+    if (room > 0) --room;
+  }
+  return 0;
+}
+
+int64_t History::take_command() {
+  if (room == 0) return ++refused, -EIO;
+  if (room > 0) --room;
+  return 0;
+}
 
 void History::step(Store* store, Random& random) {
   const auto number = static_cast<unsigned>(random.below(kKeys));
@@ -121,8 +106,9 @@ void History::step(Store* store, Random& random) {
   INFO("status " << status);
   REQUIRE((status == -ENOSPC || status == -EIO));
   ++failures;
-  if (durability == Durability::kFlush || over) return;  // nothing has changed
+  if (options.durability == Durability::kFlush || over) return;  // nothing has changed
   over = status == -EIO && store->set({"?", 1}, {"?", 1}) == -EIO;
+  over_by_commit = over && choice > 1;
   if (over) model.maybe = value, model.unsure = true;
 }
 
@@ -136,21 +122,24 @@ void History::check(Store* store) {
 }
 
 // How many writes were refused.
-uint64_t run(Durability durability, int64_t room, bool comes_short) {
-  History history(durability);
+uint64_t run(Durability durability, int64_t room, How how) {
+  History history(durability, how);
   Store* store = history.open(Contents::kNew);
   REQUIRE(store->flush() == 0);
-  history.disk.room = room;
-  history.disk.comes_short = comes_short;
+  history.room = room;
   Random random(7);
   for (unsigned i = 0; i < kOperations; ++i) history.step(store, random);
   const int flushed = store->flush();
   CHECK((flushed == 0 || flushed == -ENOSPC || flushed == -EIO));
-  const uint64_t refused = history.disk.refused;
+  const uint64_t refused = history.refused;
   history.check(store);
-  history.disk.room = -1;
+  history.room = -1;
+  if (history.over_by_commit) {  // it is not trusted any more
+    CHECK(store->set({"?", 1}, {"?", 1}) == -EIO);
+    CHECK(store->flush() == -EIO);
+    history.check(store);
+  }
   if (history.over) {
-    store->close();
     store = history.open(Contents::kKept);
     for (Model& model : history.keys) {  // which of the two it is stays so
       if (!model.unsure) continue;
@@ -166,11 +155,9 @@ uint64_t run(Durability durability, int64_t room, bool comes_short) {
   for (unsigned i = 0; i < 100; ++i) history.step(store, random);
   CHECK(history.failures == failures);  // there is room again
   CHECK(store->flush() == 0);
-  store->close();
   store = history.open(Contents::kKept);
   kv_test::check_store(store);
   history.check(store);
-  store->close();
   return refused;
 }
 
@@ -180,12 +167,14 @@ TEST_CASE(
     "kv-disk-full: at each write of a history, nothing acknowledged is lost, and all goes on when "
     "there is room") {
   for (const Durability durability : {Durability::kFlush, Durability::kGroup, Durability::kEach}) {
-    for (const bool comes_short : {false, true}) {
+    for (const How how : {How::kFull, How::kComesShort, How::kFails}) {
+      // kv-kept is for flushes that fail.
+      if (how == How::kFails && durability == Durability::kFlush) continue;
       unsigned histories = 0;
       for (int64_t room = 0;; room += room < 100 ? 1 : room / 10, ++histories) {
-        INFO("durability " << static_cast<int>(durability) << ", " << room
-                           << " blocks of room, short " << comes_short);
-        if (run(durability, room, comes_short) == 0) break;
+        INFO("durability " << static_cast<int>(durability) << ", " << room << " of room, how "
+                           << static_cast<int>(how));
+        if (run(durability, room, how) == 0) break;
       }
       CHECK(histories >= 20);
     }

@@ -11,29 +11,16 @@
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
 using lunar_test::DeviceEvent;
-using lunar_test::MemoryDevice;
 
 namespace {
 
 constexpr uint64_t kSmall = 4 * kMiB, kLargest = 12 * kMiB;
 constexpr int kKeys = 700;
-
-StoreOptions options_for(Device* device, Contents contents) {
-  StoreOptions options;
-  options.device = device;
-  options.contents = contents;
-  options.log_bytes = 0;
-  options.dram_bytes = 4 * kMiB;
-  options.shards = 2;
-  options.expected_keys = 16;
-  return options;
-}
 
 std::string value_of(int i) {
   std::string value;
@@ -54,13 +41,21 @@ int wrong_pairs(Store* store, int keys) {
   return wrong;
 }
 
-void make_small(std::vector<char>* memory) {
-  MemoryDevice device(memory->data(), kSmall);
-  Store* store = kv_test::open_store(options_for(&device, Contents::kNew));
+void make_small(kv_test::Bed* bed) {
+  Store* store = bed->open(Contents::kNew);
   for (int i = 0; i < kKeys; ++i)
     REQUIRE(store->set(bytes_of(std::to_string(i)), bytes_of(value_of(i))) == 0);
   for (int round = 0; round < 2; ++round) REQUIRE(store->flush() == 0);
-  store->close();
+  bed->close();
+}
+
+// grow_place() needs it, and no other open has it.
+void open_to_grow(kv_test::Bed* bed, uint64_t bytes) {
+  bed->close();
+  bed->memory.resize(bytes);
+  bed->options.log_bytes_most = UINT64_MAX;
+  bed->open(Contents::kKept);
+  bed->options.log_bytes_most = 0;
 }
 
 // What a crash leaves of them: a write since the last flush that lost() names is not there, or only
@@ -84,83 +79,56 @@ void put(const std::vector<DeviceEvent>& events, size_t count, std::vector<char>
 }  // namespace
 
 TEST_CASE("kv-grow: a store takes the rest of a place that became larger, and keeps its pairs") {
-  std::vector<char> memory(kLargest);
-  make_small(&memory);
-  uint64_t before = 0;
-  {
-    MemoryDevice device(memory.data(), kSmall);
-    StoreOptions options = options_for(&device, Contents::kKept);
-    options.log_bytes_most = UINT64_MAX;
-    Store* store = kv_test::open_store(options);
-    before = store->bytes_allocated();
-    CHECK(store->grow_place() == -ENODATA);
-    store->close();
-  }
+  kv_test::Bed bed(kSmall);
+  make_small(&bed);
+  open_to_grow(&bed, kSmall);
+  uint64_t before = bed.store->bytes_allocated();
+  CHECK(bed.store->grow_place() == -ENODATA);
   for (const uint64_t bytes : {kSmall + 256 * kKiB, kLargest}) {
-    MemoryDevice device(memory.data(), bytes);
-    StoreOptions options = options_for(&device, Contents::kKept);
-    options.log_bytes_most = UINT64_MAX;
-    Store* store = kv_test::open_store(options);
-    REQUIRE(store->grow_place() == 0);
-    store->close();
-    MemoryDevice again(memory.data(), bytes);
-    store = kv_test::open_store(options_for(&again, Contents::kKept));
+    open_to_grow(&bed, bytes);
+    REQUIRE(bed.store->grow_place() == 0);
+    Store* store = bed.open(Contents::kKept);
     CHECK(store->bytes_allocated() > before);
     before = store->bytes_allocated();
     CHECK(wrong_pairs(store, kKeys) == 0);
-    ErrorText why;
-    CHECK(store->validate(&why) == 0);
-    store->close();
+    kv_test::check_store(store);
   }
-  MemoryDevice device(memory.data(), kLargest);
-  Store* store = kv_test::open_store(options_for(&device, Contents::kKept));
+  Store* store = bed.open(Contents::kKept);
   int stored = kKeys;
   while (store->set(bytes_of(std::to_string(stored)), bytes_of(value_of(stored))) == 0) ++stored;
   CHECK(stored > 3 * kKeys);
   CHECK(wrong_pairs(store, stored) == 0);
-  store->close();
 }
 
 TEST_CASE(
     "kv-grow: a crash while it grows leaves the store that it was, or the larger one, with each "
     "pair") {
-  std::vector<char> memory(kLargest);
-  make_small(&memory);
-  const std::vector<char> first = memory;
+  kv_test::Bed bed(kSmall);
+  make_small(&bed);
+  bed.memory.resize(kLargest);
+  const std::vector<char> first = bed.memory;
   std::vector<DeviceEvent> events;
-  {
-    MemoryDevice device(memory.data(), kLargest);
-    StoreOptions options = options_for(&device, Contents::kKept);
-    options.log_bytes_most = UINT64_MAX;
-    Store* store = kv_test::open_store(options);
-    device.record = &events;
-    REQUIRE(store->grow_place() == 0);
-    store->close();
-  }
+  open_to_grow(&bed, kLargest);
+  bed.device.record = &events;
+  REQUIRE(bed.store->grow_place() == 0);
+  bed.close();
+  bed.device.record = nullptr;
   REQUIRE(events.size() > 12);
   kv_test::Random random(7);
   uint64_t small = 0, large = 0;
   for (size_t count = 0; count <= events.size(); ++count) {
     for (int way = 0; way < 3; ++way) {
-      std::vector<char> image = first;
-      put(events, count, &image, [&](size_t) { return way != 0 && random.below(2) != 0; });
+      bed.memory = first;
+      put(events, count, &bed.memory, [&](size_t) { return way != 0 && random.below(2) != 0; });
       INFO("event " << count << " of " << events.size() << ", way " << way);
-      MemoryDevice device(image.data(), kLargest);
-      ErrorText why;
-      Store* store = nullptr;
-      const int status = Store::open(options_for(&device, Contents::kKept), &store, &why);
-      INFO(why.text);
-      REQUIRE(status == 0);
+      Store* store = bed.open(Contents::kKept);
       (store->bytes_allocated() > kSmall ? large : small) += 1;
       REQUIRE(wrong_pairs(store, kKeys) == 0);
-      REQUIRE(store->validate(&why) == 0);
+      kv_test::check_store(store);
       REQUIRE(store->set(bytes_of("new"), bytes_of("v")) == 0);
       REQUIRE(store->flush() == 0);
-      store->close();
-      MemoryDevice again(image.data(), kLargest);
-      store = kv_test::open_store(options_for(&again, Contents::kKept));
-      REQUIRE(store->count() == kKeys + 1);
-      store->close();
+      REQUIRE(bed.open(Contents::kKept)->count() == kKeys + 1);
+      bed.close();
     }
   }
   CHECK(small > 10);

@@ -12,7 +12,6 @@
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -24,26 +23,20 @@ constexpr uint64_t kSegmentBytes = 64 * kKiB, kPatienceNs = 300'000'000, kOverta
 
 thread_local bool is_slow = false;  // reads of this thread are overtaken
 
-struct Stage {
-  explicit Stage(uint64_t segments) : memory(segments * kSegmentBytes) {
+struct Stage : kv_test::Bed {
+  Stage() : Bed(64 * kSegmentBytes) {  // the DRAM has frames for 8 segments
     device.before = [this](const Command& command) {
       if (is_slow && command.op == Op::kRead && holds(command.offset.value, command.iov[0].iov_len))
         wait();
       return 0;
     };
-    StoreOptions options;
-    options.device = &device;
-    options.log_bytes = 0;
-    options.segment_bytes = kSegmentBytes;
-    options.dram_bytes = 4 * kMiB;  // frames for 8 segments
     options.shards = 1;
-    options.expected_keys = 16;
-    store = kv_test::open_store(options);
+    open(Contents::kScratch);
   }
   ~Stage() {
     end_changes();
     kv_test::check_store(store);
-    store->close();
+    close();
   }
   // Sets the key to other versions of a value, again and again.
   void change(const std::string& key, uint64_t bytes = kValueBytes) {
@@ -70,9 +63,6 @@ struct Stage {
   }
 
   static constexpr uint64_t kValueBytes = 12 * kSegmentBytes;  // more than there are frames for
-  std::vector<char> memory;
-  lunar_test::MemoryDevice device{memory.data(), memory.size()};
-  Store* store = nullptr;
   std::thread changing;
   std::atomic<uint64_t> changes{0};
   std::atomic<bool> over{false};  // the other thread can do no more
@@ -94,7 +84,7 @@ struct Slow {
 // Its pieces are gone by the time that they are read.
 TEST_CASE("kv-overtaken: a large pair that is set faster than it is read is no damaged pair") {
   const std::string key = "key";
-  Stage stage(64);
+  Stage stage;
   stage.change(key);
   while (stage.changes == 0) sys::sleep_ns(100'000);
   std::string value(Stage::kValueBytes, 0);
@@ -126,7 +116,7 @@ TEST_CASE("kv-overtaken: a large pair that is set faster than it is read is no d
 }
 
 TEST_CASE("kv-overtaken: a get that finds a piece damaged holds up no set of another key") {
-  Stage stage(64);
+  Stage stage;
   std::string key, value, part;
   kv_test::fill(&value, 1, 1, 20'000);
   SECTION("of the value") {

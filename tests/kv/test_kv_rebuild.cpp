@@ -5,22 +5,18 @@
 #include <errno.h>
 
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "kv/inspect.h"
-#include "kv/store.h"
-#include "lun/volume/image_format.h"
 #include "tests/catch.h"
+#include "tests/kv/image_map.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
-using kv_test::text_of;
+using kv_test::Swept;
 
 namespace {
 
@@ -28,46 +24,21 @@ constexpr uint64_t kBlock = 4096;
 
 // A store with a past: several opens, overwritten values, deleted pairs, large ones, cleaned
 // segments. Of what is durable by itself, some lies in the log behind the state.
-struct Past {
-  std::vector<char> memory;
+struct Past : kv_test::Bed {
   std::map<std::string, std::string> now;
   std::map<std::string, std::set<std::string>> ever;
-  Durability durability;
   unsigned opens = 3, sets = 300, keys = 200, large_in = 40;
-  uint64_t longest = 2000, dram = 8 * kMiB;
-  uint64_t unreadable = 0;     // as MemoryDevice's
-  uint64_t expected = 80'000;  // keys: the more, the larger is a state
+  uint64_t longest = 2000;
 
-  Past(uint64_t bytes, Durability level) : memory(bytes), durability(level) {}
-
-  int look_at(bool salvage, Store** store, ErrorText* why) {
-    return open(Contents::kKept, true, salvage, store, why);
-  }
-  int open(Contents contents, bool read_only, bool salvage, Store** store, ErrorText* why) {
-    device_ = std::make_unique<lunar_test::MemoryDevice>(memory.data(), memory.size());
-    device_->unreadable = unreadable;
-    StoreOptions options;
-    options.device = device_.get();
-    options.contents = contents;
-    options.durability = read_only ? Durability::kFlush : durability;
-    options.log_bytes = 0;
-    options.segment_bytes = contents == Contents::kNew ? 64 * kKiB : 0;
-    options.dram_bytes = dram;
-    options.shards = 4;
-    options.expected_keys = expected;
-    options.read_only = read_only;
-    options.salvage = salvage;
-    return Store::open(options, store, why);
+  Past(uint64_t bytes, Durability durability) : Bed(bytes) {
+    options.durability = durability;
+    options.dram_bytes = 8 * kMiB;
+    options.expected_keys = 80'000;  // the more, the larger is a state
   }
   void write(uint64_t seed) {
     kv_test::Random random(seed);
-    ErrorText why;
     for (unsigned i = 0; i < opens; ++i) {
-      Store* store = nullptr;
-      const int status =
-          open(i == 0 ? Contents::kNew : Contents::kKept, false, false, &store, &why);
-      INFO(why.text);
-      REQUIRE(status == 0);
+      open(i == 0 ? Contents::kNew : Contents::kKept);
       for (unsigned j = 0; j < sets; ++j) {
         const std::string key = "key " + std::to_string(random.below(keys));
         if (random.below(6) == 0 && now.count(key) != 0) {
@@ -84,61 +55,31 @@ struct Past {
         now[key] = value;
         if (j + 20 == sets) REQUIRE(store->flush() == 0);
       }
-      if (durability == Durability::kFlush) REQUIRE(store->flush() == 0);
-      store->close();
+      if (options.durability == Durability::kFlush) REQUIRE(store->flush() == 0);
+      close();
     }
   }
-
- private:
-  std::unique_ptr<lunar_test::MemoryDevice> device_;
 };
 
-struct Found {
-  std::map<std::string, std::string> pairs;
+struct Found : Swept {
   std::set<std::string> doubtful;
-  uint64_t parts = 0;
-  uint64_t without_head = 0;    // pieces that are named as that
+  uint64_t parts = 0;           // of the state, that are damaged
   bool log_ends_early = false;  // and what it held behind that is named
-  kv::CheckReport report;
 };
-
-Found look(Store* store) {
-  Found found;
-  Sweep sweep;
-  sweep.context = &found;
-  sweep.on_damage = [](void* context, const Damage& damage) {
-    auto& to = *static_cast<Found*>(context);
-    const std::string what = damage.what;
-    to.parts += what == "saved state" ? 1 : 0;
-    to.without_head += what == "pieces of a large pair" ? 1 : 0;
-    std::string key;
-    if (damage.key_readable) key = text_of(damage.key);
-    to.log_ends_early |= what == "log of durable sets";
-    if (what == "entry") to.doubtful.insert(key);
-  };
-  sweep.on_pair = [](void* context, Bytes key, Bytes value) {
-    return static_cast<Found*>(context)->pairs.emplace(text_of(key), text_of(value)).second;
-  };
-  REQUIRE(store->sweep(sweep, &found.report) == 0);
-  return found;
-}
 
 // Opens it damaged. false: only the salvage of its log was at stake, which kv-salvage is for.
 bool salvage(Past& past, Found* found, bool* opens) {
   const std::vector<char> damaged = past.memory;
-  ErrorText why, why_not;
-  Store* store = nullptr;
-  const int plain = past.look_at(false, &store, &why);
-  if (plain == 0) store->close();
+  const int plain = past.try_open(Contents::kKept, true);
   *opens = plain == 0;
-  const std::string text = why.text;
+  const std::string text = past.why.text;
   if (plain != 0) CHECK(text.find("--salvage") != std::string::npos);
   if (plain != 0 && text.find("saved state") == std::string::npos) return false;
-  const int status = past.look_at(true, &store, &why_not);
-  INFO(why_not.text);
-  REQUIRE(status == 0);
-  *found = look(store);
-  store->close();
+  static_cast<Swept&>(*found) = kv_test::sweep_of(past.open(Contents::kKept, true, true));
+  found->doubtful = found->keys("entry");
+  found->parts = found->count("saved state");
+  found->log_ends_early = found->count("log of durable sets") != 0;
+  past.close();
   const bool unchanged = past.memory == damaged;  // nothing is repaired
   CHECK(unchanged);
   if (plain != 0) CHECK(found->parts != 0);
@@ -166,26 +107,8 @@ uint64_t missing_of(const Past& past, const Found& found) {
   return missing;
 }
 
-// Of its newest state; or, by segments, the first of each.
 std::vector<uint64_t> blocks_of_state(const Past& past, uint64_t step = kBlock) {
-  namespace form = kv::media;
-  const auto read = [&](uint64_t at, auto* out) {
-    memcpy(out, past.memory.data() + at, sizeof *out);
-  };
-  lunar::media::ImageHeader headers[2];
-  for (unsigned i = 0; i < 2; ++i) read(form::kFrontRootsAt + i * kBlock, &headers[i]);
-  form::Root root;
-  read(form::kFrontRootsAt + (headers[0].sequence < headers[1].sequence ? kBlock : 0) +
-           sizeof *headers,
-       &root);
-  std::vector<uint64_t> blocks;
-  form::StateLink link;
-  for (uint64_t next = root.first; next; next = link.next) {
-    const uint64_t begin = form::kHeadBytes + (next - 1) * 64 * kKiB;
-    read(begin, &link);
-    for (uint64_t at = 0; at < sizeof link + link.bytes; at += step) blocks.push_back(begin + at);
-  }
-  return blocks;
+  return kv_test::ImageMap(past.memory).blocks(step);
 }
 
 void flip_in_each_block(Durability durability) {
@@ -254,10 +177,10 @@ uint64_t damage_some(Past& past, unsigned rounds, uint64_t seed, bool many_parts
     }
     Found found;
     bool opens = false;
-    if (!salvage(past, &found, &opens) || (opens && past.durability != Durability::kFlush))
+    if (!salvage(past, &found, &opens) || (opens && past.options.durability != Durability::kFlush))
       continue;
     const uint64_t missing = missing_of(past, found);
-    if (!records && past.durability == Durability::kFlush) CHECK(missing == 0);
+    if (!records && past.options.durability == Durability::kFlush) CHECK(missing == 0);
     doubtful += found.doubtful.size();
   }
   past.memory = sound;
@@ -313,7 +236,7 @@ TEST_CASE("kv-rebuild: a state of which a block cannot be read") {
   past.write(11);
   const std::vector<uint64_t> state = blocks_of_state(past);
   for (const uint64_t block : state) {
-    past.unreadable = block;
+    past.device.unreadable = block;
     Found found;
     bool opens = true;
     REQUIRE(salvage(past, &found, &opens));
@@ -329,10 +252,8 @@ TEST_CASE("kv-rebuild: a state of which a block cannot be read") {
 TEST_CASE("kv-rebuild: what an older state left in a block is not believed") {
   constexpr unsigned kKeys = 1500, kChanges = 150;
   Past past(4 * kMiB, Durability::kFlush);
-  past.expected = 16;
-  ErrorText why;
-  Store* store = nullptr;
-  REQUIRE(past.open(Contents::kNew, false, false, &store, &why) == 0);
+  past.options.expected_keys = 16;
+  Store* store = past.open(Contents::kNew);
   std::string value(100, 'v');
   const auto change = [&](const std::string& key, bool there) {
     REQUIRE((there ? store->set(bytes_of(key), bytes_of(value)) : store->del(bytes_of(key))) >= 0);
@@ -349,7 +270,7 @@ TEST_CASE("kv-rebuild: what an older state left in a block is not believed") {
     change("new " + std::to_string(i), true);
   }
   REQUIRE(store->flush() == 0);
-  store->close();
+  past.close();
   const std::vector<char> sound = past.memory;
   const std::vector<uint64_t> now = blocks_of_state(past);
   past.memory = older;
@@ -374,9 +295,7 @@ TEST_CASE("kv-rebuild: what an older state left in a block is not believed") {
 // deletes have the pieces' keys; they are no pieces, so the value before it is what can be read.
 TEST_CASE("kv-rebuild: the record of a piece's delete is not taken for the piece") {
   Past past(4 * kMiB, Durability::kEach);
-  ErrorText why;
-  Store* store = nullptr;
-  REQUIRE(past.open(Contents::kNew, false, false, &store, &why) == 0);
+  Store* store = past.open(Contents::kNew);
   std::string values[3];
   for (unsigned i = 0; i < 3; ++i) {
     kv_test::fill(&values[i], 1, i, i == 0 ? 100 : 20'000);
@@ -385,7 +304,7 @@ TEST_CASE("kv-rebuild: the record of a piece's delete is not taken for the piece
   }
   past.now["key"] = values[2];
   REQUIRE(store->flush() == 0);
-  store->close();
+  past.close();
   for (const uint64_t block : blocks_of_state(past)) memset(past.memory.data() + block, 0, kBlock);
   const auto find = [&](const void* what, uint64_t size) {
     return static_cast<char*>(memmem(past.memory.data(), past.memory.size(), what, size));
@@ -420,14 +339,14 @@ TEST_CASE("kv-rebuild: pieces of values that were replaced or deleted are no dam
     REQUIRE(salvage(past, &found, &opens));
     CHECK_FALSE(opens);
     CHECK(found.report.large_pairs != 0);
-    CHECK(found.without_head == 0);
+    CHECK(found.count("pieces of a large pair") == 0);
   }
 }
 
 TEST_CASE("kv-rebuild: one block that is gone from each part of the saved state costs no pair") {
   Past past(16 * kMiB, Durability::kFlush);
   past.sets = 20'000, past.keys = 20'000, past.longest = 100, past.large_in = 5000,
-  past.expected = 16;
+  past.options.expected_keys = 16;
   past.write(17);
   const std::vector<uint64_t> state = blocks_of_state(past),
                               parts = blocks_of_state(past, 64 * kKiB);
@@ -464,7 +383,7 @@ TEST_CASE("kv-rebuild: a state of many parts", "[.full]") {
     past.keys = 20'000;
     past.large_in = 2000;
     past.longest = 1000;
-    past.dram = 64 * kMiB;
+    past.options.dram_bytes = 64 * kMiB;
     past.write(4);
     CHECK(damage_some(past, 60, 2, true) > 0);
   }

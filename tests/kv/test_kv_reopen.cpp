@@ -11,7 +11,6 @@
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -22,28 +21,12 @@ namespace {
 constexpr uint64_t kBytes = 120 * kMiB;
 constexpr unsigned kRefusalsMost = 200;  // other chains of the index may still have gaps
 
-struct Place {
-  uint64_t dram_bytes;
-  Durability durability;
-  std::vector<char> memory = std::vector<char>(kBytes);
-
-  // Store::close() flushes nothing: what was not flushed before is as after a kill.
-  Store* open(Contents contents, lunar_test::MemoryDevice* device) const {
-    StoreOptions options;
-    options.device = device;
-    options.contents = contents;
-    options.durability = durability;
-    options.log_bytes = 0;
-    options.segment_bytes = 64 * kKiB;
+// Its close() flushes nothing: what was not flushed before is as after a kill.
+struct Place : kv_test::Bed {
+  explicit Place(uint64_t dram_bytes) : Bed(kBytes) {
     options.dram_bytes = dram_bytes;
     options.expected_keys = 1000;
-    ErrorText why;
-    Store* store = nullptr;
-    INFO("DRAM " << dram_bytes << ": " << why.text);
-    const int status = Store::open(options, &store, &why);
-    INFO(why.text);
-    REQUIRE(status == 0);
-    return store;
+    options.shards = 16;
   }
 };
 
@@ -77,14 +60,12 @@ void churn(Store* store, uint64_t end, unsigned times) {
   }
 }
 
-void opens_again(const Place& place, uint64_t keys) {
-  lunar_test::MemoryDevice device(const_cast<char*>(place.memory.data()), kBytes);
-  Store* store = place.open(Contents::kKept, &device);
+void opens_again(Place& place) {
+  const uint64_t keys = place.store->count();
+  Store* store = place.open(Contents::kKept);
   CHECK(store->count() == keys);
-  CHECK(store->dram_used() <= place.dram_bytes);
-  ErrorText why;
-  CHECK(store->validate(&why) == 0);
-  store->close();
+  CHECK(store->dram_used() <= place.options.dram_bytes);
+  CHECK(store->validate(&place.why) == 0);
 }
 
 constexpr uint64_t kBudgets[] = {4'200'000, 4'400'000, 5'300'000};
@@ -93,21 +74,17 @@ constexpr uint64_t kBudgets[] = {4'200'000, 4'400'000, 5'300'000};
 
 TEST_CASE("kv-reopen: a store whose index is full opens again with the same DRAM") {
   for (const uint64_t dram : kBudgets) {
-    Place place{dram, Durability::kFlush};
-    lunar_test::MemoryDevice device(place.memory.data(), kBytes);
-    Store* store = place.open(Contents::kNew, &device);
+    Place place(dram);
+    Store* store = place.open(Contents::kNew);
     (void)fill(store, 0);
     REQUIRE(store->flush() == 0);
-    const uint64_t keys = store->count();
-    store->close();
-    opens_again(place, keys);
+    opens_again(place);
   }
 }
 
 TEST_CASE("kv-reopen: what a full index refuses takes nothing of the log") {
-  Place place{kBudgets[0], Durability::kFlush};
-  lunar_test::MemoryDevice device(place.memory.data(), kBytes);
-  Store* store = place.open(Contents::kNew, &device);
+  Place place(kBudgets[0]);
+  Store* store = place.open(Contents::kNew);
   uint64_t key = fill(store, 0);
   const uint64_t before = store->bytes_in_use(), ios = store->device_ios();
   const std::string value(3000, 'v'), large(300'000, 'l');
@@ -123,19 +100,15 @@ TEST_CASE("kv-reopen: what a full index refuses takes nothing of the log") {
   REQUIRE(store->set(bytes_of(name(0)), bytes_of(value)) == 0);
   const int rc = store->set(bytes_of(name(1)), bytes_of(large));
   CHECK((rc == 0 || rc == -ENOSPC));
-  store->close();
 }
 
 TEST_CASE("kv-reopen: it does so after many deletes and sets of new keys") {
   for (const uint64_t dram : kBudgets) {
-    Place place{dram, Durability::kFlush};
-    lunar_test::MemoryDevice device(place.memory.data(), kBytes);
-    Store* store = place.open(Contents::kNew, &device);
+    Place place(dram);
+    Store* store = place.open(Contents::kNew);
     churn(store, fill(store, 0), 60'000);
     REQUIRE(store->flush() == 0);
-    const uint64_t keys = store->count();
-    store->close();
-    opens_again(place, keys);
+    opens_again(place);
   }
 }
 
@@ -146,21 +119,15 @@ TEST_CASE(
   for (const uint64_t dram : {kBudgets[0], kBudgets[1]}) {
     // of the keys that fill the index, so many percent are set before the state is saved
     for (const uint64_t share : {uint64_t{93}, uint64_t{89}}) {
-      Place place{dram, Durability::kFlush};
-      lunar_test::MemoryDevice first(place.memory.data(), kBytes),
-          second(place.memory.data(), kBytes);
-      Store* store = place.open(Contents::kNew, &first);
+      Place place(dram);
+      Store* store = place.open(Contents::kNew);
       const uint64_t end = fill(store, 0);
       for (uint64_t key = end / 100 * share; key < end; ++key)
         (void)store->del(bytes_of(name(key)));
       REQUIRE(store->flush() == 0);
-      store->close();
-      place.durability = Durability::kEach;
-      store = place.open(Contents::kKept, &second);
+      store = place.open(Contents::kKept, Durability::kEach);
       churn(store, fill(store, end), 1000);
-      const uint64_t keys = store->count();
-      store->close();
-      opens_again(place, keys);
+      opens_again(place);
     }
   }
 }
@@ -198,17 +165,13 @@ unsigned set_until_full(Store* store, uint64_t first) {
 // splits buckets for the memory that this leaves, which the chains of other shards need then.
 TEST_CASE("kv-reopen: it does so when the index was full before the first durable set") {
   for (const uint64_t dram : kBudgets) {
-    Place place{dram, Durability::kFlush};
-    lunar_test::MemoryDevice first(place.memory.data(), kBytes),
-        second(place.memory.data(), kBytes);
-    Store* store = place.open(Contents::kNew, &first);
+    Place place(dram);
+    Store* store = place.open(Contents::kNew);
     uint64_t end = 0;
     for (unsigned refused = 0; refused < kRefusalsMost; ++end)
       refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
     REQUIRE(store->flush() == 0);
-    store->close();
-    place.durability = Durability::kGroup;
-    store = place.open(Contents::kKept, &second);
+    store = place.open(Contents::kKept, Durability::kGroup);
     in_parallel([&](unsigned number, unsigned step) {
       for (uint64_t key = number; key < end; key += step)
         if (kv_test::mix(key) % 100 < 30) (void)store->del(bytes_of(name(key)));
@@ -216,10 +179,8 @@ TEST_CASE("kv-reopen: it does so when the index was full before the first durabl
     REQUIRE(store->flush() == 0);
     const uint64_t left = store->count();
     CHECK(set_until_full(store, end) == 0);
-    const uint64_t keys = store->count();
-    CHECK(keys > left);
-    store->close();
-    opens_again(place, keys);
+    CHECK(store->count() > left);
+    opens_again(place);
   }
 }
 
@@ -254,9 +215,8 @@ unsigned walk_until(Store* store, uint64_t full, const std::atomic<bool>& ends) 
 // Readers take no lock: they and walks must find every key that stays while chains are shortened.
 TEST_CASE(
     "kv-reopen: what deletes have left empty in a full index serves new keys of other chains") {
-  Place place{kBudgets[1], Durability::kFlush};
-  lunar_test::MemoryDevice device(place.memory.data(), kBytes);
-  Store* store = place.open(Contents::kNew, &device);
+  Place place(kBudgets[1]);
+  Store* store = place.open(Contents::kNew);
   uint64_t full = 0, end = 0;  // all keys below `full` were accepted
   for (unsigned refused = 0; refused < kRefusalsMost; ++end) {
     refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
@@ -283,6 +243,5 @@ TEST_CASE(
   CHECK(refused < sets / 100);
   ErrorText why;
   CHECK(store->validate(&why) == 0);
-  CHECK(store->dram_used() <= place.dram_bytes);
-  store->close();
+  CHECK(store->dram_used() <= place.options.dram_bytes);
 }

@@ -12,7 +12,6 @@
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -41,15 +40,6 @@ constexpr Kind kKinds[] = {{"in DRAM", false, Contents::kScratch, Durability::kF
                            {"kept", true, Contents::kNew, Durability::kFlush},
                            {"durable sets", true, Contents::kNew, Durability::kGroup}};
 
-StoreOptions options_for(Device* device, Contents contents, Durability durability,
-                         uint64_t dram_bytes) {
-  StoreOptions options = kv_test::kept_options(device, contents, durability);
-  options.segment_bytes = kSegment;
-  options.dram_bytes = dram_bytes;
-  options.expected_keys = 1000;
-  return options;
-}
-
 // What was set and deleted again, large pairs among it, and flushed at times.
 void fill_and_empty(Store* store, uint64_t seed, uint64_t longest) {
   kv_test::Random random(seed);
@@ -77,12 +67,12 @@ TEST_CASE(
     for (const uint64_t bytes : {2 * kMiB, 16 * kMiB}) {
       for (uint64_t seed = 0; seed <= 5; ++seed) {  // 0: a new store
         INFO(kind.name << ", " << bytes / kMiB << " MiB, seed " << seed);
-        std::vector<char> memory(kind.on_device ? bytes : 0);
-        lunar_test::MemoryDevice device(memory.data(), memory.size());
-        StoreOptions options = options_for(kind.on_device ? &device : nullptr, kind.contents,
-                                           kind.durability, kind.on_device ? 6 * kMiB : 0);
-        options.log_bytes = kind.on_device ? 0 : bytes;
-        Store* store = kv_test::open_store(options);
+        kv_test::Bed bed(kind.on_device ? bytes : 0);
+        bed.options.dram_bytes = kind.on_device ? 6 * kMiB : 0;
+        bed.options.shards = 16;
+        if (!kind.on_device) bed.options.device = nullptr, bed.options.log_bytes = bytes;
+        bed.options.durability = kind.durability;
+        Store* store = bed.open(kind.contents);
         if (seed != 0) fill_and_empty(store, seed, bytes / 40);
         const uint64_t segments = store->bytes_allocated() / kSegment,
                        most = segments - kind.kept();
@@ -97,7 +87,6 @@ TEST_CASE(
           CHECK(store->del({"large", 5}) == static_cast<int64_t>(value.size()));
         }
         kv_test::check_store(store);
-        store->close();
       }
     }
   }
@@ -107,24 +96,22 @@ TEST_CASE(
 // pair leaves room.
 TEST_CASE("kv-room: a store that held many keys takes a large pair as soon as they are deleted") {
   constexpr uint64_t kBytes = 16 * kMiB, kKeys = 200'000;
-  std::vector<char> memory(kBytes);
-  lunar_test::MemoryDevice device(memory.data(), memory.size());
-  Store* store =
-      kv_test::open_store(options_for(&device, Contents::kNew, Durability::kFlush, 16 * kMiB));
+  kv_test::Bed bed(kBytes);
+  bed.options.dram_bytes = 16 * kMiB;
+  Store* store = bed.open(Contents::kNew);
   for (uint64_t key = 0; key < kKeys; ++key) REQUIRE(store->set({&key, sizeof key}, {}) == 0);
   for (uint64_t key = 0; key < kKeys; ++key) REQUIRE(store->del({&key, sizeof key}) == 0);
   const std::string value(kBytes / 100 * 80, 'w');
   CHECK(store->set({"large", 5}, bytes_of(value)) == 0);
   kv_test::check_store(store);
-  store->close();
 }
 
 TEST_CASE("kv-room: pairs of half of a store come and go while others write and flush") {
   constexpr uint64_t kBytes = 8 * kMiB, kRounds = 60;
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
-    std::vector<char> memory(kBytes);
-    lunar_test::MemoryDevice device(memory.data(), memory.size());
-    Store* store = kv_test::open_store(options_for(&device, Contents::kNew, durability, 6 * kMiB));
+    kv_test::Bed bed(kBytes);
+    bed.options.dram_bytes = 6 * kMiB;
+    Store* store = bed.open(Contents::kNew, durability);
     std::atomic<bool> over{false};
     std::atomic<uint64_t> small{0};
     std::vector<std::thread> threads;
@@ -159,7 +146,6 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
                        << " small ones");
     CHECK(done == kRounds);
     kv_test::check_store(store);
-    store->close();
   }
 }
 
@@ -168,12 +154,11 @@ TEST_CASE(
     "kv-room: many threads overwrite a store that is three quarters full, and no set is refused") {
   constexpr uint64_t kKeys = 2000, kThreads = 64, kSets = 200, kBytes = 80 * 128 * kKiB;
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
-    std::vector<char> memory(kBytes);
-    lunar_test::MemoryDevice device(memory.data(), memory.size());
-    StoreOptions options = options_for(&device, Contents::kNew, durability, 16 * kMiB);
-    options.segment_bytes = 128 * kKiB;
-    options.expected_keys = kKeys;
-    Store* store = kv_test::open_store(options);
+    kv_test::Bed bed(kBytes);
+    bed.options.segment_bytes = 128 * kKiB;
+    bed.options.dram_bytes = 16 * kMiB;
+    bed.options.shards = 16;
+    Store* store = bed.open(Contents::kNew, durability);
     std::atomic<uint64_t> refused{0};
     std::vector<std::thread> threads;
     for (uint64_t t = 0; t < kThreads; ++t) {
@@ -192,6 +177,5 @@ TEST_CASE(
     CHECK(refused == 0);
     CHECK(store->count() == kKeys);
     kv_test::check_store(store);
-    store->close();
   }
 }

@@ -5,56 +5,35 @@
 #include <limits.h>
 
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "kv/inspect.h"
-#include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
-using kv_test::text_of;
+using kv_test::Swept;
 
 namespace {
 
 constexpr uint64_t kBytes = 6 * kMiB, kStep = 3 * kKiB + 8;
 using Model = std::map<std::string, std::string>;
 
-struct History {
-  std::vector<char> memory = std::vector<char>(kBytes);
+struct History : kv_test::Bed {
   std::vector<Model> after;        // each operation
   std::vector<std::string> names;  // of the key of each; "": a delete
-  uint64_t unreadable = 0;         // as MemoryDevice's
-  Durability durability = Durability::kEach;
 
-  int open(Contents contents, bool salvage, Store** store, ErrorText* why) {
-    device_ = std::make_unique<lunar_test::MemoryDevice>(memory.data(), kBytes);
-    device_->unreadable = unreadable;
-    StoreOptions options;
-    options.device = device_.get();
-    options.contents = contents;
-    options.durability = salvage ? Durability::kFlush : durability;
-    options.log_bytes = 0;
-    options.segment_bytes = 64 * kKiB;
+  explicit History(Durability durability = Durability::kEach) : Bed(kBytes) {
+    options.durability = durability;
     options.dram_bytes = 6 * kMiB;
-    options.shards = 4;
-    options.expected_keys = 16;
-    options.read_only = salvage;
-    options.salvage = salvage;
-    return Store::open(options, store, why);
   }
   // flush_after: so many of them a state is saved.
   void write(unsigned operations, unsigned flush_after = UINT_MAX, uint64_t seed = 5) {
     kv_test::Random random(seed);
-    ErrorText why;
-    Store* store = nullptr;
-    REQUIRE(open(Contents::kNew, false, &store, &why) == 0);
+    open(Contents::kNew);
     Model model;
     after.push_back(model);
     for (unsigned i = 0; i < operations; ++i) {
@@ -71,39 +50,27 @@ struct History {
       after.push_back(model);
       if (i + 1 == flush_after) REQUIRE(store->flush() == 0);
     }
-    store->close();
+    close();
   }
-
- private:
-  std::unique_ptr<lunar_test::MemoryDevice> device_;
 };
 
-struct Found {
-  Model pairs;
+struct Found : Swept {
   std::set<std::string> lost;  // and named
   uint64_t batches = 0, deletes = 0, unnamed = 0;
 };
 
 Found look(Store* store) {
-  Found found;
-  Sweep sweep;
-  sweep.context = &found;
-  sweep.on_damage = [](void* context, const Damage& damage) {
-    auto& to = *static_cast<Found*>(context);
-    if (damage.key_readable)
-      to.lost.insert(text_of(damage.key));
-    else if (std::string(damage.what).find("delete") == 0)
-      ++to.deletes;
-    else if (std::string(damage.what).find("log") == 0)
-      ++to.batches;
+  Found found{kv_test::sweep_of(store), {}};
+  for (const Swept::Named& damage : found.damages) {
+    if (!damage.key.empty())
+      found.lost.insert(damage.key);
+    else if (damage.what.find("delete") == 0)
+      ++found.deletes;
+    else if (damage.what.find("log") == 0)
+      ++found.batches;
     else
-      to.unnamed += damage.pair_lost ? 1 : 0;
-  };
-  sweep.on_pair = [](void* context, Bytes key, Bytes value) {
-    return static_cast<Found*>(context)->pairs.emplace(text_of(key), text_of(value)).second;
-  };
-  kv::CheckReport report;
-  REQUIRE(store->sweep(sweep, &report) == 0);
+      found.unnamed += damage.pair_lost ? 1 : 0;
+  }
   return found;
 }
 
@@ -153,21 +120,20 @@ TEST_CASE(
     history.memory = sound;
     history.memory[at] = static_cast<char>(history.memory[at] ^ 4);
     const std::vector<char> damaged = history.memory;
-    ErrorText why, why_not;
-    Store* store = nullptr;
-    const int plain = history.open(Contents::kKept, false, &store, &why);
-    if (plain == 0) store->close();
+    const int plain = history.try_open(Contents::kKept);
+    const std::string why = history.why.text;
+    history.close();
     history.memory = damaged;
-    const int status = history.open(Contents::kKept, true, &store, &why_not);
-    INFO("byte " << at << ": " << why.text << "; " << why_not.text);
+    const int status = history.try_open(Contents::kKept, true, true);
+    INFO("byte " << at << ": " << why << "; " << history.why.text);
     if (status < 0) {
       CHECK(status == -EBADMSG);
       CHECK(plain == -EBADMSG);
       ++hopeless;
       continue;
     }
-    const Found found = look(store);
-    store->close();
+    const Found found = look(history.store);
+    history.close();
     CHECK(history.memory == damaged);  // nothing is repaired
     const uint64_t prefix = prefix_of(history, found);
     CHECK(is_after(history, prefix, found));
@@ -177,9 +143,8 @@ TEST_CASE(
       continue;
     }
     CHECK(plain == -EBADMSG);
-    CHECK(std::string(why.text).find("--salvage") != std::string::npos);
-    CHECK(std::string(why.text).find("saved state") ==
-          std::string::npos);  // one block of that costs nothing
+    CHECK(why.find("--salvage") != std::string::npos);
+    CHECK(why.find("saved state") == std::string::npos);  // one block of that costs nothing
     CHECK(found.batches == 1);
     CHECK(untold(history, prefix, found) <= 1);  // what was in the batch that is damaged
     ++salvaged;
@@ -202,13 +167,11 @@ TEST_CASE("kv-salvage: several damages, and a store that a writer may not open s
                           random.below(kBytes - kv::media::kHeadBytes - kv::media::kTailBytes);
       history.memory[at] = static_cast<char>(history.memory[at] ^ 1);
     }
-    ErrorText why;
-    Store* store = nullptr;
-    const int status = history.open(Contents::kKept, true, &store, &why);
-    INFO("round " << round << ": " << why.text);
+    const int status = history.try_open(Contents::kKept, true, true);
+    INFO("round " << round << ": " << history.why.text);
     if (status < 0) continue;  // its saved state
-    const Found found = look(store);
-    store->close();
+    const Found found = look(history.store);
+    history.close();
     const uint64_t prefix = prefix_of(history, found);
     CHECK(is_after(history, prefix, found));
     if (found.batches != 0) CHECK(untold(history, prefix, found) <= 20);
@@ -225,24 +188,21 @@ TEST_CASE(
   unsigned opened = 0, salvaged = 0;
   for (uint64_t block = 4096; block < kBytes; block += 2 * 4096) {
     history.memory = sound;
-    history.unreadable = block;
-    ErrorText why, why_not;
-    Store* store = nullptr;
-    const int plain = history.open(Contents::kKept, false, &store, &why);
-    if (plain == 0) store->close();
-    INFO("block at " << block << ": " << why.text);
+    history.device.unreadable = block;
+    const int plain = history.try_open(Contents::kKept);
+    const std::string why = history.why.text;
+    history.close();
+    INFO("block at " << block << ": " << why);
     if (plain < 0) {
       CHECK(history.memory == sound);
       CHECK((plain == -EIO || plain == -EBADMSG));
-      CHECK(std::string(why.text).find("--salvage") != std::string::npos);
+      CHECK(why.find("--salvage") != std::string::npos);
     }
     history.memory = sound;
-    REQUIRE(history.open(Contents::kKept, true, &store, &why_not) == 0);
-    const Found found = look(store);
-    store->close();
+    const Found found = look(history.open(Contents::kKept, true, true));
+    history.close();
     CHECK(history.memory == sound);
-    CHECK(std::string(why.text).find("saved state") ==
-          std::string::npos);  // one block of that costs nothing
+    CHECK(why.find("saved state") == std::string::npos);  // one block of that costs nothing
     const uint64_t prefix = prefix_of(history, found);
     CHECK(is_after(history, prefix, found));
     if (plain == 0) {
@@ -257,12 +217,8 @@ TEST_CASE(
   CHECK(opened > 100);
   CHECK(salvaged > 100);
   history.memory = sound;
-  history.unreadable = 0;  // the device reads again
-  ErrorText why;
-  Store* store = nullptr;
-  REQUIRE(history.open(Contents::kKept, true, &store, &why) == 0);
-  CHECK(look(store).pairs == history.after.back());
-  store->close();
+  history.device.unreadable = 0;  // the device reads again
+  CHECK(look(history.open(Contents::kKept, true, true)).pairs == history.after.back());
 }
 
 namespace {
@@ -278,17 +234,14 @@ void check_rows_of_segments(History& history, uint64_t in_a_row) {
     history.memory = sound;
     memset(history.memory.data() + at, 0, in_a_row * kSegment);
     const std::vector<char> damaged = history.memory;
-    ErrorText why, why_not;
-    Store* store = nullptr;
-    REQUIRE(history.open(Contents::kKept, true, &store, &why_not) == 0);
-    const Found found = look(store);
-    store->close();
+    const Found found = look(history.open(Contents::kKept, true, true));
+    history.close();
     CHECK(history.memory == damaged);
-    const int plain = history.open(Contents::kKept, false, &store, &why);
-    if (plain == 0) store->close();
-    INFO(in_a_row << " segments at byte " << at << ": " << why.text);
-    if (plain < 0 && std::string(why.text).find("saved state") != std::string::npos)
-      continue;  // kv-rebuild
+    const int plain = history.try_open(Contents::kKept);
+    const std::string why = history.why.text;
+    history.close();
+    INFO(in_a_row << " segments at byte " << at << ": " << why);
+    if (plain < 0 && why.find("saved state") != std::string::npos) continue;  // kv-rebuild
     const uint64_t prefix = prefix_of(history, found);
     CHECK(is_after(history, prefix, found));
     if (plain == 0) {
@@ -308,8 +261,7 @@ void check_rows_of_segments(History& history, uint64_t in_a_row) {
 
 TEST_CASE("kv-salvage: segments in a row that are gone do not hide the log behind them") {
   for (const Durability durability : {Durability::kEach, Durability::kGroup}) {
-    History history;
-    history.durability = durability;
+    History history(durability);
     history.write(220);
     for (const uint64_t in_a_row : {2, 5}) check_rows_of_segments(history, in_a_row);
   }

@@ -48,8 +48,9 @@ struct Big {
   Big& operator=(const Big&) = delete;
   void open(Contents contents, bool read_only = false) {
     if (store) store->close();
-    StoreOptions options = kv_test::kept_options(&device, contents, durability, read_only);
-    options.segment_bytes = kSegment;
+    StoreOptions options = kv_test::small(&device, contents, durability);
+    if (read_only) options.durability = Durability::kFlush;
+    options.read_only = read_only;
     options.dram_bytes = 32 * kMiB;
     options.expected_keys = 1 << 16;
     store = kv_test::open_store(options);
@@ -114,10 +115,7 @@ struct Big {
   }
   uint64_t damages() {
     open(Contents::kKept, true);
-    Sweep sweep;
-    sweep.on_damage = [](void*, const Damage&) {};
-    kv::CheckReport report;
-    REQUIRE(store->sweep(sweep, &report) == 0);
+    const kv::CheckReport report = kv_test::sweep_of(store, false).report;
     REQUIRE(report.records + report.large_pairs + report.pairs_lost == model.size());
     open(Contents::kKept);
     return report.damages;

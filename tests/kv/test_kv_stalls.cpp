@@ -14,7 +14,6 @@
 #include "kv/store.h"
 #include "tests/catch.h"
 #include "tests/kv/kv_support.h"
-#include "tests/support/lun_device.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -49,26 +48,20 @@ struct Gate {
   }
 };
 
-struct Stage {
-  explicit Stage(Durability durability, uint64_t replay_bytes_most = 0) {
+struct Stage : kv_test::Bed {
+  explicit Stage(Durability durability, uint64_t replay_bytes_most = 0) : Bed(32 * kMiB) {
     device.before = [this](const Command& command) { return gate.pass(command); };
-    StoreOptions options;
-    options.device = &device;
-    options.contents = Contents::kNew;
-    options.durability = durability;
     options.replay_bytes_most = replay_bytes_most;
-    options.log_bytes = 0;
-    options.segment_bytes = 64 * kKiB;
     options.dram_bytes = 64 * kMiB;  // frames for all of the log
-    options.expected_keys = 16;
-    store = kv_test::open_store(options);
+    options.shards = 16;
+    open(Contents::kNew, durability);
   }
   ~Stage() {
     gate.closed = false;
     gate.log_closed = false;
     for (std::thread& thread : threads) thread.join();
     kv_test::check_store(store);
-    store->close();
+    close();
   }
   // Sets until `most` are done. Keys are of this writer alone, some of them set again and again.
   void write(unsigned writer, uint64_t keys, uint64_t length, uint64_t most,
@@ -91,10 +84,7 @@ struct Stage {
     return true;
   }
 
-  std::vector<char> memory = std::vector<char>(32 * kMiB);
   Gate gate;
-  lunar_test::MemoryDevice device{memory.data(), memory.size()};
-  Store* store = nullptr;
   std::vector<std::thread> threads;
 };
 
@@ -229,16 +219,9 @@ TEST_CASE("kv-stalls: a set in its place neither cleans for others nor is delaye
 TEST_CASE("kv-stalls: large pairs of many lengths find room at 80% full") {
   constexpr uint64_t kSegments = 1500, kBytes = kSegments * 64 * kKiB, kLongest = kMiB, kKeys = 300;
   for (const bool kept : {false, true}) {
-    std::vector<char> memory(kBytes + kMiB);
-    lunar_test::MemoryDevice device(memory.data(), memory.size());
-    StoreOptions options;
-    options.device = &device;
-    options.contents = kept ? Contents::kNew : Contents::kScratch;
-    options.log_bytes = 0;
-    options.segment_bytes = 64 * kKiB;
-    options.dram_bytes = 6 * kMiB;
-    options.expected_keys = 1000;
-    Store* store = kv_test::open_store(options);
+    kv_test::Bed bed(kBytes + kMiB);
+    bed.options.dram_bytes = 6 * kMiB;
+    Store* store = bed.open(kept ? Contents::kNew : Contents::kScratch);
     kv_test::Random random(11);
     std::map<uint64_t, uint64_t> segments_of;
     uint64_t taken = 0, refused = 0;
@@ -264,6 +247,5 @@ TEST_CASE("kv-stalls: large pairs of many lengths find room at 80% full") {
     INFO("refused: " << refused << " of 3000");
     CHECK(refused == 0);
     kv_test::check_store(store);
-    store->close();
   }
 }

@@ -58,6 +58,11 @@ class MemoryDevice : public lunar::Device {
     command.length = length;
     (void)transfer(command);
   }
+  // Between an open and the next.
+  void move_to(char* memory, uint64_t bytes) {
+    memory_ = memory;
+    bytes_ = bytes;
+  }
   uint64_t size_bytes() const override { return bytes_; }
   bool growable() const override { return false; }
   int64_t transfer(const lunar::Command& command) override {
