@@ -2,14 +2,19 @@
 // The engine against a model: random operations on few and on many keys, in a log so small that it
 // is cleaned all the time. Every result and every byte is compared with a std::unordered_map; full
 // is an answer, after which nothing may have changed. With a device, three quarters of the log and
-// more lie there.
-//   kv_model [--operations N] [--device URI]; LUNAR_SEED= replays.
+// more lie there. And on a device that lies and fails (torn writes, writes that land elsewhere,
+// bits that flip, errors): a get gives the value that was set or an error, never anything else;
+// what failed has changed nothing; keys whose records are sound stay readable; and a device that
+// only failed for a while has cost nothing.
+//   kv_model kv-model [--operations N] [--device URI]
+//   kv_model kv-faults [--operations N]; LUNAR_SEED= replays.
 #include <errno.h>
 
 #include <set>
 #include <unordered_map>
 #include <vector>
 
+#include "superpipe/sim/sim_device.h"
 #include "tests/kv/kv_support.h"
 #include "tests/support/cases.h"
 #include "tests/support/seed.h"
@@ -28,6 +33,8 @@ struct Kind {
   uint64_t keys, log_bytes, value_max;
   unsigned shards;
   uint64_t segment_bytes = 0;
+  const char* faults = nullptr;  // settings of a simulated device
+  bool lasting = false;          // what it damaged stays so
 };
 // The last two run full: what would live does not go in.
 constexpr Kind kKinds[] = {{"few keys", 64, 2 * kMiB, 300, 1},
@@ -37,14 +44,33 @@ constexpr Kind kKinds[] = {{"few keys", 64, 2 * kMiB, 300, 1},
                            {"full of small ones", 60'000, 3 * kMiB, 200, 4},
                            {"full of large ones", 64, 4 * kMiB, 200'000, 2}};
 
+constexpr Kind faulty(const char* name, const char* faults, bool lasting) {
+  return {name, 3000, 4 * kMiB, 40'000, 4, 0, faults, lasting};
+}
+constexpr Kind kFaulty[] = {
+    faulty("torn writes", "torn=9", true),
+    faulty("misdirected writes", "misdirect=9", true),
+    faulty("flipped bits", "corrupt=6", false),
+    faulty("read errors", "read_error=6", false),
+    faulty("write errors", "write_error=3", false),
+    faulty("all of them", "torn=20,misdirect=20,corrupt=20,read_error=20,write_error=20", true)};
+constexpr Kind kFailsForAWhile = faulty("none, then all, then none", "latency_us=0", false);
+
+bool is_fault(int64_t status) { return status == -EIO || status == -EBADMSG; }
+
 class Model {
  public:
   Model(const Kind& kind, uint64_t seed, const char* uri)
       : kind_(kind), random_(seed), buffer_(kind.value_max + 64, 0) {
     StoreOptions options;
     options.log_bytes = kind.log_bytes;
-    options.device = open_device(uri, kind.log_bytes);
-    options.dram_bytes = options.device ? 5 * kMiB : kind.log_bytes + 8 * kMiB;
+    const std::string faulty = "sim:" + std::to_string(kind.log_bytes) +
+                               ",seed=" + std::to_string(seed % 100'000 + 1) + "," +
+                               (kind.faults ? kind.faults : "");
+    device_ = options.device = open_device(kind.faults ? faulty.c_str() : uri, kind.log_bytes);
+    options.dram_bytes = kind.faults      ? 4 * kMiB
+                         : options.device ? 5 * kMiB
+                                          : kind.log_bytes + 8 * kMiB;
     options.shards = kind.shards;
     options.segment_bytes = kind.segment_bytes;
     options.expected_keys = 16;  // grows
@@ -53,15 +79,23 @@ class Model {
   }
   ~Model() { store_->close(); }
   void run(uint64_t operations);
+  void run_faulty(uint64_t operations);
+  void fail_for_a_while(uint64_t operations);
 
  private:
   std::string key(uint64_t number);
   void one();
   void set(const std::string& key);
-  void get(const std::string& key);
+  bool get(const std::string& key);
   void del(const std::string& key);
   void any();
   void walk();
+  // Whether it is what this device may do to any call.
+  bool failed(int64_t status) {
+    const bool is = kind_.faults && (is_fault(status) || status == -ENOSPC);
+    failures_ += is ? 1 : 0;
+    return is;
+  }
   void wrong(const char* what, int64_t got, int64_t wanted) {
     FAIL(std::string(kind_.name) + ": " + what + " gave " + std::to_string(got) + ", wanted " +
          std::to_string(wanted));
@@ -69,10 +103,11 @@ class Model {
 
   const Kind& kind_;
   Random random_;
+  Device* device_;
   Store* store_;
   std::unordered_map<std::string, std::string> model_;
   std::string buffer_, value_;
-  uint64_t version_ = 0, bytes_ = 0, full_ = 0, dram_bytes_ = 0;
+  uint64_t version_ = 0, bytes_ = 0, full_ = 0, failures_ = 0, dram_bytes_ = 0;
 };
 
 // Of all lengths, 0 too, some of which share long beginnings.
@@ -87,6 +122,7 @@ std::string Model::key(uint64_t number) {
 
 void Model::set(const std::string& key) {
   uint64_t length = random_.below(3) ? random_.below(kind_.value_max) : random_.below(32);
+  if (kind_.faults && random_.below(50)) length = random_.below(900);
   const auto found = model_.find(key);
   // in place, more or less
   if (found != model_.end() && random_.below(2))
@@ -96,10 +132,12 @@ void Model::set(const std::string& key) {
     length = or_whole_blocks(random_, kind_.segment_bytes ? 2 : 6, length);
   fill(&value_, mix(key.size()), ++version_, length);
   const int status = store_->set(bytes_of(key), bytes_of(value_));
+  if (failed(status)) return;
   if (status == -ENOSPC) {
     ++full_;
     if (bytes_ < kind_.log_bytes / 4) wrong("set with three quarters free", status, 0);
-    return get(key);  // as it was
+    (void)get(key);  // as it was
+    return;
   }
   if (status != 0) wrong("set", status, 0);
   bytes_ -= found != model_.end() ? found->second.size() + key.size() : 0;
@@ -107,15 +145,17 @@ void Model::set(const std::string& key) {
   model_[key] = value_;
 }
 
-void Model::get(const std::string& key) {
+// Whether it could be read.
+bool Model::get(const std::string& key) {
   const auto found = model_.find(key);
   const uint64_t offset = random_.below(4) ? 0 : random_.below(kind_.value_max + 10);
   const uint64_t bytes = random_.below(4) ? buffer_.size() : random_.below(buffer_.size());
   memset(buffer_.data(), 0x5a, buffer_.size());
   const int64_t length = store_->get(bytes_of(key), buffer_.data(), bytes, offset);
+  if (failed(length)) return false;
   if (found == model_.end()) {
     if (length != -ENOENT) wrong("get of no key", length, -ENOENT);
-    return;
+    return true;
   }
   const std::string& value = found->second;
   if (length != static_cast<int64_t>(value.size()))
@@ -127,14 +167,19 @@ void Model::get(const std::string& key) {
     if (buffer_[i] != 0x5a)
       wrong("get wrote behind what it had", static_cast<int64_t>(i), static_cast<int64_t>(part));
   }
+  return true;
 }
 
 void Model::del(const std::string& key) {
   const auto found = model_.find(key);
   const int64_t wanted =
       found == model_.end() ? -ENOENT : static_cast<int64_t>(found->second.size());
-  if (const int64_t length = store_->del(bytes_of(key)); length != wanted)
-    wrong("del", length, wanted);
+  const uint64_t damaged = store_->damaged_replaced();
+  const int64_t length = store_->del(bytes_of(key));
+  if (failed(length)) return;
+  // How long a damaged value was may not be known any more.
+  const bool any = length >= 0 && found != model_.end() && store_->damaged_replaced() > damaged;
+  if (length != wanted && !any) wrong("del", length, wanted);
   if (found == model_.end()) return;
   bytes_ -= key.size() + found->second.size();
   model_.erase(found);
@@ -143,6 +188,7 @@ void Model::del(const std::string& key) {
 void Model::any() {
   std::string found(80'000, 0);
   const int64_t length = store_->random(found.data(), found.size());
+  if (failed(length)) return;
   if (length < 0 ? !model_.empty() || length != -ENOENT
                  : model_.count(found.substr(0, static_cast<uint64_t>(length))) != 1)
     wrong("random", length, static_cast<int64_t>(model_.size()));
@@ -153,15 +199,17 @@ void Model::walk() {
   REQUIRE(Walk::open(store_, &walk) == 0);
   std::set<std::string> seen;
   std::string found(80'000, 0);
+  const uint64_t failures = failures_;
   for (;;) {
     const int64_t length = walk->next(found.data(), found.size());
     if (length == -ENOENT) break;
+    if (failed(length)) continue;
     if (length < 0) wrong("walk", length, 0);
     const std::string key = found.substr(0, static_cast<uint64_t>(length));
     if (model_.count(key) == 0 || !seen.insert(key).second)
       FAIL("walk gave a key twice, or one that is not there: " + key);
   }
-  if (seen.size() != model_.size())
+  if (seen.size() != model_.size() && failures_ == failures)
     wrong("keys of a walk", static_cast<int64_t>(seen.size()), static_cast<int64_t>(model_.size()));
   walk->close();
 }
@@ -170,14 +218,14 @@ void Model::one() {
   const std::string name = key(random_.below(kind_.keys));
   const uint64_t choice = random_.below(100);
   if (choice < 45) return set(name);
-  if (choice < 85) return get(name);
+  if (choice < 85) return (void)get(name);
   if (choice < 97) return del(name);
   if (choice == 97) return any();
   const auto found = model_.find(name);
   const int64_t wanted =
       found == model_.end() ? -ENOENT : static_cast<int64_t>(found->second.size());
-  if (const int64_t length = store_->exists(bytes_of(name)); length != wanted)
-    wrong("exists", length, wanted);
+  const int64_t length = store_->exists(bytes_of(name));
+  if (length != wanted && !failed(length)) wrong("exists", length, wanted);
 }
 
 void Model::run(uint64_t operations) {
@@ -196,7 +244,7 @@ void Model::run(uint64_t operations) {
   if (store_->bytes_actual() != bytes_)
     wrong("bytes_actual", static_cast<int64_t>(store_->bytes_actual()),
           static_cast<int64_t>(bytes_));
-  for (const auto& [name, value] : model_) get(name);
+  for (const auto& [name, value] : model_) (void)get(name);
   printf(
       "%-20s %8zu keys, %7lu KiB, full %lu times, cleaning moved %lu KiB, %lu device I/Os, index "
       "%.1f bytes an "
@@ -218,17 +266,54 @@ void Model::run(uint64_t operations) {
   check_store(store_);
 }
 
+void Model::run_faulty(uint64_t operations) {
+  for (uint64_t i = 0; i < operations; ++i) one();
+  uint64_t readable = 0;
+  for (const auto& [name, value] : model_) readable += get(name) ? 1 : 0;
+  if (store_->count() != model_.size())
+    wrong("count", static_cast<int64_t>(store_->count()), static_cast<int64_t>(model_.size()));
+  walk();
+  const SimCounters& counters = static_cast<SimDevice*>(device_)->counters();
+  const uint64_t injected = counters.read_errors + counters.write_errors + counters.torn +
+                            counters.misdirected + counters.corrupted;
+  printf("%-20s %5zu keys, %5lu can be read; %lu faults, %lu failures told, %lu device I/Os\n",
+         kind_.name, model_.size(), readable, injected, failures_, store_->device_ios());
+  if (injected == 0) FAIL(std::string(kind_.name) + ": the device injected no fault");
+  if (kind_.lasting && failures_ == 0)
+    FAIL(std::string(kind_.name) + ": not one of them was noticed");
+  if (readable < model_.size() / 4) FAIL(std::string(kind_.name) + ": hardly a key can be read");
+}
+
+// It is told, and then all is as before.
+void Model::fail_for_a_while(uint64_t operations) {
+  auto* device = static_cast<SimDevice*>(device_);
+  for (uint64_t i = 0; i < operations; ++i) one();
+  device->set_failing(true, true);
+  const uint64_t before = failures_;
+  for (uint64_t i = 0; i < 6000; ++i) one();
+  REQUIRE(failures_ != before, "a device that refuses everything was not noticed");
+  device->set_failing(false, false);
+  for (const auto& [name, value] : model_)
+    REQUIRE(get(name), "a key cannot be read after the device came back");
+  for (uint64_t i = 0; i < 3000; ++i) one();
+}
+
 }  // namespace
 
 TEST_CASE("kv-model") {
   const uint64_t operations = option("--operations", 1'000'000), seed = tier::run_seed();
   const char* uri = text_option("--device");
-  const uint64_t kinds = sizeof kKinds / sizeof *kKinds;
-  for (uint64_t i = 0; i < kinds; ++i) {
+  for (uint64_t i = 0; i < std::size(kKinds); ++i) {
     // Operations on large values cost a hundred times as much.
     const uint64_t share = kKinds[i].value_max > 100'000 ? operations / 100
                            : kKinds[i].segment_bytes     ? operations / 20
                                                          : operations * 93 / 100 / 3;
     Model(kKinds[i], seed + i, uri).run(share);
   }
+}
+
+TEST_CASE("kv-faults") {
+  const uint64_t operations = option("--operations", 25'000), seed = tier::run_seed();
+  for (const Kind& kind : kFaulty) Model(kind, seed, nullptr).run_faulty(operations);
+  Model(kFailsForAWhile, seed, nullptr).fail_for_a_while(operations / 2);
 }
