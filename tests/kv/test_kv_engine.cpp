@@ -51,27 +51,6 @@ struct Opened {
 
 }  // namespace
 
-TEST_CASE("kv: a value comes back, whole, cut, and from an offset") {
-  Opened kv;
-  REQUIRE(kv.set("key", "0123456789abcdef") == 0);
-  CHECK(kv.get("key") == "0123456789abcdef");
-  for (const uint64_t offset : {0, 1, 7, 8, 9, 15, 16, 17, 1000}) {
-    for (const uint64_t bytes : {0, 1, 3, 8, 9, 15, 16, 40}) {
-      char buffer[48];
-      memset(buffer, '.', sizeof buffer);
-      REQUIRE(kv.store->get({"key", 3}, buffer, bytes, offset) == 16);
-      const std::string text = "0123456789abcdef",
-                        wanted = offset < 16 ? text.substr(offset, bytes) : "";
-      CHECK(std::string(buffer, wanted.size()) == wanted);
-      CHECK(std::string(buffer + wanted.size(), 48 - wanted.size()) ==
-            std::string(48 - wanted.size(), '.'));
-    }
-  }
-  char byte = '.';
-  CHECK(kv.store->get({"key", 3}, &byte, 1, UINT64_MAX) == 16);
-  CHECK(byte == '.');
-}
-
 TEST_CASE("kv: a store opens where getrandom is refused") {
   bool refused = false;
   std::string value;
@@ -84,22 +63,6 @@ TEST_CASE("kv: a store opens where getrandom is refused") {
   CHECK(value == "value");
 }
 
-TEST_CASE("kv: keys and values of no length are keys and values") {
-  Opened kv;
-  CHECK(kv.exists("") == -ENOENT);
-  CHECK(kv.set("", "of nothing") == 0);
-  CHECK(kv.set("empty", "") == 0);
-  CHECK(kv.get("") == "of nothing");
-  CHECK(kv.exists("empty") == 0);
-  CHECK(kv.store->count() == 2);
-  CHECK(kv.store->bytes_actual() == 15);
-  CHECK(kv.del("") == 10);
-  CHECK(kv.del("") == -ENOENT);
-  CHECK(kv.del("empty") == 0);
-  CHECK(kv.store->count() == 0);
-  CHECK(kv.store->bytes_actual() == 0);
-}
-
 TEST_CASE("kv: lengths that cannot be are refused, and nothing is touched") {
   Opened kv;
   char byte = 0;
@@ -109,45 +72,6 @@ TEST_CASE("kv: lengths that cannot be are refused, and nothing is touched") {
   CHECK(kv.store->set({&byte, 1}, {&byte, kPairBytesMax}) ==
         -ENOSPC);  // legal; this store is smaller
   CHECK(kv.store->count() == 0);
-}
-
-TEST_CASE("kv: a value is replaced by a shorter, a longer and a large one") {
-  Opened kv;
-  const std::string large(300'000, 'L'), other(299'000, 'M');
-  for (int round = 0; round < 50; ++round) {
-    for (const std::string& value :
-         {std::string("short"), std::string(200, 'x'), std::string(190, 'y'), large, other,
-          std::string(), std::string(5000, 'z')}) {
-      REQUIRE(kv.set("key", value) == 0);
-      REQUIRE(kv.get("key") == value);
-      REQUIRE(kv.store->count() == 1);
-      REQUIRE(kv.store->bytes_actual() == 3 + value.size());
-    }
-  }
-}
-
-TEST_CASE("kv: full is an answer, and deleting makes room") {
-  Opened kv(kMiB, 2 * kMiB);
-  const std::string value(1000, 'v');
-  std::vector<std::string> keys;
-  int status = 0;
-  for (int i = 0; i < 5000 && status == 0; ++i) {
-    const std::string key = "key " + std::to_string(i);
-    status = kv.set(key, value);
-    if (status == 0) keys.push_back(key);
-  }
-  REQUIRE(status == -ENOSPC);
-  CHECK(keys.size() * 1000 > kv.store->bytes_allocated() / 2);
-  for (const std::string& key : keys) REQUIRE(kv.get(key) == value);
-  CHECK(kv.set("no room", value) == -ENOSPC);
-  CHECK(kv.exists("no room") == -ENOENT);
-  for (size_t i = 0; i < keys.size(); i += 2)
-    REQUIRE(kv.del(keys[i]) == 1000);  // every other: no segment is all dead
-  for (size_t i = 0; i < keys.size(); i += 2) {
-    if (i / 2 < keys.size() / 4) REQUIRE(kv.set(keys[i], value) == 0);
-  }
-  CHECK(kv.store->cleaned_bytes() > 0);
-  for (size_t i = 1; i < keys.size(); i += 2) REQUIRE(kv.get(keys[i]) == value);
 }
 
 TEST_CASE("kv: a full store accepts sets again when deletes have freed a little of each segment") {
@@ -205,56 +129,6 @@ TEST_CASE("kv: the DRAM budget is never exceeded") {
   CHECK(std::string(why.text).find("DRAM") != std::string::npos);
 }
 
-TEST_CASE(
-    "kv: a walk cut into steps sees every key that stays, however the index grows meanwhile") {
-  Opened kv(8 * kMiB);
-  for (int i = 0; i < 300; ++i) REQUIRE(kv.set("staying " + std::to_string(i), "v") == 0);
-  Walk* walk = nullptr;
-  REQUIRE(Walk::open(kv.store, &walk) == 0);
-  std::vector<int> seen(300);
-  char key[64];
-  for (int step = 0;; ++step) {
-    const int64_t peeked = walk->peek();
-    const int64_t length = walk->next(key, sizeof key - 1);
-    REQUIRE(length == peeked);
-    if (length == -ENOENT) break;
-    key[length] = 0;
-    int number;
-    if (sscanf(key, "staying %d", &number) == 1) ++seen[static_cast<size_t>(number)];
-    for (int i = 0; i < 40; ++i)
-      REQUIRE(kv.set("new " + std::to_string(step % 300 * 40 + i), "") == 0);
-  }
-  walk->close();
-  CHECK(std::count(seen.begin(), seen.end(), 1) == 300);
-}
-
-TEST_CASE("kv: a walk cuts a key that is longer than the buffer and tells its length") {
-  Opened kv;
-  REQUIRE(kv.set(std::string(100, 'k'), "v") == 0);
-  Walk* walk = nullptr;
-  REQUIRE(Walk::open(kv.store, &walk) == 0);
-  char key[8] = ".......";
-  CHECK(walk->next(key, 4) == 100);
-  CHECK(std::string(key) == "kkkk...");
-  CHECK(walk->next(key, 4) == -ENOENT);
-  CHECK(walk->next(key, 4) == -ENOENT);
-  walk->close();
-}
-
-TEST_CASE("kv: random comes to every key, and to none in an empty store") {
-  Opened kv;
-  char key[8];
-  CHECK(kv.store->random(key, sizeof key) == -ENOENT);
-  for (char c = 'a'; c < 'k'; ++c) REQUIRE(kv.set(std::string(1, c), "v") == 0);
-  std::vector<int> seen(10);
-  for (int i = 0; i < 5000; ++i) {
-    REQUIRE(kv.store->random(key, sizeof key) == 1);
-    ++seen[static_cast<size_t>(key[0] - 'a')];
-  }
-  CHECK(std::count(seen.begin(), seen.end(), 0) == 0);
-  REQUIRE(kv.set("longer than it takes", "v") == 0);
-}
-
 TEST_CASE("kv: an entry takes at most 12 bytes of the index, however many there are") {
   Opened kv(64 * kMiB, 0, 16);
   double most = 0;
@@ -266,15 +140,6 @@ TEST_CASE("kv: an entry takes at most 12 bytes of the index, however many there 
         std::max(most, static_cast<double>(kv.store->index_bytes()) / static_cast<double>(i + 1));
   }
   CHECK(most <= 12);
-}
-
-TEST_CASE("kv: operations are counted") {
-  Opened kv;
-  REQUIRE(kv.set("a", "1") == 0);
-  CHECK(kv.get("a") == "1");  // exists and get
-  CHECK(kv.del("a") == 1);
-  CHECK(kv.del("a") == -ENOENT);
-  CHECK(kv.store->operations() == 5);
 }
 
 TEST_CASE("kv: memory of a reader is not used again while it reads") {

@@ -540,36 +540,3 @@ TEST_CASE("kv-hpp: the loop itself may remove and store") {
   for (const std::string& key : keys_of(store)) REQUIRE(key.starts_with("new "));
   CHECK(*store.count() == 10'000);
 }
-
-TEST_CASE("kv-hpp: every key that stays comes once while threads write") {
-  kv::Store store = store_of({.place = "mem:256m", .expected_keys = 1000});
-  constexpr int kStay = 5000;
-  for (int i = 0; i < kStay; ++i) REQUIRE(store.set("stay " + std::to_string(i), "v"));
-  std::atomic<bool> end{false};
-  std::atomic<int> failed{0};
-  std::vector<std::thread> writers;
-  for (int w = 0; w < 2; ++w) {
-    writers.emplace_back([&, w] {
-      for (int i = 0; !end; ++i) {
-        const std::string key = "goes " + std::to_string(w) + "/" + std::to_string(i % 20'000);
-        if (!store.set(key, std::string(static_cast<std::size_t>(i % 300), 'v'))) ++failed;
-        if (i % 3 == 0 && !store.del(key)) ++failed;
-        if (!store.set("stay " + std::to_string(i % kStay),
-                       std::string(static_cast<std::size_t>(i % 200), 'v')))
-          ++failed;
-      }
-    });
-  }
-  for (int round = 0; round < 20; ++round) {
-    std::set<std::string> stay;
-    kv::Keys keys = store.keys();
-    for (std::string_view key : keys) {
-      if (key.starts_with("stay ")) REQUIRE(stay.emplace(key).second);
-    }
-    CHECK(!keys.error());
-    CHECK(stay.size() == kStay);
-  }
-  end = true;
-  for (std::thread& writer : writers) writer.join();
-  CHECK(failed == 0);
-}
