@@ -8,12 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <condition_variable>
 #include <coroutine>
 #include <exception>
 #include <lunar/kv.hpp>
-#include <mutex>
 #include <string>
+
+#include "ark/ark_support.h"
 
 namespace kv_test {
 
@@ -27,39 +27,10 @@ int code(const kv::Result<T>& result) {
 
 inline kv::Options in_memory() { return {.place = "mem:64m", .expected_keys = 1000, .threads = 4}; }
 
-// A file that is removed at the end.
-struct PlaceFile {
-  char path[64] = "/var/tmp/lunar-test-kv-XXXXXX";
-  explicit PlaceFile(uint64_t bytes) {
-    const int fd = mkstemp(path);
-    if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) abort();
-    close(fd);
-  }
-  ~PlaceFile() { unlink(path); }
-  PlaceFile(const PlaceFile&) = delete;
-  PlaceFile& operator=(const PlaceFile&) = delete;
-};
+using PlaceFile = ark_test::File;
 
-class Count {
- public:
-  void add() {
-    std::lock_guard<std::mutex> guard(lock_);
-    ++count_;
-    changed_.notify_all();
-  }
-  void wait_for(uint64_t count) {
-    std::unique_lock<std::mutex> guard(lock_);
-    changed_.wait(guard, [&] { return count_ >= count; });
-  }
-  uint64_t value() {
-    std::lock_guard<std::mutex> guard(lock_);
-    return count_;
-  }
-
- private:
-  std::mutex lock_;
-  std::condition_variable changed_;
-  uint64_t count_ = 0;
+struct Count : ark_test::Finished {
+  void add() { note(0, 0); }
 };
 
 // A coroutine that runs to its end by itself, on whatever threads it is resumed on.

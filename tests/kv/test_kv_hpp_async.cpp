@@ -119,7 +119,7 @@ TEST_CASE(
   };
   for (int i = 0; i < 10; ++i) REQUIRE(store.async_get("key", lvalue));
   REQUIRE(store.close());  // waits for all
-  CHECK(kept->value() == 10);
+  CHECK(kept->count() == 10);
   CHECK(called == 5);
   CHECK(watched.expired());
   CHECK(kept.use_count() == 2);  // this one, and lvalue's

@@ -66,6 +66,15 @@ struct File {
   File& operator=(const File&) = delete;
 };
 
+// Of this process, in bytes; 0: not known.
+inline uint64_t resident() {
+  unsigned long pages[2] = {0, 0};
+  FILE* file = fopen("/proc/self/statm", "r");
+  if (!file || fscanf(file, "%lu %lu", &pages[0], &pages[1]) != 2) pages[1] = 0;
+  if (file) fclose(file);
+  return uint64_t{pages[1]} * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
 // Callbacks that came, and the last one's words.
 class Finished {
  public:

@@ -67,71 +67,6 @@ TEST_CASE("ark: keys and values of no length are keys and values, also behind NU
   CHECK(store.count() == 1);
 }
 
-TEST_CASE("ark: arguments that cannot be are EINVAL") {
-  Store store;
-  ARK* ark = store.ark;
-  int64_t res = 0;
-  uint64_t number = 0;
-  CHECK(ark_create(nullptr, nullptr, 0) == EINVAL);
-  for (ARK* bad : {static_cast<ARK*>(nullptr), reinterpret_cast<ARK*>(8),
-                   reinterpret_cast<ARK*>(~7ull), reinterpret_cast<ARK*>(&number),
-                   reinterpret_cast<ARK*>(reinterpret_cast<uint64_t>(ark) + (1 << 19))}) {
-    CHECK(ark_set(bad, 5, some, 5, some, &res) == EINVAL);
-    CHECK(ark_get(bad, 5, some, 5, some, 0, &res) == EINVAL);
-    CHECK(ark_del(bad, 5, some, &res) == EINVAL);
-    CHECK(ark_exists(bad, 5, some, &res) == EINVAL);
-    CHECK(ark_set_async_cb(bad, 5, some, 5, some, Finished::callback, 0) == EINVAL);
-    CHECK(ark_count(bad, &res) == EINVAL);
-    CHECK(ark_stats(bad, &number, &number) == EINVAL);
-    CHECK(ark_flush(bad) == EINVAL);
-    CHECK(ark_random(bad, 5, &number, some) == EINVAL);
-    errno = 0;
-    CHECK(ark_first(bad, 5, &res, some) == nullptr);
-    CHECK(errno == EINVAL);
-    errno = 0;
-    CHECK(ark_fork(bad) == -1);
-    CHECK(errno == EINVAL);
-    CHECK(ark_fork_done(bad) == EINVAL);
-    CHECK(ark_delete(bad) == EINVAL);
-    CHECK(ark_disconnect(bad) == EINVAL);
-    ARC* arc = nullptr;
-    CHECK(ark_connect(&arc, bad) == EINVAL);
-    CHECK(ark_next(bad, 5, &res, some) == EINVAL);
-    CHECK(ark_nextN(bad, 5, some, &res) == EINVAL);
-  }
-  CHECK(ark_connect(nullptr, ark) == EINVAL);
-  CHECK(ark_set(ark, 5, nullptr, 5, some, &res) == EINVAL);
-  CHECK(ark_set(ark, 5, some, 5, nullptr, &res) == EINVAL);
-  CHECK(ark_set(ark, 5, some, 5, some, nullptr) == EINVAL);
-  CHECK(ark_set(ark, 5, some, ~0ull, some, &res) == EINVAL);
-  CHECK(ark_set(ark, ~0ull, some, 5, some, &res) == EINVAL);
-  CHECK(ark_get(ark, 5, nullptr, 5, some, 0, &res) == EINVAL);
-  CHECK(ark_get(ark, ~0ull, some, 5, some, 0, &res) == EINVAL);
-  CHECK(ark_get(ark, 5, some, 5, nullptr, 0, &res) == EINVAL);
-  CHECK(ark_get(ark, 5, some, 5, some, 0, nullptr) == EINVAL);
-  CHECK(ark_del(ark, 5, nullptr, &res) == EINVAL);
-  CHECK(ark_del(ark, (100ull << 30) + 1, some, &res) == EINVAL);
-  CHECK(ark_del(ark, 5, some, nullptr) == EINVAL);
-  CHECK(ark_exists(ark, 5, nullptr, &res) == EINVAL);
-  CHECK(ark_exists(ark, 5, some, nullptr) == EINVAL);
-  CHECK(ark_set_async_cb(ark, 5, some, 5, some, nullptr, 0) == EINVAL);
-  CHECK(ark_get_async_cb(ark, 5, some, 5, nullptr, 0, Finished::callback, 0) == EINVAL);
-  CHECK(ark_del_async_cb(ark, ~0ull, some, Finished::callback, 0) == EINVAL);
-  CHECK(ark_exists_async_cb(ark, 5, nullptr, Finished::callback, 0) == EINVAL);
-  CHECK(ark_count(ark, nullptr) == EINVAL);
-  CHECK(ark_allocated(ark, nullptr) == EINVAL);
-  CHECK(ark_inuse(ark, nullptr) == EINVAL);
-  CHECK(ark_actual(ark, nullptr) == EINVAL);
-  CHECK(ark_stats(ark, &number, nullptr) == EINVAL);
-  CHECK(ark_random(ark, 0, &number, some) == EINVAL);
-  CHECK(ark_random(ark, 5, nullptr, some) == EINVAL);
-  CHECK(ark_random(ark, 5, &number, nullptr) == EINVAL);
-  CHECK(ark_first(ark, 0, &res, some) == nullptr);
-  CHECK(ark_first(ark, 5, nullptr, some) == nullptr);
-  CHECK(ark_first(ark, 5, &res, nullptr) == nullptr);
-  CHECK(store.count() == 0);
-}
-
 TEST_CASE("ark: a closed handle is EINVAL, also after others were opened") {
   ARK* closed = nullptr;
   {
@@ -304,39 +239,6 @@ TEST_CASE("ark: a key that nextN has no room for stays the next one") {
   CHECK(ark_nextN(iterator, sizeof buffer, buffer, &keys) == ENOENT);
 }
 
-TEST_CASE("ark: random gives keys that are there") {
-  Store store;
-  char key[8];
-  uint64_t length = 0;
-  CHECK(ark_random(store.ark, sizeof key, &length, key) == ENOENT);
-  CHECK(static_cast<int64_t>(length) == -1);
-  std::set<std::string> seen;
-  for (char c = 'a'; c < 'f'; ++c) REQUIRE(store.set(std::string(1, c), "v") == 0);
-  for (int i = 0; i < 1000; ++i) {
-    REQUIRE(ark_random(store.ark, sizeof key, &length, key) == 0);
-    REQUIRE(length == 1);
-    seen.insert(std::string(key, 1));
-  }
-  CHECK(seen.size() == 5);
-}
-
-TEST_CASE("ark: what cannot persist says so") {
-  File file(64 << 20);
-  for (const uint64_t flags :
-       {ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_PERSIST_LOAD | ARK_KV_PERSIST_STORE}) {
-    ARK* ark = nullptr;
-    CHECK(create(nullptr, flags, &ark) == EINVAL);
-    CHECK(create("", flags, &ark) == EINVAL);
-    CHECK(create("mem:64m", flags, &ark) == EINVAL);
-    CHECK(create("/var/tmp", flags, &ark) == EINVAL);
-    CHECK(create("/nonexistent/store", flags, &ark) == ENOENT);
-    CHECK(create((std::string(file.path) + "#lun").c_str(), flags, &ark) == EINVAL);
-    CHECK(create("/nonexistent/store#1", flags, &ark) == ENOENT);
-    CHECK(create(file.path, flags | ARK_KV_VIRTUAL_LUN, &ark) == EINVAL);
-    CHECK(ark == nullptr);
-  }
-}
-
 TEST_CASE("ark: a store that persists is there again, with what ark_flush or ark_delete kept") {
   constexpr uint64_t kStore = ARK_KV_PERSIST_STORE, kLoad = ARK_KV_PERSIST_LOAD;
   File file(64 << 20);
@@ -420,23 +322,14 @@ TEST_CASE("ark: with LUNAR_KV_DURABILITY what was set is there after a crash") {
   unsetenv("LUNAR_KV_DRAM");
 }
 
-TEST_CASE("ark: a store that persists takes an empty file, and no data of others") {
+TEST_CASE("ark: a store that persists takes an empty file") {
   setenv("LUNAR_KV_DRAM", "24m", 1);
   setenv("LUNAR_KV_SIZE", "40m", 1);
-  File empty(0), foreign(64 << 20);
-  {
-    Store store(empty.path, 2, 0, 0, ARK_KV_PERSIST_STORE);
-    REQUIRE(store.status == 0);
-    uint64_t bytes = 0;
-    CHECK((ark_allocated(store.ark, &bytes) == 0 && bytes > 32 << 20 && bytes < 40 << 20));
-  }
-  REQUIRE((std::ofstream(foreign.path, std::ios::in) << "somebody's data").good());
-  ARK* ark = nullptr;
-  CHECK(create(foreign.path, ARK_KV_PERSIST_STORE, &ark) == EEXIST);
-  CHECK(create(foreign.path, ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD, &ark) == EEXIST);
-  std::string head(15, '\0');
-  REQUIRE(std::ifstream(foreign.path).read(head.data(), 15).good());
-  CHECK(head == "somebody's data");
+  const File empty(0);
+  const Store store(empty.path, 2, 0, 0, ARK_KV_PERSIST_STORE);
+  REQUIRE(store.status == 0);
+  uint64_t bytes = 0;
+  CHECK((ark_allocated(store.ark, &bytes) == 0 && bytes > 32 << 20 && bytes < 40 << 20));
   unsetenv("LUNAR_KV_DRAM");
   unsetenv("LUNAR_KV_SIZE");
 }
@@ -521,19 +414,46 @@ TEST_CASE(
   CHECK(ios > 1000);
 }
 
-TEST_CASE("ark: places that are not there, hold data or make no sense are refused") {
-  File foreign(4 << 20);
-  FILE* file = fopen(foreign.path, "r+");
-  REQUIRE(file != nullptr);
-  fputs("somebody's", file);
-  fclose(file);
+TEST_CASE(
+    "ark: places that are not there, hold data, cannot persist or make no sense are refused") {
+  constexpr uint64_t kStore = ARK_KV_PERSIST_STORE, kLoad = ARK_KV_PERSIST_LOAD;
+  const File foreign(64 << 20), file(64 << 20);
+  REQUIRE((std::ofstream(foreign.path, std::ios::in) << "somebody's data").good());
+  const std::string volume = std::string(file.path) + "#lun";
+  const struct {
+    const char* path;
+    uint64_t flags;
+    int error;
+  } places[] = {{foreign.path, 0, EEXIST},
+                {foreign.path, kStore, EEXIST},
+                {foreign.path, kStore | kLoad, EEXIST},
+                {"/var/tmp/lunar-no-such-file", 0, ENOENT},
+                {"mem:nonsense", 0, EINVAL},
+                {"a=", 0, ENOENT},
+                {"/nowhere/a=/nowhere/b", ARK_KV_VIRTUAL_LUN, EINVAL},
+                {file.path, kLoad, ENOENT}};
+  const struct {
+    const char* path;
+    uint64_t more;
+    int error;
+  } persistent[] = {{nullptr, 0, EINVAL},
+                    {"", 0, EINVAL},
+                    {"mem:64m", 0, EINVAL},
+                    {"/var/tmp", 0, EINVAL},
+                    {"/nonexistent/store", 0, ENOENT},
+                    {volume.c_str(), 0, EINVAL},
+                    {"/nonexistent/store#1", 0, ENOENT},
+                    {file.path, ARK_KV_VIRTUAL_LUN, EINVAL}};
   ARK* ark = nullptr;
-  CHECK(create(foreign.path, 0, &ark) == EEXIST);
-  CHECK(create("/var/tmp/lunar-no-such-file", 0, &ark) == ENOENT);
-  CHECK(create("mem:nonsense", 0, &ark) == EINVAL);
-  CHECK(create("a=", 0, &ark) != 0);
-  CHECK(create("/nowhere/a=/nowhere/b", ARK_KV_VIRTUAL_LUN, &ark) == EINVAL);
-  CHECK(ark_create_verbose(nullptr, &ark, 0, 0, 0, 0, 0, 0, 0) == EINVAL);
+  for (const auto& one : places) {
+    INFO(one.path << ", flags " << one.flags);
+    CHECK(create(one.path, one.flags, &ark) == one.error);
+  }
+  for (const auto& one : persistent) {
+    INFO((one.path ? one.path : "NULL") << ", flags " << one.more);
+    for (const uint64_t flags : {kStore, kLoad, kStore | kLoad})
+      CHECK(create(one.path, flags | one.more, &ark) == one.error);
+  }
   CHECK(ark_create_verbose(nullptr, &ark, 0, 0, 0, -1, 0, 0, 0) == EINVAL);
   setenv("LUNAR_KV_DRAM", "much", 1);
   CHECK(create(nullptr, 0, &ark) == EINVAL);
@@ -541,12 +461,9 @@ TEST_CASE("ark: places that are not there, hold data or make no sense are refuse
   CHECK(create("sim:64m", 0, &ark) == ENOMEM);
   unsetenv("LUNAR_KV_DRAM");
   CHECK(ark == nullptr);
-  char text[16] = "";
-  file = fopen(foreign.path, "r");
-  REQUIRE(file != nullptr);
-  CHECK(fgets(text, 11, file) != nullptr);
-  fclose(file);
-  CHECK(std::string(text) == "somebody's");
+  std::string head(15, '\0');
+  REQUIRE(std::ifstream(foreign.path).read(head.data(), 15).good());
+  CHECK(head == "somebody's data");
 }
 
 TEST_CASE("ark: a size is a limit in memory from a GiB on, and the other numbers may be anything") {
@@ -567,32 +484,6 @@ TEST_CASE("ark: a size is a limit in memory from a GiB on, and the other numbers
   CHECK(allocated_for(1 << 20, ARK_KV_VIRTUAL_LUN) == 3ull << 30);
   CHECK(allocated_for(0, 0) == 3ull << 30);
   unsetenv("LUNAR_KV_DRAM");
-}
-
-TEST_CASE("ark: threads set, get, delete and iterate at one time") {
-  Store store("mem:64m", 8);
-  std::vector<std::thread> threads;
-  std::vector<int> wrong(8);
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&, t] {
-      int& bad = wrong[static_cast<size_t>(t)];
-      for (int i = 0; i < 5000; ++i) {
-        const std::string key = std::to_string(t) + "/" + std::to_string(i % 100),
-                          value = std::to_string(i);
-        int64_t res;
-        bad += store.set(key, value) != 0;
-        bad += store.get(key) != value;
-        if (i % 3 == 0) bad += ark_del(store.ark, key.size(), data_of(key), &res) != 0;
-        if (i % 1000 == 0) {
-          char buffer[4096];
-          ARI* iterator = ark_first(store.ark, sizeof buffer, &res, buffer);
-          while (iterator && ark_nextN(iterator, sizeof buffer, buffer, &res) == 0) {}
-        }
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const int bad : wrong) CHECK(bad == 0);
 }
 
 TEST_CASE("ark: a store may be deleted while others use it") {

@@ -357,26 +357,36 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "ark-cold: reads of a store whose descriptors the program closed end, with the value or an "
-    "error") {
-  const File file(64 << 20), own(1 << 20);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    int result = 0;
-    {
-      const ColdStore store(file.path, 2, 0);
-      char key[64];
-      int64_t length = 0;
-      ARI* walk = store.status == 0 ? ark_first(store.ark, sizeof key, &length, key) : nullptr;
-      if (!walk || read_all(store, walk) != 0) _exit(2);
-      for (int fd = 3; fd < 4096; ++fd) close(fd);
-      for (int i = 0; i < 20; ++i)
-        if (open(own.path, O_RDWR) < 0) _exit(3);
-      result = read_all(store, walk) == 0 ? 0 : 4;
+    "ark-cold: a store whose descriptors the program closed fails: reads end with the value or an "
+    "error, and nothing is written to the program's files") {
+  for (const uint64_t flags : {uint64_t{0}, uint64_t{ARK_KV_PERSIST_STORE}}) {
+    const File file(64 << 20), own(0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      int result = 0;
+      {
+        const ColdStore store(file.path, 2, flags);
+        char key[64];
+        int64_t length = 0;
+        ARI* walk = store.status == 0 ? ark_first(store.ark, sizeof key, &length, key) : nullptr;
+        if (!walk || read_all(store, walk) != 0) _exit(2);
+        for (int fd = 3; fd < 4096; ++fd) close(fd);
+        for (int i = 0; i < 20; ++i)
+          if (open(own.path, O_RDWR) < 0) _exit(3);
+        if (read_all(store, walk) != 0) result = 4;
+        int refused = 0;
+        for (int i = 0; i < 6000; ++i)
+          refused += store.set(std::to_string(i % 2000), std::string(2000, 'v')) != 0;
+        const bool flushed = ark_flush(store.ark) == 0;
+        if (refused == 0 || (flags != 0 && flushed)) result = 5;
+      }
+      _exit(result);  // after ark_delete
     }
-    _exit(result);  // after ark_delete
+    int ended = -1;
+    REQUIRE((waitpid(pid, &ended, 0) == pid && WIFEXITED(ended)));
+    CHECK(WEXITSTATUS(ended) == 0);
+    struct stat status;
+    REQUIRE(stat(own.path, &status) == 0);
+    CHECK(status.st_size == 0);
   }
-  int ended = -1;
-  REQUIRE((waitpid(pid, &ended, 0) == pid && WIFEXITED(ended)));
-  CHECK(WEXITSTATUS(ended) == 0);
 }
