@@ -90,9 +90,7 @@ def environment(arguments):
     if arguments.tsan:
         of_sanitizer = {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
     return {**os.environ, **of_sanitizer,
-            "TEST_TIMEOUT_SCALE": str(slowness * 4 if of_sanitizer else slowness),
-            # losetup, mkfs: not in a user's
-            "PATH": os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"}
+            "TEST_TIMEOUT_SCALE": str(slowness * 4 if of_sanitizer else slowness)}
 
 
 def run(tests, build, arguments):
@@ -119,6 +117,11 @@ def name_of(result):
     return result["name"].rpartition(" / ")[2]
 
 
+def skips_of(result):
+    """What the test, or some case of it, has said that it did not run for."""
+    return [line for line in result.get("stdout", "").splitlines() if line.startswith("skip: ")]
+
+
 def show_failed(result):
     lines = result.get("stdout", "").splitlines()
     hung = any(line.startswith("--- stuck: ") for line in lines)
@@ -133,7 +136,8 @@ def summary(results, arguments):
     count = Counter(result["result"] for result in results)
     failed = sum(count[verdict] for verdict in count if verdict not in ENDED_WELL)
     line = f"{count['OK']} passed, {failed} failed, {count['SKIP']} skipped"
-    untested = sum("\nskip: userfaultfd:" in "\n" + result.get("stdout", "") for result in results)
+    untested = sum(any(skip.startswith("skip: userfaultfd:") for skip in skips_of(result))
+                   for result in results)
     if untested:
         line += f"; THE PAGER WAS NOT TESTED: no right to userfaultfd ({untested} tests)"
         if not arguments.without_userfaultfd:
@@ -167,12 +171,10 @@ def main():
     become_root_if_needed()
     results = run(tests, build, arguments) if tests else []
     for result in results:
-        skips = [line for line in result.get("stdout", "").splitlines()
-                 if line.startswith("skip: ")]
         if result["result"] not in ENDED_WELL:
             show_failed(result)
-        elif skips:
-            print(f"{name_of(result)}: {skips[0]}")
+        elif skips_of(result):
+            print(f"{name_of(result)}: {skips_of(result)[0]}")
     slowest = sorted(results, key=lambda result: -result["duration"])[:8]
     print("longest: " + ", ".join(f"{name_of(result)} {result['duration']:.0f} s"
                                   for result in slowest))

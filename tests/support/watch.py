@@ -358,6 +358,7 @@ def main():
         sys.exit(f"no test of {build}: {' '.join(command)}")
     limit_s = (entry["timeout"] or DEFAULT_LIMIT_S) * slowness()
     default_signals()
+    os.environ["PATH"] = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"   # losetup
     options = {"env": {**os.environ, **entry["env"]},
                "cwd": entry["workdir"] or build} if by_name else {}
     return in_its_own_session(lambda: run(entry["cmd"], limit_s, **options))

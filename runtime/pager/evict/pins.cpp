@@ -31,9 +31,11 @@ sys::Pinning table_shows_pinning() {
   return shown;
 }
 
+}  // namespace
+
 // Threads of ours may register and unregister between the two figures, so only a difference in
 // several checks counts.
-bool pinned_memory() {
+bool pins_registered() {
   int64_t pinned = 0, own = 0;
   for (int look = 0; look < 3; ++look) {
     own = static_cast<int64_t>(sys::own_pinned_bytes());
@@ -47,15 +49,13 @@ bool pinned_memory() {
   return true;
 }
 
-}  // namespace
-
 bool pins_possible() {
   if (test_switches.no_pin_rule) return false;
   if (pins_noted()) return true;
   uint64_t now = sys::now_ns();
   bool found = false;
   if (now >= g_next_status_ns) {
-    found = pinned_memory();
+    found = pins_registered();
     g_next_status_ns = now + 2000000;
   }
   char path[64];
@@ -76,8 +76,6 @@ bool pins_possible() {
   if (found) pins_note(g_seen);
   return found || g_unsure > 0;
 }
-
-bool pins_registered() { return pinned_memory(); }
 
 bool pins_noted() { return g_noted.load(std::memory_order_acquire); }
 

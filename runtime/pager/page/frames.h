@@ -8,7 +8,7 @@
 //     │          │          └─ page came back or was discarded ─► kReleased ─► kFree
 //     │          └─ the same while the write is in flight ─► kAbandoned ─(response)─► kFree,
 //     │             slot released
-//     └─ clean or zero page: no write ─► kClean
+//     └─ the page has not changed: no write ─► kClean
 //
 // Threading: only the evictor uses the free list and the queue of clean frames. Any thread that
 // holds the page busy may copy from its frame and then free it with release(). `state` is the
