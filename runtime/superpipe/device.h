@@ -96,7 +96,6 @@ struct ContextOptions {
   void* buffer = nullptr;
   size_t buffer_bytes = 0;  //   inside it pins no pages per I/O. Optional; not owned
   bool spin = true;         // wait() spins before it sleeps
-  bool sqpoll = false;
   bool shared = false;  // several threads will use it: see Context::await. Costs a little: no
                         // deferred task work
   // (with shared) one after the other, each waiting for its own command: cheaper
@@ -125,7 +124,6 @@ const char* fua_text(Fua fua);  // "free", "write-through", "flush"
 struct Capabilities {
   bool discard = false;  // kDiscard works: discarded ranges read as zeros (otherwise -EOPNOTSUPP)
   bool window = false;   // ContextOptions::buffer is registered once, if RLIMIT_MEMLOCK allows
-  bool sqpoll = false;   // a kernel thread may poll the command ring
   // an I/O is a copy by the CPU, and done when its call returns: it cannot hang (pmem)
   bool instant = false;
   bool polled = false;     // wait() never sleeps for I/O, because a copy is the I/O (pmem, sim)
@@ -249,7 +247,6 @@ struct DeviceOptions {
   // raw only: the claim (ownership.h). -EBUSY if it conflicts with another open
   Claim claim = Claim::kParts;
   bool read_only = false;  // raw only
-  bool sqpoll = false;
 };
 
 inline void device_close(Device* device) {  // pre: no context is attached. `device` may be nullptr

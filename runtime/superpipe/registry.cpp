@@ -28,7 +28,7 @@ int device_open(const char* uri, const DeviceOptions& options, Device** out, Err
   const auto is = [&](const char* name) {
     return strlen(name) == scheme && strncmp(uri, name, scheme) == 0;
   };
-  if (is("file")) return FileDevice::open_uri(uri, options, out, why);
+  if (is("file")) return FileDevice::open(uri, colon + 1, options, out, why);
   if (is("nvme")) return NvmeDevice::open(uri, options, out, why);
   if (is("pmem")) return PmemDevice::open(uri, colon + 1, options, out, why);
   if (is("capi")) return CapiDevice::open(uri, options, out, why);

@@ -6,9 +6,8 @@
 
 namespace lunar {
 
-// Opens `uri`. SCHEME:PATH may be followed by settings, ",key=value"; a bare PATH may not.
-//   PATH or file:PATH[,sqpoll=auto|on|off]
-//                       regular file (must exist; empty, all-zero header, or a former Lunar scratch
+// Opens `uri`.
+//   PATH or file:PATH   regular file (must exist; empty, all-zero header, or a former Lunar scratch
 //                       LUN) or block device
 //   DIR                 an unlinked file is created in it (O_TMPFILE, or mkstemp and unlink);
 //                       refused on tmpfs/ramfs
@@ -20,8 +19,7 @@ namespace lunar {
 //                       their memory
 //   mem:[SIZE][,limit=SIZE]   memory of this process, raw only; grows, and can be accessed in place
 //                             (map)
-//   nvme:/dev/ngXnY[,sqpoll=auto|on|off]   whole namespace, by NVMe commands through io_uring; no
-//                                          block layer
+//   nvme:/dev/ngXnY     whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or
 //                                      DAX file system
 //   capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]   through IBM's own library, if it is installed

@@ -34,8 +34,6 @@
 namespace lunar::sys {
 namespace {
 
-constexpr unsigned kSqpollIdleMs = 50;
-
 // Newer than the headers of the oldest system we build on.
 #ifndef IORING_SETUP_DEFER_TASKRUN
 #define IORING_SETUP_DEFER_TASKRUN (1U << 13)
@@ -48,7 +46,6 @@ constexpr uint8_t kOpReadvFixed = 60, kOpWritevFixed = 61;  // 6.15
 int try_init(io_uring* ring, unsigned entries, unsigned flags) {
   io_uring_params params = {};
   params.flags = flags | IORING_SETUP_CLAMP;
-  if (flags & IORING_SETUP_SQPOLL) params.sq_thread_idle = kSqpollIdleMs;
   return io_uring_queue_init_params(entries, ring, &params);
 }
 
@@ -80,12 +77,11 @@ int Uring::init(const UringSetup& setup) {
                                  IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   constexpr unsigned kCooperative =
       IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
-  const unsigned attempts[] = {IORING_SETUP_SQPOLL, kDeferred, kCooperative, 0};
+  const unsigned attempts[] = {kDeferred, kCooperative, 0};
   const unsigned must = setup.large ? IORING_SETUP_SQE128 | IORING_SETUP_CQE32 : 0u;
   const MakingDescriptor making;
   int status = -EINVAL;
   for (unsigned flags : attempts) {
-    if ((flags & IORING_SETUP_SQPOLL) && !setup.sqpoll) continue;
     // Completions must not wait for the thread that submitted: it may compute, or be gone.
     if (setup.shared && (flags == kDeferred || (flags == kCooperative && !setup.in_turns)))
       continue;
@@ -332,19 +328,6 @@ int uring_probe() {
   io_uring ring = {};
   const int status = try_init(&ring, 2, 0);
   if (status == 0) io_uring_queue_exit(&ring);
-  return status;
-}
-
-// Asked once a process: a ring and its kernel thread cost as much as the rest of an open.
-int uring_probe_sqpoll() {
-  static std::atomic<int> known{1};
-  int status = known.load(std::memory_order_relaxed);
-  if (status <= 0 && status != -EMFILE && status != -ENFILE && status != -ENOMEM) return status;
-  const MakingDescriptor making;
-  io_uring ring = {};
-  status = try_init(&ring, 2, IORING_SETUP_SQPOLL);
-  if (status == 0) io_uring_queue_exit(&ring);
-  known.store(status, std::memory_order_relaxed);
   return status;
 }
 

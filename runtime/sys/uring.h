@@ -21,8 +21,6 @@ struct Cqe {
 
 struct UringSetup {
   unsigned entries = 8;
-  // a kernel thread takes what is queued; a plain ring where the host refuses that
-  bool sqpoll = false;
   bool shared = false;    // any thread may use it, one at a time (await(): at any time)
   bool in_turns = false;  // with shared: the thread that submits also waits, so completions need
                           // not interrupt it
@@ -33,8 +31,8 @@ struct NvmeCommand;  // sys/nvme.h
 
 class Uring {
  public:
-  // Tries SINGLE_ISSUER|DEFER_TASKRUN (or SQPOLL when asked), then plainer rings. The ring's memory
-  // is MADV_DONTFORK. -errno of the last attempt (-ENOSYS/-EPERM: the host refuses io_uring).
+  // Tries SINGLE_ISSUER|DEFER_TASKRUN, then plainer rings. The ring's memory is MADV_DONTFORK.
+  // -errno of the last attempt (-ENOSYS/-EPERM: the host refuses io_uring).
   [[nodiscard]] int init(const UringSetup& setup);
   void destroy();  // in a forked child: closes the inherited descriptor, no more
   [[nodiscard]] int register_files(const int* fds, unsigned count);
@@ -76,7 +74,6 @@ class Uring {
     return ready_ ? io_uring_sq_ready(&ring_) : 0;
   }
   bool deferred() const { return deferred_; }
-  bool sqpoll() const { return (ring_.flags & IORING_SETUP_SQPOLL) != 0; }
   bool fixed_vectors() const {  // the kernel takes vectors in a registered buffer (6.15)
     return fixed_vectors_;
   }
@@ -98,10 +95,9 @@ class Uring {
   uint32_t copy_ = 0;  // of the memory that it was made in (sys/memory_copy.h)
 };
 
-// Whether this host lets us make a ring, a ring with a kernel thread, and register a buffer
-// (RLIMIT_MEMLOCK; it is unregistered again): 0 or -errno.
+// Whether this host lets us make a ring, and register a buffer (RLIMIT_MEMLOCK; it is unregistered
+// again): 0 or -errno.
 [[nodiscard]] int uring_probe();
-[[nodiscard]] int uring_probe_sqpoll();
 [[nodiscard]] int uring_probe_window(void* buffer, size_t bytes);
 
 }  // namespace lunar::sys

@@ -78,7 +78,7 @@ REFUSED = [
     # unknown flags, with the nearest name, and values that are none
     ("--drma 64m", "--drma", "did you mean --dram?"),
     ("--stat-file=x", "did you mean --stats-file?"), ("--zzzzzzzzzz", "--zzzzzzzzzz", "--help"),
-    ("-x", "-x"), ("--sqpoll", "LUNAR_SQPOLL"), ("--dram", "--dram needs a value"),
+    ("-x", "-x"), ("--spin", "LUNAR_SPIN"), ("--dram", "--dram needs a value"),
     # only the runtime that tests link knows it
     ("--test-no-hash-check", "--test-no-hash-check", "--help"),
     ("--no-mmap=yes", "--no-mmap takes no value"), ("--mmap=perhaps", "--mmap", "'perhaps'"),
@@ -309,7 +309,7 @@ def test_help_says():
         assert part in options
     assert "LUNAR_SEED" not in options   # nor are the tests' own
     page = run("help", "options", "--markdown").stdout
-    assert "| `--stats-file` | `LUNAR_STATS_FILE` |" in page and "LUNAR_SQPOLL" in page
+    assert "| `--stats-file` | `LUNAR_STATS_FILE` |" in page and "LUNAR_SPIN" in page
     assert "ACCOUNT" not in page
 
 
@@ -359,7 +359,7 @@ def test_doctor():
     for subject in ("kernel", "userfaultfd", "io_uring", "process_madvise", "privileges",
                     "memlock limit", "pipe pages", "open files", "memory limits", "memory cgroup",
                     "overcommit", "huge pages", "swap", "NUMA", "LUN", "free block devices",
-                    "registered window", "polled I/O", "NVMe passthrough", "persistent memory",
+                    "registered window", "NVMe passthrough", "persistent memory",
                     "CAPI library", "preload library"):
         assert subject in table.stdout and f'"name":"{subject}"' in as_json.stdout
     # A LUN that cannot serve is a reason not to run, with a command that helps.

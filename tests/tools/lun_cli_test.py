@@ -320,7 +320,7 @@ def test_life(directory):
     assert info["formatted"] and info["raw"]["kind"] == "file" and info["uuid"] == device["uuid"], (
         f"info: {info}")
     assert as_json("info", f"{path}#two")["lun"]["size_bytes"] == 3 * MIB // 2, "info #two"
-    for word in (path, "extents", "uuid", "discard", "window", "sqpoll"):
+    for word in (path, "extents", "uuid", "discard", "window", "polled"):
         assert word in done("info", path)
     code, shown, answered = at_terminal("y", "remove", f"{path}#one")
     assert code == 0 and answered, f"remove at the terminal: {code} {shown}"

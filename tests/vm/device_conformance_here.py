@@ -3,7 +3,7 @@
 """Runs device_conformance on what any host has: files with and without io_uring, pmem: on memory
 and on a disk, sim:, mem:, stripes and paths of these, a virtual LUN, capi: over a stand-in for
 IBM's library, and as root a loop device. `device_conformance_here.py PROGRAM FAKE_CBLK
-FAKE_CBLK_WITH_OUR_MARKER [SETTINGS]`: with SETTINGS, only a file with these."""
+FAKE_CBLK_WITH_OUR_MARKER`"""
 import os
 import shutil
 import subprocess
@@ -56,8 +56,6 @@ def main():
         if not check_refusals(program, disk, fake, marked):
             return 1
         scratch = ["sim:64m,latency_us=5,cache=1m", disk, f"capi:{disk},lib={fake}"]
-        if len(sys.argv) > 4:
-            return run(program, f"file:{disk}{sys.argv[4]}")
         memory = f"/dev/shm/lunar-test-conformance-{os.getpid()}"
         more = [os.path.join(folder, name) for name in ("one", "other")]
         for path in (memory, *more):

@@ -68,13 +68,6 @@ Finding check_window() {
   return finding;
 }
 
-Finding check_polling() {
-  const int sqpoll = sys::uring_probe_sqpoll();
-  const std::string value =
-      sqpoll == 0 ? "sqpoll available" : text_of("no sqpoll (%s)", errno_name(sqpoll));
-  return {"polled I/O", Health::kInfo, value, "", ""};
-}
-
 Finding check_capi() {
   for (const char* const* place = kCapiLibraryPlaces; *place; ++place) {
     if (access(*place, R_OK) == 0) return {"CAPI library", Health::kInfo, *place, "", ""};
@@ -88,7 +81,7 @@ Finding check_capi() {
 std::vector<Finding> examine_devices() {
   std::vector<std::string> pmem = matches("/dev/pmem[0-9]*");
   for (const std::string& node : matches("/dev/dax[0-9]*")) pmem.push_back(node);
-  return {check_window(), check_polling(),
+  return {check_window(),
           check_nodes("NVMe passthrough", matches("/dev/ng[0-9]*n[0-9]*"), "nvme",
                       "no /dev/ng* (nvme: needs one)"),
           check_nodes("persistent memory", pmem, "pmem",

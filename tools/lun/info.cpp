@@ -45,7 +45,6 @@ void show_facts(const DeviceFacts& facts) {
   row("discard", yes_no(facts.can.discard));
   row("window", text_of("%s%s", yes_no(facts.can.window),
                         facts.can.window ? " (buffers registered once)" : ""));
-  row("sqpoll", yes_no(facts.can.sqpoll));
   row("polled",
       text_of("%s%s", yes_no(facts.can.polled), facts.can.polled ? " (a copy is the I/O)" : ""));
   row("persistent", yes_no(facts.can.persistent));
@@ -67,9 +66,7 @@ void json_facts(JsonWriter& json, const DeviceFacts& facts) {
   json.field("memory_align", facts.can.memory_align)
       .field("transfer_bytes_max", facts.can.transfer_bytes_max);
   json.field("discard", facts.can.discard).field("window", facts.can.window);
-  json.field("sqpoll", facts.can.sqpoll)
-      .field("polled", facts.can.polled)
-      .field("persistent", facts.can.persistent);
+  json.field("polled", facts.can.polled).field("persistent", facts.can.persistent);
   json.field("fua", fua_text(facts.can.fua));
   json.key("members").open('[');
   for (const PathInfo& member : facts.members) {

@@ -220,7 +220,8 @@ std::string path_of_leaf(const std::string& leaf) {
   if (colon == std::string::npos || (slash != std::string::npos && slash < colon)) return leaf;
   if (leaf.compare(0, 4, "sim:") == 0 || leaf.compare(0, 4, "mem:") == 0) return "";
   const std::string path = leaf.substr(colon + 1);
-  return path.substr(0, path.find(','));
+  const bool has_settings = leaf.compare(0, 5, "pmem:") == 0 || leaf.compare(0, 5, "capi:") == 0;
+  return has_settings ? path.substr(0, path.find(',')) : path;
 }
 
 // ---- opening

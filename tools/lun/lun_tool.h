@@ -74,7 +74,7 @@ bool valid_lun_name(const std::string& name);
 int take_lun(const LunLine& line, const std::string& uri, bool wanted, LunName* out);
 // The devices a raw URI is made of: itself, or the members of stripe:, paths:.
 std::vector<std::string> leaves_of(const std::string& uri);
-// "file:/x,sqpoll=on" -> "/x"; "" for sim: and mem:.
+// "pmem:/x,delegate=on" -> "/x"; "" for sim: and mem:.
 std::string path_of_leaf(const std::string& leaf);
 
 // ---- opening

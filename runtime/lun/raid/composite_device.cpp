@@ -79,7 +79,7 @@ void CompositeDevice::forget() {
 
 Capabilities CompositeDevice::capabilities() const {
   Capabilities out;
-  out.discard = out.window = out.sqpoll = out.polled = out.instant = true;
+  out.discard = out.window = out.polled = out.instant = true;
   out.transfer_bytes_max = kCompositeCommandMax;
   out.fua = Fua::kFree;
   for (unsigned i = 0; i < count_; ++i) {
@@ -87,7 +87,6 @@ Capabilities CompositeDevice::capabilities() const {
     const Capabilities one = member_[i]->capabilities();
     out.discard &= one.discard;
     out.window &= one.window;
-    out.sqpoll &= one.sqpoll;
     out.polled &= one.polled;
     out.instant &= one.instant;
     out.persistent &= one.persistent;

@@ -118,7 +118,6 @@ void activation_prepare() { g_stack.make(); }
 int check_lun(PagerState& state, ErrorText* why) {
   DeviceOptions options;
   options.want_bytes = state.luns.bytes;
-  options.sqpoll = state.options.sqpoll;
   int rc = open_device(state, 0, options, why);
   if (rc < 0) return rc;
   Device* device = state.luns.devices[0];

@@ -78,7 +78,6 @@ Context* Resolver::context_for(unsigned lun) {
     options.buffer = window_.at(0);
     options.buffer_bytes = window_.pages() * state_.page_size;
     options.spin = state_.options.spin;
-    options.sqpoll = state_.options.sqpoll;
     no_ring_ = state_.luns.devices[lun]->attach(options, &contexts_[lun]) < 0;
     if (no_ring_) contexts_[lun] = nullptr;
   }

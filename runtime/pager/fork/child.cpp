@@ -194,7 +194,6 @@ int child_restart(PagerState& state, const ForkInHand& fork, ErrorText* why) {
     share_device(state, state.luns.own, state.luns.parent);
   } else if (inherited != nullptr) {
     DeviceOptions options;
-    options.sqpoll = state.options.sqpoll;
     ErrorText later;
     if (open_device(state, state.luns.own, options, &later) < 0)
       state.luns.devices[state.luns.own] = nullptr;

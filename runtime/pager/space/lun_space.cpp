@@ -114,7 +114,6 @@ int lun_open_own(PagerState& state) {
     } else {
       DeviceOptions options;
       options.want_bytes = 0;
-      options.sqpoll = state.options.sqpoll;
       int rc = open_device(state, own, options, &why);
       if (rc < 0) {
         log_error("%s", why.text);

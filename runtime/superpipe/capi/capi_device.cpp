@@ -10,7 +10,6 @@
 #include "base/host_guard.h"
 #include "superpipe/capi/capi_context.h"
 #include "superpipe/device_memory.h"
-#include "superpipe/device_settings.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
@@ -30,12 +29,26 @@ uint64_t held_by_this_process(int chunk) {
   return uint64_t{sys::memory_copy()} << 32 | static_cast<uint32_t>(chunk);
 }
 
+// PATH[,lib=LIBRARY]; without that setting `library` is "".
+int split_uri(const char* uri, char (&path)[4096], char (&library)[512], ErrorText* why) {
+  const char* rest = uri + strlen("capi:");
+  const size_t length = strcspn(rest, ",");
+  const char* setting = rest + length;
+  if (length >= sizeof path || strlen(setting) >= sizeof library)
+    return why->set(-ENAMETOOLONG, "LUN %.64s...: the name is too long; give a shorter path", uri);
+  if (*setting && (strncmp(setting, ",lib=", 5) != 0 || !setting[5]))
+    return why->set(-EINVAL, "LUN %s: unknown setting '%s'; known: lib=PATH", uri, setting + 1);
+  memcpy(path, rest, length);
+  path[length] = 0;
+  strcpy(library, *setting ? setting + 5 : "");
+  return 0;
+}
+
 }  // namespace
 
 int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
-  char path[4096], library[512] = {};
-  const SettingSpec specs[] = {{"lib", nullptr, library, sizeof library}};
-  int err = settings_parse(uri, uri + strlen("capi:"), specs, 1, path, sizeof path, why);
+  char path[4096], library[512];
+  int err = split_uri(uri, path, library, why);
   if (err < 0) return err;
   struct stat status;
   err = sys::path_status(path, &status);

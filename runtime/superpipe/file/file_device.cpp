@@ -106,23 +106,6 @@ int refuse_memory(const char* path, int flags, ErrorText* why) {
 
 }  // namespace
 
-int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device** out,
-                         ErrorText* why) {
-  Choice sqpoll = Choice::kUnset;
-  const SettingSpec specs[] = {{"sqpoll", &sqpoll, nullptr, 0}};
-  char path[4096];
-  int err = settings_parse(uri, uri + strlen("file:"), specs, 1, path, sizeof path, why);
-  Device* device = nullptr;
-  if (err == 0) err = FileDevice::open(uri, path, options, &device, why);
-  if (err != 0) return err;
-  err = static_cast<FileDevice*>(device)->choose_polling(sqpoll, why);
-  if (err < 0)
-    device->close();
-  else
-    *out = device;
-  return err;
-}
-
 int FileDevice::open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
                      ErrorText* why) {
   struct stat status;
@@ -140,7 +123,6 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   auto* device = device_new<FileDevice>(uri, &name);
   if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", path);
   device->name_ = name;
-  device->sqpoll_ = options.sqpoll;
   device->read_only_ = options.read_only;
 
   int result;
@@ -237,21 +219,6 @@ int FileDevice::open_raw(const char* path, const struct stat& seen, const Device
   return check_size(options.want_bytes, why);
 }
 
-int FileDevice::choose_polling(Choice sqpoll, ErrorText* why) {
-  if (sqpoll == Choice::kUnset) return 0;
-  sqpoll_ = false;
-  if (sqpoll == Choice::kOff) return 0;
-  const int err = sys::uring_probe_sqpoll();
-  if (err < 0 && sqpoll == Choice::kOn)
-    return why->set(err,
-                    "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, "
-                    "boot Linux 5.11 or "
-                    "later, or write sqpoll=auto",
-                    name_, errno_name(err), errno_text(err));
-  sqpoll_ = err == 0;
-  return 0;
-}
-
 // Of a file: whether its file system zeros a range and keeps its space. Not probed: ext4 does not
 // take back what a probe allocates beyond a file's end. Elsewhere callers that want zeros write
 // them.
@@ -280,19 +247,16 @@ Fua FileDevice::fua() const {
 // Probed at the first query: opening a LUN does not pay for it. What depends on limits
 // (RLIMIT_MEMLOCK) is as of then.
 Capabilities FileDevice::capabilities() const {
-  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kFuaShift = 8 };
+  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kFuaShift = 8 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
-    bits =
-        kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u);
-    if (window_can_be_registered()) bits |= kWindow;
+    bits = kKnown | (can_discard() ? kDiscard : 0u) | (window_can_be_registered() ? kWindow : 0u);
     bits |= static_cast<uint32_t>(fua()) << kFuaShift;
     probed_.store(bits, std::memory_order_relaxed);
   }
   Capabilities out;
   out.discard = (bits & kDiscard) != 0;
   out.window = (bits & kWindow) != 0;
-  out.sqpoll = (bits & kSqpoll) != 0;
   out.persistent = !growable_;
   out.fua = static_cast<Fua>(bits >> kFuaShift & 3);
   out.memory_align = io_align_;
@@ -447,27 +411,24 @@ int FileDevice::attach(const ContextOptions& options, Context** out) {
 
 int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& options,
                               Context** out) {
-  ContextOptions wanted = options;
-  wanted.sqpoll |= sqpoll_;
   OwnedContext* context = nullptr;
-  int status = UringContext::create(files, wanted, &context);
+  int status = UringContext::create(files, options, &context);
   if (status == -EINVAL || status == -EBADF)
     return status;  // EBADF: the program closes all descriptors just now
   if (status == 0)
     calls_.ring_made();
-  else if (calls_.replaces_ring(status, name_, wanted,
+  else if (calls_.replaces_ring(status, name_, options,
                                 "reads and writes by system calls, slower; allow it (sysctl "
                                 "kernel.io_uring_disabled=0, or the container's seccomp profile)"))
-    status = calls_.attach(files, wanted, &context);
+    status = calls_.attach(files, options, &context);
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);
   *out = context;
   return 0;
 }
 
-// A polling thread was asked for this device alone.
 bool FileDevice::join(JoinedFiles* files) const {
-  return !sqpoll_ && files->add(files_, data_offset_, !block_);
+  return files->add(files_, data_offset_, !block_);
 }
 
 void FileDevice::detach(Context* context) {

@@ -3,9 +3,6 @@
 // path, or a block device. All are opened with O_DIRECT; contexts are io_uring rings, or those of
 // call_context.h if the host refuses io_uring.
 //
-// Setting (only with the scheme: file:PATH,key=value), off by default:
-//   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while
-//            there is work. auto: if the host can; on: or the open fails; off (the default): never
 // fua is RWF_DSYNC, also for a vector. A discarded range becomes zeros in a file, which keeps its
 // space (FALLOC_FL_ZERO_RANGE); a block device gets WRITE ZEROES. The result of a command is the
 // count that the kernel moved: a read across the end of the file is short and is not continued.
@@ -17,7 +14,6 @@
 
 #include "superpipe/device.h"
 #include "superpipe/device_files.h"
-#include "superpipe/device_settings.h"
 #include "superpipe/ring/call_context.h"
 #include "superpipe/ring/sync_context.h"
 
@@ -28,9 +24,6 @@ class FileDevice final : public Device {
   // `path` may carry the "file:" prefix in `uri`, which is only kept for messages.
   [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options,
                                 Device** out, ErrorText* why);
-  // "file:PATH[,sqpoll=auto|on|off]"
-  [[nodiscard]] static int open_uri(const char* uri, const DeviceOptions& options, Device** out,
-                                    ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   bool join(JoinedFiles* files) const override;
@@ -66,7 +59,6 @@ class FileDevice final : public Device {
   int check_file_system(const char* path, uint64_t* free_bytes, ErrorText* why);
   int learn_alignment(const char* path, ErrorText* why);
   int check_size(uint64_t want_bytes, ErrorText* why) const;
-  int choose_polling(Choice sqpoll, ErrorText* why);
   bool can_discard() const;
   Fua fua() const;
 
@@ -80,7 +72,6 @@ class FileDevice final : public Device {
   bool raw_ = false;
   bool growable_ = false;
   bool cut_at_close_ = false;  // a file given by path that was empty at first
-  bool sqpoll_ = false;
   bool read_only_ = false;
   mutable std::atomic<uint32_t> probed_{0};  // cached capabilities(): see there
   std::atomic<int> contexts_{0};

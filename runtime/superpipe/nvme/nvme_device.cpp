@@ -73,25 +73,14 @@ int refuse_rights(const char* path, int err, ErrorText* why) {
 }  // namespace
 
 int NvmeDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
-  Choice sqpoll = Choice::kUnset;
-  const SettingSpec specs[] = {{"sqpoll", &sqpoll, nullptr, 0}};
-  char path[4096];
-  int err = settings_parse(uri, uri + strlen("nvme:"), specs, 1, path, sizeof path, why);
-  if (err < 0) return err;
-  if (path[0] == '\0')
+  const char* path = uri + strlen("nvme:");
+  if (*path == '\0')
     return why->set(-EINVAL, "LUN %s: no device; write nvme:/dev/ngXnY (`ls /dev/ng*`)", uri);
-  if (sqpoll == Choice::kOn && (err = sys::uring_probe_sqpoll()) < 0)
-    return why->set(err,
-                    "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, "
-                    "boot Linux 5.11 or "
-                    "later, or write sqpoll=auto",
-                    uri, errno_name(err), errno_text(err));
   const char* name = nullptr;
   auto* device = device_new<NvmeDevice>(uri, &name);
   if (!device) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   device->name_ = name;
-  device->sqpoll_ = sqpoll == Choice::kUnset ? options.sqpoll : sqpoll != Choice::kOff;
-  err = device->open_path(path, options, why);
+  const int err = device->open_path(path, options, why);
   if (err < 0) {
     device->files_.close();
     device_free(device);
@@ -234,18 +223,16 @@ void NvmeDevice::close() {
 }
 
 int NvmeDevice::attach(const ContextOptions& options, Context** out) {
-  ContextOptions wanted = options;
-  wanted.sqpoll |= sqpoll_;
   OwnedContext* context = nullptr;
-  int status = NvmeContext::create(files_, &geometry_, data_offset_, name_, wanted, &context);
+  int status = NvmeContext::create(files_, &geometry_, data_offset_, name_, options, &context);
   if (status == -ERANGE) return -EINVAL;
   if (status == 0)
     calls_.ring_made();
   else if (calls_.replaces_ring(
-               status, name_, wanted,
+               status, name_, options,
                "NVMe commands by ioctl, slower; boot Linux 5.19 or later, or allow it (sysctl "
                "kernel.io_uring_disabled=0)"))
-    status = calls_.attach(this, wanted, &context);
+    status = calls_.attach(this, options, &context);
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);
   *out = context;
@@ -301,17 +288,15 @@ void NvmeDevice::release(DeviceOffset offset, uint64_t length) {
 
 // Probed when first asked for, as FileDevice does it.
 Capabilities NvmeDevice::capabilities() const {
-  enum : uint32_t { kKnown = 1, kWindow = 2, kSqpoll = 4 };
+  enum : uint32_t { kKnown = 1, kWindow = 2 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
-    bits = kKnown | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) |
-           (window_can_be_registered() ? kWindow : 0u);
+    bits = kKnown | (window_can_be_registered() ? kWindow : 0u);
     probed_.store(bits, std::memory_order_relaxed);
   }
   Capabilities out;
   out.discard = geometry_.write_zeroes && !geometry_.read_only;
   out.window = (bits & kWindow) != 0;
-  out.sqpoll = (bits & kSqpoll) != 0;
   out.fua = geometry_.volatile_cache ? Fua::kWriteThrough : Fua::kFree;
   out.memory_align = 4;  // a dword; vectors of less than whole pages are copied by the kernel
   return out;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole NVMe namespace by its character device, nvme:/dev/ngXnY[,sqpoll=auto|on|off]: NVMe
-// commands through io_uring, without the block layer (no page cache, no partitions, no file
-// systems; the layer above knows what it holds).
+// A whole NVMe namespace by its character device, nvme:/dev/ngXnY: NVMe commands through io_uring,
+// without the block layer (no page cache, no partitions, no file systems; the layer above knows
+// what it holds).
 //
 //   kRead, kWrite   READ, WRITE, in pieces that the controller accepts, one after the other; fua is
 //                   the FUA bit of each. atomic within AWUPF (of the namespace: NAWUPF and its
@@ -20,7 +20,6 @@
 
 #include "superpipe/device.h"
 #include "superpipe/device_files.h"
-#include "superpipe/device_settings.h"
 #include "superpipe/nvme/nvme_command.h"
 #include "superpipe/ring/call_context.h"
 
@@ -65,7 +64,6 @@ class NvmeDevice final : public Device {
   uint64_t data_offset_ = 0;
   NvmeGeometry geometry_;
   char block_path_[64] = {};  // of the same namespace; "": there is none
-  bool sqpoll_ = false;
   std::atomic<int> contexts_{0};
   mutable std::atomic<uint32_t> probed_{0};  // cached capabilities(): see there
 };

@@ -98,7 +98,6 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
   // The completion ring is twice as large: commands and watches together never overflow it.
   sys::UringSetup setup;
   while (setup.entries < options.depth + (large ? WatchSet::kMax : 0)) setup.entries *= 2;
-  setup.sqpoll = options.sqpoll;
   setup.shared = options.shared;
   setup.in_turns = options.in_turns;
   setup.large = large;
@@ -166,7 +165,6 @@ bool RingContext::flush() {
   while (ring_.queued()) {
     if (ring_.submit() <= 0) break;
     some = true;
-    if (ring_.sqpoll()) break;  // its thread takes them when it comes to them
   }
   return some;
 }

@@ -222,7 +222,6 @@ TEST_CASE("nvme: other devices are refused, a block device with the name to give
   CHECK(has(refused("nvme:/dev/ng99n99", kRaw, -ENOENT), "no such device"));
   CHECK(has(refused("nvme:/dev/null", kRaw, -EINVAL), "/dev/ngXnY"));
   CHECK(has(refused("nvme:/var/tmp", kRaw, -EINVAL), "/dev/ngXnY"));
-  CHECK(has(refused("nvme:/dev/ng0n1,mdts=4", kRaw, -EINVAL), "known: sqpoll"));
   if (geteuid() != 0) LUNAR_SKIP("root", "mknod needs root");
   char folder[] = "/var/tmp/lunar-test-XXXXXX";
   REQUIRE(mkdtemp(folder) != nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices by URI: settings, capabilities as the host has them, refusals in one line; vectors in the
-// window, and what happens without descriptors.
+// Devices by URI: capabilities as the host has them, refusals in one line; vectors in the window,
+// and what happens without descriptors.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -49,18 +49,15 @@ void round_trip(Device* device) {
 
 }  // namespace
 
-TEST_CASE("device uri: an unknown scheme names the known ones, bad settings name theirs") {
+TEST_CASE("device uri: an unknown scheme names the known ones; a path is taken as it is") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
   CHECK(has(refused("floppy:/dev/fd0", kRaw, -EINVAL), "known: file, nvme, pmem, capi, mem, sim"));
-  CHECK(has(refused("file:" + disk + ",speed=on", kRaw, -EINVAL), "known: sqpoll"));
-  // of earlier versions
-  CHECK(has(refused("file:" + disk + ",iopoll=on", kRaw, -EINVAL), "iopoll"));
-  CHECK(has(refused("file:" + disk + ",sqpoll=perhaps", kRaw, -EINVAL), "auto, on or off"));
   CHECK(has(refused("file:" + disk + "x", kRaw, -ENOENT), "no such file"));
-  // a bare path has no settings
-  CHECK(has(refused(disk + ",sqpoll=on", kRaw, -ENOENT), "no such file"));
-  CHECK(has(refused("file:" + std::string(5000, 'x'), kRaw, -ENAMETOOLONG), "too long"));
+  CHECK(has(refused("file:" + disk + ",speed=on", kRaw, -ENOENT), "disk,speed=on"));
+  (void)refused("file:" + std::string(5000, 'x'), kRaw, -ENAMETOOLONG);
+  CHECK(has(refused("capi:" + std::string(5000, 'x'), kRaw, -ENAMETOOLONG), "too long"));
+  device_close(opened("file:" + directory.disk("odd,speed=on", kMiB), kRaw));
 }
 
 TEST_CASE("device uri: capi without hardware says what is missing") {
@@ -68,29 +65,7 @@ TEST_CASE("device uri: capi without hardware says what is missing") {
   CHECK(has(refused("capi:/dev/sg99,lib=block.so", kRaw, -ENODEV), "absolute path"));
 }
 
-TEST_CASE("device uri: a file whose name looks like a setting is opened by its name") {
-  Directory directory;
-  const std::string odd = directory.disk("disk,sqpoll=on", kMiB);
-  Device* device = opened("file:" + odd, kRaw);
-  CHECK(device->size_bytes() == kMiB);
-  round_trip(device);
-  device_close(device);
-  device = opened(odd, kRaw);
-  device_close(device);
-}
-
-TEST_CASE("device uri: auto settings never fail, and what they choose works") {
-  Directory directory;
-  const std::string disk = directory.disk("disk", kMiB);
-  for (const char* settings : {",sqpoll=auto", ",sqpoll=off", ""}) {
-    INFO(settings);
-    Device* device = opened("file:" + disk + settings, kRaw);
-    round_trip(device);
-    device_close(device);
-  }
-}
-
-TEST_CASE("file capabilities are those of the host, and sqpoll=on holds or says why not") {
+TEST_CASE("file capabilities are those of the host") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
   Device* device = opened(disk, kRaw);
@@ -102,14 +77,6 @@ TEST_CASE("file capabilities are those of the host, and sqpoll=on holds or says 
   CHECK(status.st_size == kMiB);
   CHECK(static_cast<uint64_t>(status.st_blocks) * 512 >= kMiB);  // the probe made no hole
   device_close(device);
-  const std::string uri = "file:" + disk + ",sqpoll=on";
-  if (can.sqpoll) {
-    device = opened(uri, kRaw);
-    round_trip(device);
-    device_close(device);
-  } else {
-    CHECK(has(refused(uri, kRaw), "sqpoll=on"));
-  }
   device = opened(disk, kReadOnly);
   CHECK_FALSE(device->capabilities().discard);  // read-only
   device_close(device);
