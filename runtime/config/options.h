@@ -21,7 +21,7 @@ enum class OptionType : uint8_t { kSize, kUnsigned, kBool, kString, kChoice };
 struct OptionInfo {
   const char* name;  // "dram": flag --dram, variable LUNAR_DRAM, config key `dram`
   OptionType type;
-  // "SIZE", "PATH|DIR|URI", "error|warning|info|debug" (the choices, for kChoice), "1..8" (the
+  // "SIZE", "PATH|DIR|URI", "error|warning|info" (the choices, for kChoice), "1..8" (the
   // bounds, for kUnsigned)
   const char* value_name;
   const char* default_text;

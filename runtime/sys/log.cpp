@@ -5,6 +5,7 @@
 #include "sys/log.h"
 
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <cstdarg>
@@ -18,11 +19,6 @@ namespace {
 
 std::atomic<int> g_level{static_cast<int>(LogLevel::kWarning)};
 std::atomic<int> g_fd{-1};
-
-bool same(const char* a, const char* b) {
-  while (*a && *a == *b) ++a, ++b;
-  return *a == *b;
-}
 
 __attribute__((format(printf, 2, 0))) void write_line(LogLevel level, const char* format,
                                                       va_list args) {
@@ -48,9 +44,8 @@ LogLevel log_level() { return static_cast<LogLevel>(g_level.load(std::memory_ord
 
 LogLevel log_level_from(const char* name) {
   if (!name) return LogLevel::kWarning;
-  if (same(name, "error")) return LogLevel::kError;
-  if (same(name, "info")) return LogLevel::kInfo;
-  if (same(name, "debug")) return LogLevel::kDebug;
+  if (strcmp(name, "error") == 0) return LogLevel::kError;
+  if (strcmp(name, "info") == 0) return LogLevel::kInfo;
   return LogLevel::kWarning;
 }
 
@@ -64,7 +59,6 @@ LogLevel log_level_from(const char* name) {
 LUNAR_LOG_FUNCTION(log_error, LogLevel::kError)
 LUNAR_LOG_FUNCTION(log_warning, LogLevel::kWarning)
 LUNAR_LOG_FUNCTION(log_info, LogLevel::kInfo)
-LUNAR_LOG_FUNCTION(log_debug, LogLevel::kDebug)
 #undef LUNAR_LOG_FUNCTION
 
 }  // namespace lunar

@@ -10,16 +10,15 @@
 
 namespace lunar {
 
-enum class LogLevel : int { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
+enum class LogLevel : int { kError = 0, kWarning = 1, kInfo = 2 };
 
 void log_configure(LogLevel level, int fd);  // fd stays the caller's; -1 = standard error
 LogLevel log_level();
-// "error", "warning", "info", "debug" (option `log`); anything else is kWarning.
+// "error", "warning", "info" (option `log`); anything else is kWarning.
 LogLevel log_level_from(const char* name);
 void log_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void log_warning(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void log_info(const char* format, ...) __attribute__((format(printf, 1, 2)));
-void log_debug(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 }  // namespace lunar
 
