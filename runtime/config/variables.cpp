@@ -18,7 +18,6 @@ constexpr OtherVariable kVariables[] = {
      "when sets and deletes of a persistent store become durable", "man 3 ark_create"},
     {"LUNAR_RAID0_DEVICES", "DEVICE:DEVICE...",
      "the devices of the block library's RAID0, RAID0:* and RAID0:N", "man 3 cblk_cg_open"},
-    {"LUNAR_PLAIN", "1", nullptr, nullptr},            // tests: a replica without the module
     {"LUNAR_REDIS_SERVER", "PATH", nullptr, nullptr},  // tests: the server
     {"LUNAR_SEED", "N", nullptr, nullptr},             // tests: repeats what was drawn
     {"LUNAR_TEST_DIR", "DIR", nullptr, nullptr},       // tests: a directory on a disk
