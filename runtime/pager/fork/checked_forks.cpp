@@ -110,26 +110,42 @@ bool child_may_map(const PagerState& state) {
   return probe != nullptr;
 }
 
-}  // namespace
-
-int fork_check(PagerState& state) {
-  if (t_checked.counted) fork_failed(state);  // a fork handler of the program's forks
-  t_checked = {};
-  if (forked_past_us(state) != 0) return 0;
-  if (!state.is_active()) {
-    {
-      sys::Locked<sys::Mutex> lock(g_activation.lock);
-      if (!state.is_active() && plain_charge_fork(state)) {
-        t_checked.plain = true;
-        return 0;
-      }
+// While the pager is not active: charges parent and child as plain memory. If they would pass what
+// the tree may hold plain, the pager becomes active, and makes room for the copies.
+int charge_plain_or_activate(PagerState& state) {
+  if (state.is_active()) return 0;
+  {
+    sys::Locked<sys::Mutex> lock(g_activation.lock);
+    if (!state.is_active() && plain_charge_fork(state)) {
+      t_checked.plain = true;
+      return 0;
     }
-    // Parent and child together would pass what the tree may hold plain: its pager makes room for
-    // the copies.
-    ErrorText why;
-    if (int rc = activate(state, &why); rc < 0) return -ENOMEM;
   }
-  sys::ScopedSignalBlock signals;  // a handler's fork would wait for the locks taken here
+  ErrorText why;
+  return activate(state, &why) < 0 ? -ENOMEM : 0;
+}
+
+// The own LUN takes its space from the device here, where waiting for the file system does no harm.
+int grow_lun(PagerState& state, uint64_t pages) {
+  if (!state.luns.ready.load()) return 0;
+  int rc = slots_charge(state, pages);
+  if (rc < 0) {  // what is held for children that are gone
+    wait_for_sweep(state);
+    rc = slots_charge(state, pages);
+  }
+  if (rc == 0) state.luns.slots[state.luns.own].uncharge(pages);
+  return rc;
+}
+
+void say_no_lun_space(PagerState& state, uint64_t pages, int64_t left) {
+  const uint64_t bytes = pages << state.page_shift;
+  LUNAR_LOG_LIMITED(
+      log_warning, 4, "fork refused: the child may come to need %s of LUN space and %s is left; %s",
+      format_size(bytes).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text,
+      space_remedy(state, space_bound(state, bytes)));
+}
+
+int reserve_all(PagerState& state) {
   if (!child_may_map(state)) {
     LUNAR_LOG_LIMITED(
         log_warning, 4,
@@ -145,34 +161,27 @@ int fork_check(PagerState& state) {
     pages = committed_pages(state);
   }
   int rc = reserve_for_child(state, pages);
-  if (rc == -ENOMEM) {
-    fork_failed(state);
-    return rc;
-  }
-  if (rc == 0 && state.luns.ready.load()) {
-    // Reserves the space on the device here, where waiting for the file system does no harm.
-    rc = slots_charge(state, pages);
-    if (rc < 0) {  // what is held for children that are gone
-      wait_for_sweep(state);
-      rc = slots_charge(state, pages);
-    }
-    if (rc == 0) state.luns.slots[state.luns.own].uncharge(pages);
-  }
+  if (rc == -ENOMEM) return rc;
+  if (rc == 0) rc = grow_lun(state, pages);
   if (rc < 0) {
-    int64_t left = state.account.lun_free() + t_checked.lun_bytes;
+    const int64_t left = state.account.lun_free() + t_checked.lun_bytes;
     fork_failed(state);
-    const SpaceBound bound = space_bound(state, pages << state.page_shift);
-    LUNAR_LOG_LIMITED(log_warning, 4,
-                      "fork refused: the child may come to need %s of LUN space and %s is left; %s",
-                      format_size(pages << state.page_shift).text,
-                      format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text,
-                      space_remedy(state, bound));
+    say_no_lun_space(state, pages, left);
     return -ENOMEM;
   }
-  {
-    sys::Locked<sys::Mutex> forks(state.fork.lock);
-    rc = lun_id_for_child(state) < 0 ? -EAGAIN : 0;
-  }
+  sys::Locked<sys::Mutex> forks(state.fork.lock);
+  return lun_id_for_child(state) < 0 ? -EAGAIN : 0;
+}
+
+}  // namespace
+
+int fork_check(PagerState& state) {
+  if (t_checked.counted) fork_failed(state);  // a fork handler of the program's forks
+  t_checked = {};
+  if (forked_past_us(state) != 0) return 0;
+  if (const int rc = charge_plain_or_activate(state); rc < 0 || t_checked.plain) return rc;
+  sys::ScopedSignalBlock signals;  // a handler's fork would wait for the locks taken here
+  const int rc = reserve_all(state);
   if (rc < 0) fork_failed(state);
   return rc;
 }

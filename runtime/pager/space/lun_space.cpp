@@ -94,69 +94,83 @@ void uncharge_touched(PagerState& state, Region& region, PageWord was) {
   region.committed_pages.fetch_sub(1, std::memory_order_relaxed);
 }
 
+// The device of the own LUN: the parent's, if that is one that the tree's processes divide.
+static int open_own_device(PagerState& state) {
+  const unsigned own = state.luns.own;
+  if (state.luns.devices[own] != nullptr) return 0;
+  Device* parent = state.fork.generation > 0 ? state.luns.devices[state.luns.parent] : nullptr;
+  if (parent != nullptr && !parent->growable()) {
+    share_device(state, own, state.luns.parent);
+    return 0;
+  }
+  ErrorText why;
+  const int rc = open_device(state, own, {}, &why);
+  if (rc < 0) log_error("%s", why.text);
+  return rc;
+}
+
+namespace {
+struct Place {
+  DeviceOffset base{};
+  uint64_t bytes;
+  int piece = -1;  // of the account's, with `pieces`
+  unsigned pieces = 0;
+};
+}  // namespace
+
+// Of a device that cannot grow: half for the first process; for a child an eighth, or what it was
+// promised and an eighth of that.
+static int carve_place(PagerState& state, uint64_t device_bytes, uint64_t promised, Place* place) {
+  const uint64_t piece_bytes = round_down(device_bytes / kCarvePieces, 64 * state.page_size);
+  place->pieces = state.fork.generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
+  if (state.fork.generation > 0 && piece_bytes > 0) {
+    const uint64_t wanted = ((promised + promised / 8) << state.page_shift) / piece_bytes + 1;
+    if (wanted > place->pieces)
+      place->pieces = wanted < kCarvePieces ? static_cast<unsigned>(wanted) : kCarvePieces;
+  }
+  place->piece = state.account.carve(place->pieces);
+  if (place->piece < 0) return place->piece;
+  place->base = DeviceOffset(static_cast<uint64_t>(place->piece) * piece_bytes);
+  if (place->bytes > place->pieces * piece_bytes) place->bytes = place->pieces * piece_bytes;
+  return 0;
+}
+
 int lun_open_own(PagerState& state) {
   if (state.luns.ready.load(std::memory_order_acquire)) return 0;
   sys::Locked<sys::Mutex> lock(state.luns.open_lock);
   if (state.luns.ready.load(std::memory_order_acquire)) return 0;
-  const unsigned own = state.luns.own;
   if (!state.active.load())
     state.luns.promised_slots.store(static_cast<int64_t>(committed_pages(state)));
-  const int64_t promised = state.luns.promised_slots.load();
-  uint64_t reserve = SlotAllocator::kCleaningReserve;
-  uint64_t bytes = state.fork.generation == 0 ? state.luns.bytes
-                                              : static_cast<uint64_t>(state.account.lun_cap());
-  ErrorText why;
-  DeviceOffset base{};
-  if (state.luns.devices[own] == nullptr) {
-    Device* parent = state.fork.generation > 0 ? state.luns.devices[state.luns.parent] : nullptr;
-    if (parent != nullptr && !parent->growable()) {
-      share_device(state, own, state.luns.parent);  // one device for the tree: a piece of it each
-    } else {
-      DeviceOptions options;
-      options.want_bytes = 0;
-      int rc = open_device(state, own, options, &why);
-      if (rc < 0) {
-        log_error("%s", why.text);
-        return rc;
-      }
-    }
+  int rc = open_own_device(state);
+  if (rc < 0) return rc;
+  Device* device = state.luns.devices[state.luns.own];
+  const uint64_t device_bytes = device->size_bytes();
+  Place place;
+  place.bytes = state.fork.generation == 0 ? state.luns.bytes
+                                           : static_cast<uint64_t>(state.account.lun_cap());
+  uint64_t reserve = 0;
+  if (device->growable()) {
+    // The reserve comes out of the size where the device has no more than that; and a child's part
+    // of the tree's space may lie elsewhere: what there is now is enough if what was promised fits.
+    reserve = SlotAllocator::kCleaningReserve * state.page_size;
+    if (place.bytes + reserve > device_bytes && device_bytes > reserve)
+      place.bytes = round_down(device_bytes - reserve, 64 * state.page_size);
+  } else {
+    const auto promised = static_cast<uint64_t>(state.luns.promised_slots.load());
+    if (rc = carve_place(state, device_bytes, promised, &place); rc < 0) return rc;
   }
-  Device* device = state.luns.devices[own];
-  int piece = -1;
-  unsigned pieces = 0;
-  if (!device->growable()) {
-    // Half of a shared device for the first process; for a child an eighth, or what it was promised
-    // and an eighth of that.
-    uint64_t piece_bytes = round_down(device->size_bytes() / kCarvePieces, 64 * state.page_size);
-    pieces = state.fork.generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
-    if (state.fork.generation > 0 && piece_bytes > 0) {
-      uint64_t wanted =
-          (static_cast<uint64_t>(promised + promised / 8) << state.page_shift) / piece_bytes + 1;
-      if (wanted > pieces)
-        pieces = wanted < kCarvePieces ? static_cast<unsigned>(wanted) : kCarvePieces;
-    }
-    piece = state.account.carve(pieces);
-    if (piece < 0) return piece;
-    base = DeviceOffset(static_cast<uint64_t>(piece) * piece_bytes);
-    if (bytes > pieces * piece_bytes) bytes = pieces * piece_bytes;
-    reserve = 0;
-  }
-  // The reserve comes out of the size where the device has no more than that; and a child's part of
-  // the tree's space may lie elsewhere: what there is now is enough if what was promised fits.
-  const uint64_t held = reserve * state.page_size;
-  if (device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
-    bytes = round_down(device->size_bytes() - held, 64 * state.page_size);
-  int rc = state.luns.slots[own].open(device, base, bytes + held,
-                                      static_cast<uint32_t>(state.page_size));
+  SlotAllocator& slots = state.luns.slots[state.luns.own];
+  rc =
+      slots.open(device, place.base, place.bytes + reserve, static_cast<uint32_t>(state.page_size));
   state.luns.growth_refused.store(false);
-  if (rc == 0) rc = charge_promised(state, state.luns.slots[own]);
+  if (rc == 0) rc = charge_promised(state, slots);
   if (rc < 0) {
-    state.luns.slots[own].close();  // tried again later
-    if (piece >= 0) state.account.uncarve(piece, pieces);
+    slots.close();  // tried again later
+    if (place.piece >= 0) state.account.uncarve(place.piece, place.pieces);
     return rc;
   }
-  state.luns.carved_first = piece;
-  state.luns.carved_pieces = pieces;
+  state.luns.carved_first = place.piece;
+  state.luns.carved_pieces = place.pieces;
   state.luns.ready.store(true, std::memory_order_release);
   return 0;
 }
