@@ -4,6 +4,7 @@
 #include "base/units.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "base/format.h"
 
@@ -72,6 +73,13 @@ int parse_size(const char* text, uint64_t* bytes) {
   if (too_big || total > kMax) return -ERANGE;
   *bytes = static_cast<uint64_t>(total);
   return 0;
+}
+
+int parse_size(const char* text, size_t length, uint64_t* bytes) {
+  char copy[32] = {};
+  if (length >= sizeof copy) return -EINVAL;
+  memcpy(copy, text, length);
+  return parse_size(copy, bytes);
 }
 
 const char* parse_digits(const char* p, uint64_t* out) {

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common parts of the contexts of superpipe/ beyond the public interface: release, watches, and
-// the moving average of the read latency.
+// The common parts of the contexts of superpipe/ beyond the public interface: release, the device's
+// count of them, watches, and the moving average of the read latency.
 // Threading: a context's owner only. May not allocate.
 #pragma once
 #include <errno.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "superpipe/device.h"
 #include "superpipe/wakeups.h"
+#include "sys/fatal.h"
 #include "sys/memory_copy.h"
 
 namespace lunar {
@@ -36,6 +38,30 @@ class OwnedContext : public Context {
 
  private:
   const uint32_t copy_ = sys::memory_copy();  // of the memory that it was made in
+};
+
+class CountedDevice : public Device {
+ public:
+  void detach(Context* context) override {
+    static_cast<OwnedContext*>(context)->release();
+    contexts_.fetch_sub(1, std::memory_order_release);
+  }
+
+ protected:
+  // The end of attach(), with what create() of the context returned.
+  int attached(int status, OwnedContext* context, Context** out) {
+    if (status < 0) return status;
+    contexts_.fetch_add(1, std::memory_order_relaxed);
+    *out = context;
+    return 0;
+  }
+  void check_detached() const {  // at close()
+    LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0,
+                "LUN closed with contexts attached");
+  }
+
+ private:
+  std::atomic<int> contexts_{0};
 };
 
 struct WatchSet {

@@ -21,14 +21,10 @@ int Context::exchange(const Command* commands, unsigned n, unsigned* taken, Resp
   *taken = submitted > 0 ? static_cast<unsigned>(submitted) : 0;
   if (submitted < 0 && submitted != -EAGAIN) return submitted;
   if (least > max) least = max;
-  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  const sys::TimeLimit limit(timeout_ns);
   unsigned got = 0;
   do {
-    int64_t left = timeout_ns;
-    if (timeout_ns > 0) {
-      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
-      left = passed < timeout_ns ? timeout_ns - passed : 0;
-    }
+    const int64_t left = limit.left();
     const int status = got < least ? wait(out + got, max - got, left) : reap(out + got, max - got);
     if (status < 0) return got ? static_cast<int>(got) : status;
     if (status == 0) break;  // the timeout, or nothing on its way

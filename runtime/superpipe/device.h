@@ -96,8 +96,8 @@ struct ContextOptions {
   void* buffer = nullptr;
   size_t buffer_bytes = 0;  //   inside it pins no pages per I/O. Optional; not owned
   bool spin = true;         // wait() spins before it sleeps
-  bool shared = false;  // several threads will use it: see Context::await. Costs a little: no
-                        // deferred task work
+  bool shared = false;      // several threads will use it: see Context::await. Costs a little: no
+                            // deferred task work
   // (with shared) one after the other, each waiting for its own command: cheaper
   bool in_turns = false;
   // if commands are blocking calls (because the host refuses io_uring), threads of the device make
@@ -216,9 +216,9 @@ class Device {
   // The descriptors that the device uses (a stripe has those of its members), for fork and for
   // threads with their own descriptor table: reopen() replaces number i by a valid descriptor of
   // the same open file. fd_count() is 0 for a device without descriptors.
-  virtual unsigned fd_count() const = 0;
-  virtual int fd(unsigned i) const = 0;
-  virtual void reopen(unsigned i, int fd) = 0;
+  virtual unsigned fd_count() const { return 0; }
+  virtual int fd(unsigned /*i*/) const { return -1; }
+  virtual void reopen(unsigned /*i*/, int /*fd*/) {}
   // Locks are on descriptors 0 .. lock_count()-1: for a node, on the node and on its lock file
   // (device_files.h: device_lock).
   virtual unsigned lock_count() const { return fd_count() ? 1 : 0; }

@@ -33,8 +33,9 @@ constexpr size_t kEntryCommandBytes = 80;
 
 static_assert(sizeof(nvme_uring_cmd) == 72 && sizeof(nvme_uring_cmd) <= kEntryCommandBytes);
 
-int send(int fd, unsigned long request, const NvmeCommand& command) {
-  nvme_passthru_cmd64 raw = {};
+template <class Raw>
+Raw raw_of(const NvmeCommand& command) {
+  Raw raw = {};
   raw.opcode = command.opcode;
   raw.nsid = command.nsid;
   raw.addr = reinterpret_cast<uintptr_t>(command.data);
@@ -43,6 +44,11 @@ int send(int fd, unsigned long request, const NvmeCommand& command) {
   raw.cdw11 = command.cdw11;
   raw.cdw12 = command.cdw12;
   raw.cdw13 = command.cdw13;
+  return raw;
+}
+
+int send(int fd, unsigned long request, const NvmeCommand& command) {
+  auto raw = raw_of<nvme_passthru_cmd64>(command);
   const int status = ioctl(fd, request, &raw);
   return status < 0 ? -errno : status;
 }
@@ -69,15 +75,7 @@ int nvme_io(int fd, const NvmeCommand& command) {
 }
 
 void nvme_ring_command(const NvmeCommand& command, uint32_t* operation, uint8_t* entry_command) {
-  nvme_uring_cmd raw = {};
-  raw.opcode = command.opcode;
-  raw.nsid = command.nsid;
-  raw.addr = reinterpret_cast<uintptr_t>(command.data);
-  raw.data_len = command.data_bytes;
-  raw.cdw10 = command.cdw10;
-  raw.cdw11 = command.cdw11;
-  raw.cdw12 = command.cdw12;
-  raw.cdw13 = command.cdw13;
+  const auto raw = raw_of<nvme_uring_cmd>(command);
   *operation = static_cast<uint32_t>(command.vector ? NVME_URING_CMD_IO_VEC : NVME_URING_CMD_IO);
   memset(entry_command, 0, kEntryCommandBytes);
   memcpy(entry_command, &raw, sizeof raw);

@@ -83,6 +83,20 @@ CpuTime cpu_time_of(int tid);
 
 uint64_t now_ns();         // CLOCK_MONOTONIC (vDSO)
 uint64_t thread_cpu_ns();  // CPU time of the calling thread; 0 where a filter refuses the call
+// A limit on a wait in nanoseconds, from now on; below 0: none.
+class TimeLimit {
+ public:
+  explicit TimeLimit(int64_t ns) : ns_(ns), begin_(ns > 0 ? now_ns() : 0) {}
+  int64_t left() const {  // likewise; 0: it is over
+    if (ns_ <= 0) return ns_;
+    const auto passed = static_cast<int64_t>(now_ns() - begin_);
+    return passed < ns_ ? ns_ - passed : 0;
+  }
+
+ private:
+  const int64_t ns_;
+  const uint64_t begin_;
+};
 void cpu_relax();
 void yield_cpu();
 void sleep_ns(uint64_t ns);

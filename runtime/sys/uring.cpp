@@ -49,10 +49,6 @@ int try_init(io_uring* ring, unsigned entries, unsigned flags) {
   return io_uring_queue_init_params(entries, ring, &params);
 }
 
-void set_file(io_uring_sqe* sqe, bool fixed_file) {
-  if (fixed_file) sqe->flags |= IOSQE_FIXED_FILE;
-}
-
 // Whether the kernel of `ring` knows operation `op`; asked once a process.
 bool knows_fixed_vectors(io_uring* ring) {
   static std::atomic<int> known{-1};
@@ -168,112 +164,89 @@ void Uring::unregister_buffers() {
   pinned_bytes_ = 0;
 }
 
-bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset,
-                        int buffer_index, uint64_t user) {
+template <class Prepare>
+bool Uring::queue(bool fixed_file, uint64_t user, Prepare prepare) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
-  io_uring_prep_readv(sqe, fd, iov, count, offset);
-  if (buffer_index >= 0) {
-    sqe->opcode = kOpReadvFixed;
-    sqe->buf_index = static_cast<uint16_t>(buffer_index);
-  }
-  set_file(sqe, fixed_file);
+  prepare(sqe);
+  if (fixed_file) sqe->flags |= IOSQE_FIXED_FILE;
   sqe->user_data = user;
   return true;
+}
+
+bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset,
+                        int buffer_index, uint64_t user) {
+  return queue(fixed_file, user, [&](io_uring_sqe* sqe) {
+    io_uring_prep_readv(sqe, fd, iov, count, offset);
+    if (buffer_index < 0) return;
+    sqe->opcode = kOpReadvFixed;
+    sqe->buf_index = static_cast<uint16_t>(buffer_index);
+  });
 }
 
 bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset,
                          int buffer_index, uint64_t user, int flags) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  if (!sqe) return false;
-  io_uring_prep_writev(sqe, fd, iov, count, offset);
-  if (buffer_index >= 0) {
+  return queue(fixed_file, user, [&](io_uring_sqe* sqe) {
+    io_uring_prep_writev2(sqe, fd, iov, count, offset, flags);
+    if (buffer_index < 0) return;
     sqe->opcode = kOpWritevFixed;
     sqe->buf_index = static_cast<uint16_t>(buffer_index);
-  }
-  sqe->rw_flags = flags;
-  set_file(sqe, fixed_file);
-  sqe->user_data = user;
-  return true;
+  });
 }
 
 bool Uring::queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, uint64_t offset,
                        int buffer_index, uint64_t user) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  if (!sqe) return false;
-  if (buffer_index >= 0)
-    io_uring_prep_read_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
-  else
-    io_uring_prep_read(sqe, fd, buffer, bytes, offset);
-  set_file(sqe, fixed_file);
-  sqe->user_data = user;
-  return true;
+  return queue(fixed_file, user, [&](io_uring_sqe* sqe) {
+    if (buffer_index >= 0)
+      io_uring_prep_read_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
+    else
+      io_uring_prep_read(sqe, fd, buffer, bytes, offset);
+  });
 }
 
 bool Uring::queue_write(int fd, bool fixed_file, const void* buffer, unsigned bytes,
                         uint64_t offset, int buffer_index, uint64_t user, int flags) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  if (!sqe) return false;
-  if (buffer_index >= 0)
-    io_uring_prep_write_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
-  else
-    io_uring_prep_write(sqe, fd, buffer, bytes, offset);
-  sqe->rw_flags = flags;
-  set_file(sqe, fixed_file);
-  sqe->user_data = user;
-  return true;
+  return queue(fixed_file, user, [&](io_uring_sqe* sqe) {
+    if (buffer_index >= 0)
+      io_uring_prep_write_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
+    else
+      io_uring_prep_write(sqe, fd, buffer, bytes, offset);
+    sqe->rw_flags = flags;
+  });
 }
 
 bool Uring::queue_poll_in(int fd, uint64_t user) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  if (!sqe) return false;
-  io_uring_prep_poll_add(sqe, fd, POLLIN);
-  sqe->user_data = user;
-  return true;
+  return queue(false, user, [&](io_uring_sqe* sqe) { io_uring_prep_poll_add(sqe, fd, POLLIN); });
 }
 
 bool Uring::queue_fsync(int fd, bool fixed_file, uint64_t user) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  if (!sqe) return false;
-  io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
-  set_file(sqe, fixed_file);
-  sqe->user_data = user;
-  return true;
+  return queue(fixed_file, user,
+               [&](io_uring_sqe* sqe) { io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC); });
 }
 
 bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, bool keep,
                           uint64_t user) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  if (!sqe) return false;
-  io_uring_prep_rw(IORING_OP_FALLOCATE, sqe, fd, reinterpret_cast<const void*>(length),
-                   (keep ? FALLOC_FL_ZERO_RANGE : FALLOC_FL_PUNCH_HOLE) | FALLOC_FL_KEEP_SIZE,
-                   offset);  // 64-bit length travels in `addr`
-  set_file(sqe, fixed_file);
-  sqe->user_data = user;
-  return true;
+  return queue(fixed_file, user, [&](io_uring_sqe* sqe) {
+    io_uring_prep_rw(IORING_OP_FALLOCATE, sqe, fd, reinterpret_cast<const void*>(length),
+                     (keep ? FALLOC_FL_ZERO_RANGE : FALLOC_FL_PUNCH_HOLE) | FALLOC_FL_KEEP_SIZE,
+                     offset);  // 64-bit length travels in `addr`
+  });
 }
 
 bool Uring::queue_nop(uint64_t user) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  if (!sqe) return false;
-  io_uring_prep_nop(sqe);
-  sqe->user_data = user;
-  return true;
+  return queue(false, user, [](io_uring_sqe* sqe) { io_uring_prep_nop(sqe); });
 }
 
 bool Uring::queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index,
                        uint64_t user) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  if (!sqe) return false;
-  io_uring_prep_rw(IORING_OP_URING_CMD, sqe, fd, nullptr, 0, 0);
-  if (buffer_index >= 0) {
-    sqe->uring_cmd_flags = IORING_URING_CMD_FIXED;
-    sqe->buf_index = static_cast<uint16_t>(buffer_index);
-  }
-  nvme_ring_command(command, &sqe->cmd_op, sqe->cmd);
-  set_file(sqe, fixed_file);
-  sqe->user_data = user;
-  return true;
+  return queue(fixed_file, user, [&](io_uring_sqe* sqe) {
+    io_uring_prep_rw(IORING_OP_URING_CMD, sqe, fd, nullptr, 0, 0);
+    if (buffer_index >= 0) {
+      sqe->uring_cmd_flags = IORING_URING_CMD_FIXED;
+      sqe->buf_index = static_cast<uint16_t>(buffer_index);
+    }
+    nvme_ring_command(command, &sqe->cmd_op, sqe->cmd);
+  });
 }
 
 int Uring::submit() { return io_uring_submit(&ring_); }

@@ -82,6 +82,8 @@ class Uring {
   int descriptor() const { return ring_.ring_fd; }
 
  private:
+  template <class Prepare>
+  bool queue(bool fixed_file, uint64_t user, Prepare prepare);
   void unregister_buffers();
 
   io_uring ring_{};

@@ -405,17 +405,14 @@ int CompositeContext::sleep(int64_t timeout_ns) {
 
 int CompositeContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   if (max == 0) return 0;
-  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  const sys::TimeLimit limit(timeout_ns);
   bool spun = false;
   for (;;) {
     pump();
     if (done_count_ || watch_fired_) return give(out, max);
     if ((in_flight_ == 0 && watches_.used == 0) || timeout_ns == 0) return 0;
-    int64_t left = -1;
-    if (timeout_ns > 0) {
-      left = timeout_ns - static_cast<int64_t>(sys::now_ns() - start);
-      if (left <= 0) return 0;
-    }
+    const int64_t left = limit.left();
+    if (left == 0) return 0;
     Response responses[kBatch];
     int got = 0;
     if (lowers_ == 1 && works(0)) {
@@ -437,16 +434,12 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
   *taken = begin_all(commands, n);
   if (least > max) least = max;
   Lower& lower = lower_[0];
-  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  const sys::TimeLimit limit(timeout_ns);
   unsigned got = 0;
   for (;;) {
     got += static_cast<unsigned>(give(out + got, max - got));
     if (got >= least || (in_flight_ == 0 && watches_.used == 0)) break;
-    int64_t left = timeout_ns;
-    if (timeout_ns > 0) {
-      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
-      left = passed < timeout_ns ? timeout_ns - passed : 0;
-    }
+    const int64_t left = limit.left();
     // A command has a child at least, so fewer of these than of those that are missing cannot do.
     Command batch[kBatch];
     Response responses[kBatch];

@@ -49,10 +49,9 @@ struct CompositeChild {
 
 class CompositeContext;
 
-class CompositeDevice : public Device {
+class CompositeDevice : public CountedDevice {
  public:
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
-  void detach(Context* context) override;
   uint64_t size_bytes() const override { return size_bytes_; }
   bool growable() const override { return false; }
   uint32_t io_align() const override { return io_align_; }
@@ -93,7 +92,6 @@ class CompositeDevice : public Device {
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint32_t io_align_ = 512;
-  std::atomic<int> contexts_{0};
 };
 
 // The tables of a context, which follow it in the same mapping.

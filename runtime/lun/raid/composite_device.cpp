@@ -6,7 +6,6 @@
 
 #include "lun/raid/composite_context.h"
 #include "superpipe/device_memory.h"
-#include "sys/fatal.h"
 
 namespace lunar {
 
@@ -51,19 +50,11 @@ int CompositeDevice::check(const Command& command, uint64_t* bytes) const {
 int CompositeDevice::attach(const ContextOptions& options, Context** out) {
   CompositeContext* context = nullptr;
   const int status = CompositeContext::create(this, options, &context);
-  if (status < 0) return status;
-  contexts_.fetch_add(1, std::memory_order_relaxed);
-  *out = context;
-  return 0;
-}
-
-void CompositeDevice::detach(Context* context) {
-  static_cast<CompositeContext*>(context)->release();
-  contexts_.fetch_sub(1, std::memory_order_release);
+  return attached(status, context, out);
 }
 
 void CompositeDevice::close() {
-  LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  check_detached();
   for (unsigned i = 0; i < count_; ++i) {
     device_close(member_[i]);
     member_[i] = nullptr;

@@ -323,24 +323,19 @@ int VirtualContext::reap(Response* out, unsigned max) {
 
 int VirtualContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   if (max == 0) return 0;
-  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  const sys::TimeLimit limit(timeout_ns);
   Response from[kBatch];
   for (bool first = true;; first = false) {
     if (pumping_) pump();
     unsigned taken = take_ready(out, max);
     if (taken || (in_flight_ == 0 && watching_ == 0)) return static_cast<int>(taken);
-    int64_t left = timeout_ns;
-    if (timeout_ns > 0 && !first) {
-      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
-      if (passed >= timeout_ns) return 0;
-      left = timeout_ns - passed;
-    }
+    const int64_t left = limit.left();
+    if (left == 0 && !first) return 0;
     const int n = base_->wait(from, max < kBatch ? max : kBatch, left);
     if (n < 0) return n;
     taken = settle(from, static_cast<unsigned>(n), out);
     if (pumping_) pump();
     if (taken || (n == 0 && timeout_ns >= 0)) return static_cast<int>(taken);
-    if (timeout_ns == 0) return 0;
   }
 }
 

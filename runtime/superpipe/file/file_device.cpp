@@ -18,7 +18,6 @@
 #include "superpipe/ring/sync_context.h"
 #include "superpipe/ring/uring_context.h"
 #include "superpipe/signature.h"
-#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/thread.h"
@@ -389,7 +388,7 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
 }
 
 void FileDevice::close() {
-  LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  check_detached();
   // Only the header stays, so that the next open finds a LUN of ours and the disk gets its space
   // back.
   if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
@@ -421,19 +420,11 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
                                 "reads and writes by system calls, slower; allow it (sysctl "
                                 "kernel.io_uring_disabled=0, or the container's seccomp profile)"))
     status = calls_.attach(files, options, &context);
-  if (status < 0) return status;
-  contexts_.fetch_add(1, std::memory_order_relaxed);
-  *out = context;
-  return 0;
+  return attached(status, context, out);
 }
 
 bool FileDevice::join(JoinedFiles* files) const {
   return files->add(files_, data_offset_, !block_);
-}
-
-void FileDevice::detach(Context* context) {
-  static_cast<OwnedContext*>(context)->release();
-  contexts_.fetch_sub(1, std::memory_order_release);
 }
 
 int FileDevice::reserve(DeviceOffset offset, uint64_t length) {

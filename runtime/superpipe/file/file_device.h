@@ -12,26 +12,23 @@
 
 #include <sys/stat.h>
 
-#include "superpipe/device.h"
-#include "superpipe/device_files.h"
+#include "superpipe/node_device.h"
 #include "superpipe/ring/call_context.h"
 #include "superpipe/ring/sync_context.h"
 
 namespace lunar {
 
-class FileDevice final : public Device {
+class FileDevice final : public NodeDevice {
  public:
   // `path` may carry the "file:" prefix in `uri`, which is only kept for messages.
   [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options,
                                 Device** out, ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
-  void detach(Context* context) override;
   bool join(JoinedFiles* files) const override;
   [[nodiscard]] int attach_joined(const JoinedFiles& files, const ContextOptions& options,
                                   Context** out) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
-  uint64_t size_bytes() const override { return size_bytes_; }
   // a file given by path serves a whole process tree
   bool growable() const override { return growable_ && !cut_at_close_; }
   [[nodiscard]] int64_t transfer(const Command& command) override {
@@ -39,18 +36,11 @@ class FileDevice final : public Device {
   }
   uint32_t io_align() const override { return io_align_; }
   Capabilities capabilities() const override;
-  const char* name() const override { return name_; }
   const char* kind() const override { return block_ ? "block" : "file"; }
-  unsigned fd_count() const override { return files_.count(); }
-  int fd(unsigned i) const override { return files_.fd(i); }
-  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
-  unsigned lock_count() const override { return files_.lock_count(); }
-  [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
   void forget() override;
 
  private:
-  int fd() const { return files_.file(); }
   int open_raw(const char* path, const struct stat& status, const DeviceOptions& options,
                ErrorText* why);
   int open_directory(const char* path, const DeviceOptions& options, ErrorText* why);
@@ -62,19 +52,13 @@ class FileDevice final : public Device {
   bool can_discard() const;
   Fua fua() const;
 
-  DeviceFiles files_;
   CallPool calls_;  // used if io_uring is refused
-  const char* name_ = nullptr;
-  uint64_t size_bytes_ = 0;
-  uint64_t data_offset_ = 0;
   uint32_t io_align_ = 4096;
   bool block_ = false;
   bool raw_ = false;
   bool growable_ = false;
-  bool cut_at_close_ = false;  // a file given by path that was empty at first
-  bool read_only_ = false;
+  bool cut_at_close_ = false;                // a file given by path that was empty at first
   mutable std::atomic<uint32_t> probed_{0};  // cached capabilities(): see there
-  std::atomic<int> contexts_{0};
 };
 
 }  // namespace lunar

@@ -18,7 +18,6 @@
 #include "superpipe/nvme/nvme_context.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"
-#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/thread.h"
@@ -216,7 +215,7 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
 }
 
 void NvmeDevice::close() {
-  LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  check_detached();
   calls_.destroy();
   files_.close();
   device_free(this);
@@ -233,15 +232,7 @@ int NvmeDevice::attach(const ContextOptions& options, Context** out) {
                "NVMe commands by ioctl, slower; boot Linux 5.19 or later, or allow it (sysctl "
                "kernel.io_uring_disabled=0)"))
     status = calls_.attach(this, options, &context);
-  if (status < 0) return status;
-  contexts_.fetch_add(1, std::memory_order_relaxed);
-  *out = context;
-  return 0;
-}
-
-void NvmeDevice::detach(Context* context) {
-  static_cast<OwnedContext*>(context)->release();
-  contexts_.fetch_sub(1, std::memory_order_release);
+  return attached(status, context, out);
 }
 
 int64_t NvmeDevice::transfer(const Command& command) {

@@ -18,8 +18,7 @@
 #pragma once
 #include <atomic>
 
-#include "superpipe/device.h"
-#include "superpipe/device_files.h"
+#include "superpipe/node_device.h"
 #include "superpipe/nvme/nvme_command.h"
 #include "superpipe/ring/call_context.h"
 
@@ -27,26 +26,17 @@ struct stat;
 
 namespace lunar {
 
-class NvmeDevice final : public Device {
+class NvmeDevice final : public NodeDevice {
  public:
   [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out,
                                 ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
-  void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
-  uint64_t size_bytes() const override { return size_bytes_; }
-  bool growable() const override { return false; }
   [[nodiscard]] int64_t transfer(const Command& command) override;
   uint32_t io_align() const override { return 1u << geometry_.block_shift; }
   Capabilities capabilities() const override;
-  const char* name() const override { return name_; }
   const char* kind() const override { return "nvme"; }
-  unsigned fd_count() const override { return files_.count(); }
-  int fd(unsigned i) const override { return files_.fd(i); }
-  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
-  unsigned lock_count() const override { return files_.lock_count(); }
-  [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 
   const NvmeGeometry& geometry() const { return geometry_; }
@@ -57,14 +47,9 @@ class NvmeDevice final : public Device {
   void limit_as_block_device(uint64_t rdev);
   int take_as_scratch(const char* path, ErrorText* why);
 
-  DeviceFiles files_;
   CallPool calls_;  // used if rings carry no NVMe commands
-  const char* name_ = nullptr;
-  uint64_t size_bytes_ = 0;
-  uint64_t data_offset_ = 0;
   NvmeGeometry geometry_;
-  char block_path_[64] = {};  // of the same namespace; "": there is none
-  std::atomic<int> contexts_{0};
+  char block_path_[64] = {};                 // of the same namespace; "": there is none
   mutable std::atomic<uint32_t> probed_{0};  // cached capabilities(): see there
 };
 

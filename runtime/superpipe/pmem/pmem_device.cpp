@@ -11,7 +11,6 @@
 #include "superpipe/pmem/pmem_context.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"
-#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/memory_constants.h"
@@ -63,19 +62,11 @@ bool PmemDevice::delegates(uint64_t bytes) {
 int PmemDevice::attach(const ContextOptions& options, Context** out) {
   OwnedContext* context = nullptr;
   const int status = PmemContext::create(this, options, &context);
-  if (status < 0) return status;
-  contexts_.fetch_add(1, std::memory_order_relaxed);
-  *out = context;
-  return 0;
-}
-
-void PmemDevice::detach(Context* context) {
-  static_cast<OwnedContext*>(context)->release();
-  contexts_.fetch_sub(1, std::memory_order_release);
+  return attached(status, context, out);
 }
 
 void PmemDevice::close() {
-  LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  check_detached();
   if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
   abandon();
 }

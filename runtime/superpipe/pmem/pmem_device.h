@@ -30,8 +30,7 @@
 
 #include <atomic>
 
-#include "superpipe/device.h"
-#include "superpipe/device_files.h"
+#include "superpipe/node_device.h"
 #include "superpipe/pmem/pmem_copy.h"
 #include "superpipe/ring/delegate.h"
 
@@ -39,7 +38,7 @@ namespace lunar {
 
 enum class Delegate : uint8_t { kAuto, kOn, kOff };
 
-class PmemDevice final : public Device {
+class PmemDevice final : public NodeDevice {
  public:
   // A hand-over costs the caller a wake-up (10-20 us in a virtual machine), and another CPU starts
   // 25-40 us later: below this size a copy by the caller is done sooner (lists of 32 KiB reads that
@@ -50,23 +49,15 @@ class PmemDevice final : public Device {
   [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options,
                                 Device** out, ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
-  void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
-  uint64_t size_bytes() const override { return size_bytes_; }
   bool growable() const override { return growable_; }
   [[nodiscard]] int64_t transfer(const Command& command) override {
     return carry_out(command, false);
   }
   uint32_t io_align() const override { return 512; }
   Capabilities capabilities() const override;
-  const char* name() const override { return name_; }
   const char* kind() const override { return "pmem"; }
-  unsigned fd_count() const override { return files_.count(); }
-  int fd(unsigned i) const override { return files_.fd(i); }
-  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
-  unsigned lock_count() const override { return files_.lock_count(); }
-  [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 
   // Whether a submit call of that many bytes goes to delegates. Starts them on demand, but not from
@@ -81,7 +72,6 @@ class PmemDevice final : public Device {
 
  private:
   enum class Sync : uint8_t { kNone, kLines, kMsync };
-  int fd() const { return files_.file(); }
 
   // pmem_open.cpp
   int open_uri(const char* uri, const char* path, const DeviceOptions& options, ErrorText* why);
@@ -120,13 +110,9 @@ class PmemDevice final : public Device {
     backed_[chunk / 64].fetch_and(~(uint64_t{1} << chunk % 64), std::memory_order_relaxed);
   }
 
-  DeviceFiles files_;
-  const char* name_ = nullptr;
-  char* map_ = nullptr;     // the device from its first byte
-  uint64_t map_bytes_ = 0;  // whole pages
-  char* data_ = nullptr;    // device offset 0
-  uint64_t data_offset_ = 0;
-  uint64_t size_bytes_ = 0;
+  char* map_ = nullptr;                      // the device from its first byte
+  uint64_t map_bytes_ = 0;                   // whole pages
+  char* data_ = nullptr;                     // device offset 0
   uint64_t chunk_bytes_ = 64 * kKiB;         // power of two
   uint64_t page_bytes_ = 4096;               // of the mapping
   std::atomic<uint64_t>* backed_ = nullptr;  // one bit per chunk of the mapping
@@ -136,12 +122,10 @@ class PmemDevice final : public Device {
   pmem::Flush flush_ = pmem::Flush::kNone;
   Delegate delegate_ = Delegate::kAuto;
   bool raw_ = false;
-  bool read_only_ = false;
   bool regular_ = false;
   bool growable_ = false;
   bool cut_at_close_ = false;
   DelegatePool pool_;
-  std::atomic<int> contexts_{0};
 };
 
 }  // namespace lunar

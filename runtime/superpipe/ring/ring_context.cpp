@@ -271,18 +271,14 @@ int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     (void)flush();
     return static_cast<int>(take(out, max, true));
   }
-  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  const sys::TimeLimit limit(timeout_ns);
   if (spin_ && in_flight_) {
     (void)flush();
     taken = spin(out, max, timeout_ns);
     if (taken) return static_cast<int>(taken);
   }
   for (;;) {
-    int64_t left = timeout_ns;
-    if (timeout_ns > 0) {
-      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
-      left = passed < timeout_ns ? timeout_ns - passed : 0;
-    }
+    const int64_t left = limit.left();
     const int status = ring_.submit_and_wait(left);
     taken = take(out, max, true);
     if (taken) return static_cast<int>(taken);
@@ -305,14 +301,10 @@ int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, 
     if (!alone) (void)flush();
     return max ? wait(out, max, timeout_ns) : 0;
   }
-  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  const sys::TimeLimit limit(timeout_ns);
   unsigned got = take(out, max, false);
   while (got < least && (in_flight_ || watches_.used)) {
-    int64_t left = timeout_ns;
-    if (timeout_ns > 0) {
-      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
-      left = passed < timeout_ns ? timeout_ns - passed : 0;
-    }
+    const int64_t left = limit.left();
     const unsigned coming = in_flight_ ? in_flight_ : 1;
     const int status = ring_.submit_and_wait(left, least - got < coming ? least - got : coming);
     got += take(out + got, max - got, true);

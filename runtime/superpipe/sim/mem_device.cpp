@@ -11,29 +11,17 @@
 #include "superpipe/device_memory.h"
 #include "superpipe/ring/sync_context.h"
 #include "superpipe/sim/device_copy.h"
-#include "sys/fatal.h"
 #include "sys/mem.h"
 #include "sys/memory_constants.h"
 
 namespace lunar {
-namespace {
-
-int parse_part(const char* text, size_t length, uint64_t* out) {
-  char copy[32] = {};
-  if (length >= sizeof copy) return -EINVAL;
-  memcpy(copy, text, length);
-  return parse_size(copy, out);
-}
-
-}  // namespace
-
 int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   if (options.scratch)
     return why->set(-ENOTSUP, "LUN %s: is memory itself; give a directory on a disk", uri);
   const char* text = uri + strlen("mem:");
   size_t length = strcspn(text, ",");
   uint64_t bytes = 0, limit = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sys::page_bytes();
-  if (length && parse_part(text, length, &bytes) < 0)
+  if (length && parse_size(text, length, &bytes) < 0)
     return why->set(-EINVAL, "LUN %s: '%.*s' is not a size; write mem:[SIZE][,limit=SIZE]", uri,
                     static_cast<int>(length), text);
   for (text += length; *text == ','; text += length) {
@@ -41,7 +29,7 @@ int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out,
     if (strncmp(text, "limit=", 6) != 0)
       return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: limit", uri,
                       static_cast<int>(length), text);
-    if (parse_part(text + 6, length - 6, &limit) < 0)
+    if (parse_size(text + 6, length - 6, &limit) < 0)
       return why->set(-EINVAL, "LUN %s: limit needs a size, such as limit=4g", uri);
   }
   limit = round_down(limit, sys::page_bytes());
@@ -76,7 +64,7 @@ int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out,
 }
 
 void MemDevice::close() {
-  LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  check_detached();
   (void)sys::unmap(base_, limit_);
   device_free(this);
 }
@@ -155,15 +143,7 @@ Capabilities MemDevice::capabilities() const {
 int MemDevice::attach(const ContextOptions& options, Context** out) {
   OwnedContext* context = nullptr;
   const int status = SyncContext::create(this, options, &context);
-  if (status < 0) return status;
-  contexts_.fetch_add(1, std::memory_order_relaxed);
-  *out = context;
-  return 0;
-}
-
-void MemDevice::detach(Context* context) {
-  static_cast<OwnedContext*>(context)->release();
-  contexts_.fetch_sub(1, std::memory_order_release);
+  return attached(status, context, out);
 }
 
 }  // namespace lunar

@@ -19,17 +19,16 @@
 #pragma once
 #include <atomic>
 
-#include "superpipe/device.h"
+#include "superpipe/context_base.h"
 #include "sys/thread.h"
 
 namespace lunar {
 
-class MemDevice final : public Device {
+class MemDevice final : public CountedDevice {
  public:
   [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out,
                                 ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
-  void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   [[nodiscard]] int grow(uint64_t bytes) override;
@@ -41,9 +40,6 @@ class MemDevice final : public Device {
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "mem"; }
-  unsigned fd_count() const override { return 0; }
-  int fd(unsigned) const override { return -1; }
-  void reopen(unsigned, int) override {}
   void close() override;
 
  private:
@@ -58,7 +54,6 @@ class MemDevice final : public Device {
   std::atomic<uint64_t> size_{0};
   bool read_only_ = false;
   sys::Mutex growing_;
-  std::atomic<int> contexts_{0};
 };
 
 }  // namespace lunar

@@ -15,7 +15,6 @@
 #include "superpipe/ring/sync_context.h"
 #include "superpipe/sim/device_copy.h"
 #include "sys/arena.h"
-#include "sys/fatal.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -57,7 +56,7 @@ bool strikes(const SimFaults& faults, uint64_t one_in, uint64_t io, Fault fault)
 
 class SimContext final : public OwnedContext {
  public:
-  static int create(SimDevice* device, const ContextOptions& options, Context** out);
+  static int create(SimDevice* device, const ContextOptions& options, OwnedContext** out);
   int submit(const Command* commands, unsigned n) override;
   int reap(Response* out, unsigned max) override;
   int wait(Response* out, unsigned max, int64_t timeout_ns) override;
@@ -90,7 +89,7 @@ class SimContext final : public OwnedContext {
   size_t mapping_bytes_ = 0;
 };
 
-int SimContext::create(SimDevice* device, const ContextOptions& options, Context** out) {
+int SimContext::create(SimDevice* device, const ContextOptions& options, OwnedContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(SimContext), 64),
                bytes = head + options.depth * sizeof(Pending);
@@ -262,17 +261,14 @@ int SimContext::reap(Response* out, unsigned max) {
 }
 
 int SimContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
-  const uint64_t start = sys::now_ns();
+  const sys::TimeLimit limit(timeout_ns);
   for (;;) {
     const int taken = reap(out, max);
     if (taken != 0 || max == 0 || (count_ == 0 && watches_.used == 0)) return taken;
-    const uint64_t now = sys::now_ns();
-    int64_t left = -1;
-    if (timeout_ns >= 0) {
-      left = timeout_ns - static_cast<int64_t>(now - start);
-      if (left <= 0) return 0;
-    }
+    int64_t left = limit.left();
+    if (left == 0) return 0;
     if (count_) {
+      const uint64_t now = sys::now_ns();
       const uint64_t due = pending_[first_].due_ns;
       const int64_t until = due > now ? static_cast<int64_t>(due - now) : 0;
       if (left < 0 || until < left) left = until;
@@ -286,13 +282,6 @@ int SimContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
                                 count_ ? left - static_cast<int64_t>(kSpinNs) / 2 : left);
     if (n != 0) return n;
   }
-}
-
-int size_setting(const char* text, size_t length, uint64_t* out) {
-  char copy[32] = {};
-  if (length >= sizeof copy) return -EINVAL;
-  memcpy(copy, text, length);
-  return parse_size(copy, out);
 }
 
 // "key=value" settings after the size.
@@ -345,7 +334,7 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   const char* text = uri + 4;  // after "sim:"
   size_t length = strcspn(text, ",");
   uint64_t size = 0, cache = 0;
-  if (size_setting(text, length, &size) < 0 || size < kPageBytes)
+  if (parse_size(text, length, &size) < 0 || size < kPageBytes)
     return why->set(-EINVAL,
                     "LUN %s: '%.*s' is not a size of 4k or more; write sim:SIZE[,key=value]...",
                     uri, static_cast<int>(length), text);
@@ -361,7 +350,7 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
       continue;
     }
     if (strncmp(text, "cache=", 6) == 0) {
-      if (size_setting(text + 6, length - 6, &cache) < 0 || cache < kPageBytes)
+      if (parse_size(text + 6, length - 6, &cache) < 0 || cache < kPageBytes)
         return why->set(-EINVAL, "LUN %s: cache needs a size of 4k or more", uri);
       continue;
     }
@@ -389,7 +378,7 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
 }
 
 void SimDevice::close() {
-  LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  check_detached();
   backing_->close();
   device_free(this);
 }
@@ -412,14 +401,9 @@ Capabilities SimDevice::capabilities() const {
 }
 
 int SimDevice::attach(const ContextOptions& options, Context** out) {
-  const int status = SimContext::create(this, options, out);
-  if (status == 0) contexts_.fetch_add(1, std::memory_order_relaxed);
-  return status;
-}
-
-void SimDevice::detach(Context* context) {
-  static_cast<OwnedContext*>(context)->release();
-  contexts_.fetch_sub(1, std::memory_order_release);
+  OwnedContext* context = nullptr;
+  const int status = SimContext::create(this, options, &context);
+  return attached(status, context, out);
 }
 
 int SimDevice::reserve(DeviceOffset offset, uint64_t length) {

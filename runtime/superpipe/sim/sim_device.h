@@ -32,7 +32,7 @@
 #pragma once
 #include <atomic>
 
-#include "superpipe/device.h"
+#include "superpipe/context_base.h"
 #include "superpipe/sim/sim_backing.h"
 
 namespace lunar {
@@ -52,12 +52,11 @@ struct SimCounters {
       flush_errors{0}, lost_flushes{0};
 };
 
-class SimDevice final : public Device {
+class SimDevice final : public CountedDevice {
  public:
   [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out,
                                 ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
-  void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset, uint64_t) override {}
   uint64_t size_bytes() const override { return size_bytes_; }
@@ -67,9 +66,6 @@ class SimDevice final : public Device {
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "sim"; }
-  unsigned fd_count() const override { return 0; }
-  int fd(unsigned) const override { return -1; }
-  void reopen(unsigned, int) override {}
   void close() override;
 
   char* memory() const { return backing_->memory(); }
@@ -103,7 +99,6 @@ class SimDevice final : public Device {
   SimFaults faults_;
   SimCounters counters_;
   std::atomic<uint64_t> next_io_{0};
-  std::atomic<int> contexts_{0};
   std::atomic<uint64_t> stalled_{0};
   std::atomic<bool> failing_reads_{false}, failing_writes_{false};
 };
