@@ -34,9 +34,7 @@ void Store::info(StoreInfo* out) {
       memcpy(&root, root_.body(), sizeof root);
       out->sequence = root_.sequence();
       out->state_bytes = root.bytes;
-      out->features_compatible = root_.header().features_compatible;
-      out->features_read_only = root_.header().features_read_only;
-      out->features_incompatible = root_.header().features_incompatible;
+      out->features = root_.header().features;
     }
   }
   out->keys = count();

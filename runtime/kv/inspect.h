@@ -15,7 +15,7 @@ struct StoreInfo {
   uint64_t place_bytes = 0;  // bytes of the device that the store takes
   uint64_t sequence = 0;     // of the saved state: each flush adds 1
   uint64_t state_bytes = 0;  // of the saved state
-  uint64_t features_compatible = 0, features_read_only = 0, features_incompatible = 0;
+  uint64_t features = 0;
 
   uint64_t keys = 0, pair_bytes = 0;
   uint64_t pieces = 0;                       // of large pairs

@@ -250,7 +250,7 @@ int Store::load(media::Root* out, ErrorText* why) {
   SlotReport report;
   const Repair repair = salvage_ ? Repair::kSalvage : read_only_ ? Repair::kNo : Repair::kOne;
   int status = root_.load(repair, &report);
-  if (status == -EPROTONOSUPPORT || status == -EROFS)
+  if (status == -EPROTONOSUPPORT)
     return why->set(
         status,
         "key/value store on %s: made by a later Lunar, which uses what this one does not know",
@@ -564,7 +564,7 @@ int Store::save() {
   Log::Saved saved = Log::Saved::kNo;
   if (status == 0) {
     memcpy(root_.body(), &root, sizeof root);
-    if (log_.commits()) root_.header().features_incompatible |= media::kFeatureLog;
+    if (log_.commits()) root_.header().features |= media::kFeatureLog;
     status = root_.commit();
     saved = status == 0      ? Log::Saved::kYes
             : root_.loaded() ? Log::Saved::kNo

@@ -48,8 +48,8 @@
 // A value of whole blocks lies on blocks behind its record (record.h: RecordNotes::kBody;
 // record_log.h). No scan reads it as a record: a mark before the values says how long they are.
 //
-// What may change in this format: feature bits of the root (lun/volume/image_format.h).
-// Incompatible: kFeatureLog. Version 1 had large pairs in segments of their own.
+// What may change in this format: feature bits of the root (lun/volume/image_format.h):
+// kFeatureLog. Version 1 had large pairs in segments of their own.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -172,7 +172,7 @@ ImageSpec root_spec(const media::Superblock& super) {
   spec.super_checksum = super.checksum;
   spec.body_bytes = sizeof(media::Root);
   spec.slot_bytes = media::kBlockBytes;
-  spec.known_incompatible = media::kFeatureLog;
+  spec.known_features = media::kFeatureLog;
   return spec;
 }
 

@@ -299,7 +299,7 @@ def test_readers_write_nothing(directory):
     segments = info["segments"]
     assert info["version"] == 2 and info["keys"] == 2006 and info["state_sequence"] == 3
     assert sum(segments.values()) == 254 and info["pieces"] == 50
-    assert info["features_incompatible"] == 0 and info["index_bytes"] > 0
+    assert info["features"] == 0 and info["index_bytes"] > 0
     pair_bytes = sum(len(key) + len(value) for key, value in some_pairs(2000, large=2).items())
     assert info["pair_bytes"] == pair_bytes, "bytes of pairs"
     if os.geteuid() != 0:

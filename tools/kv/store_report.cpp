@@ -43,10 +43,7 @@ void info_json(const KvCommand& command, const kv::StoreInfo& info) {
       .field("place", command.place)
       .field("version", info.version)
       .field("uuid", uuid_text(info.uuid));
-  json.field("features_compatible", info.features_compatible)
-      .field("features_read_only", info.features_read_only);
-  json.field("features_incompatible", info.features_incompatible)
-      .field("place_bytes", info.place_bytes);
+  json.field("features", info.features).field("place_bytes", info.place_bytes);
   json.field("keys", info.keys)
       .field("pair_bytes", info.pair_bytes)
       .field("live_bytes", info.live_bytes);
@@ -65,11 +62,8 @@ void info_json(const KvCommand& command, const kv::StoreInfo& info) {
 void info_text(const KvCommand& command, const kv::StoreInfo& info) {
   row("place", command.place);
   row("format", text_of("version %u", info.version));
-  if (info.features_compatible | info.features_read_only | info.features_incompatible)
-    row("features", text_of("0x%llx compatible, 0x%llx read-only, 0x%llx incompatible",
-                            static_cast<unsigned long long>(info.features_compatible),
-                            static_cast<unsigned long long>(info.features_read_only),
-                            static_cast<unsigned long long>(info.features_incompatible)));
+  if (info.features)
+    row("features", text_of("0x%llx", static_cast<unsigned long long>(info.features)));
   row("uuid", uuid_text(info.uuid));
   row("size", text_of("%s (%llu bytes)", size_text(info.place_bytes).c_str(),
                       static_cast<unsigned long long>(info.place_bytes)));

@@ -85,11 +85,8 @@ void show_format(const PhysicalLunInfo& info) {
   row("format", text_of("version %u, metadata image %llu%s", info.version,
                         static_cast<unsigned long long>(info.sequence),
                         info.damaged ? ", a damaged copy (lunar lun check --repair)" : ""));
-  if (info.features_compatible | info.features_read_only | info.features_incompatible)
-    row("features", text_of("0x%llx compatible, 0x%llx read-only, 0x%llx incompatible",
-                            static_cast<unsigned long long>(info.features_compatible),
-                            static_cast<unsigned long long>(info.features_read_only),
-                            static_cast<unsigned long long>(info.features_incompatible)));
+  if (info.features)
+    row("features", text_of("0x%llx", static_cast<unsigned long long>(info.features)));
   row("extents", text_of("%llu of %s",
                          static_cast<unsigned long long>(
                              info.extent_bytes ? info.usable_bytes / info.extent_bytes : 0),

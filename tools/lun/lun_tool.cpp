@@ -336,9 +336,7 @@ void physical_fields(JsonWriter& json, const std::string& device, const Physical
       .field("luns", info.luns)
       .field("repaired", info.repaired)
       .field("damaged_copies", info.damaged)
-      .field("features_compatible", info.features_compatible)
-      .field("features_read_only", info.features_read_only)
-      .field("features_incompatible", info.features_incompatible);
+      .field("features", info.features);
 }
 
 void print_json(const JsonWriter& json) { printf("%s\n", json.text().c_str()); }

@@ -8,6 +8,7 @@
 
 #include <bit>
 
+#include "base/bytes.h"
 #include "base/units.h"
 #include "lun/raw_io.h"
 #include "sys/arena.h"
@@ -28,22 +29,11 @@ uint64_t checksum_of(const ImageHeader& header) {
   return XXH3_64bits(&header, offsetof(ImageHeader, checksum));
 }
 
-bool zeros(const char* at, uint64_t bytes) {
-  return bytes == 0 || (at[0] == 0 && memcmp(at, at + 1, bytes - 1) == 0);
+uint64_t unknown_features(const ImageSpec& spec, const ImageHeader& header) {
+  return header.features & ~spec.known_features;
 }
 
 }  // namespace
-
-uint64_t unknown_read_only(const ImageSpec& spec, const ImageHeader& header) {
-  return header.features_read_only & ~spec.known_read_only;
-}
-uint64_t unknown_incompatible(const ImageSpec& spec, const ImageHeader& header) {
-  return header.features_incompatible & ~spec.known_incompatible;
-}
-bool features_unknown(const ImageSpec& spec, const ImageHeader& header) {
-  return (header.features_compatible & ~spec.known_compatible) || unknown_read_only(spec, header) ||
-         unknown_incompatible(spec, header);
-}
 
 void image_seal(const ImageSpec& spec, char* image) {
   ImageHeader& header = *reinterpret_cast<ImageHeader*>(image);
@@ -70,12 +60,11 @@ bool image_intact(const ImageSpec& spec, const char* image) {
   if (!image_header_intact(spec, image)) return false;
   const ImageHeader& header = header_at(image);
   const uint64_t used = sizeof header + spec.body_bytes;
-  if (unknown_incompatible(spec, header) || header.body_bytes != spec.body_bytes) return false;
-  if (!features_unknown(spec, header) &&
-      !(zeros(reinterpret_cast<const char*>(header.reserved), sizeof header.reserved) &&
-        zeros(image + used, spec.slot_bytes - used)))
-    return false;
-  return header.body_checksum == XXH3_64bits(image + sizeof header, spec.body_bytes);
+  return !unknown_features(spec, header) && header.body_bytes == spec.body_bytes &&
+         bytes_are_zero(header.reserved, sizeof header.reserved) &&
+         bytes_are_zero(header.reserved_end, sizeof header.reserved_end) &&
+         bytes_are_zero(image + used, spec.slot_bytes - used) &&
+         header.body_checksum == XXH3_64bits(image + sizeof header, spec.body_bytes);
 }
 
 int AtomicImage::prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places,
@@ -198,13 +187,11 @@ int AtomicImage::load(Repair what_to_repair, SlotReport* report) {
   if (status < 0) return status;
   // any of them: an older image that cannot be validated could not be repaired
   for (unsigned i = 0; i < slots(); ++i) {
-    if (image_header_intact(spec_, slot(i))) unknown |= unknown_incompatible(spec_, header_of(i));
+    if (image_header_intact(spec_, slot(i))) unknown |= unknown_features(spec_, header_of(i));
   }
   status = unknown ? -EPROTONOSUPPORT : choose_newest(&newest, report);
   report->unknown = unknown;
   if (status < 0) return status;
-  report->unknown = unknown_read_only(spec_, header_of(newest));
-  if (report->unknown && !only_reads(what_to_repair)) return -EROFS;
   // Two out of form: an acknowledged image is in both slots of its parity, so while one of each
   // parity is sound, the newest sound one is what was acknowledged last or newer.
   const unsigned bad = report->bad, bad_count = static_cast<unsigned>(std::popcount(bad));

@@ -47,7 +47,7 @@ struct SlotReport {
   unsigned repaired = 0;
   bool proven = false;    // nothing newer than what was loaded was acknowledged
   const char* what = "";  // what is wrong with the first of them
-  uint64_t unknown = 0;   // the feature bits that caused -EPROTONOSUPPORT or -EROFS
+  uint64_t unknown = 0;   // the feature bits that caused -EPROTONOSUPPORT
 };
 
 // Identifies the images of a table: all of these must match.
@@ -58,7 +58,7 @@ struct ImageSpec {
   uint64_t super_checksum = 0;
   uint64_t body_bytes = 0;
   uint64_t slot_bytes = 0;  // header and body, rounded up to a multiple of 4096
-  uint64_t known_compatible = 0, known_read_only = 0, known_incompatible = 0;  // feature bits
+  uint64_t known_features = 0;
 };
 struct ImagePlaces {
   unsigned copies = 2;  // 1 or 2
@@ -80,11 +80,8 @@ class ImageValidator {
 void image_seal(const ImageSpec& spec, char* image);
 // Whether this is an image of `spec`, by a header with the right checksum; the rest is not checked.
 bool image_header_intact(const ImageSpec& spec, const char* image);
-// Whether all of its checksums are right. False if it has unknown incompatible features.
+// Whether all of its checksums are right. False if it has unknown features.
 bool image_intact(const ImageSpec& spec, const char* image);
-uint64_t unknown_read_only(const ImageSpec& spec, const media::ImageHeader& header);
-uint64_t unknown_incompatible(const ImageSpec& spec, const media::ImageHeader& header);
-bool features_unknown(const ImageSpec& spec, const media::ImageHeader& header);  // either of these
 
 class AtomicImage {
  public:
@@ -93,8 +90,7 @@ class AtomicImage {
                             ImageValidator* validator);
   void release();
   // Reads all slots, finds the newest image, repairs; image() is the newest one then. 0; -EBADMSG;
-  // -EPROTONOSUPPORT: unknown incompatible features; -EROFS: unknown read-only features, and a
-  // repair that writes (nothing is written); -EIO and other errors of the device.
+  // -EPROTONOSUPPORT: unknown features; -EIO and other errors of the device.
   [[nodiscard]] int load(Repair repair, SlotReport* report);
   // Writes image(), whose body and features the caller has changed, as the next image; durable at
   // return. What the change relies on must be durable before. After a failure the device is read

@@ -44,16 +44,14 @@ bool name_sound(const char (&name)[kLunNameBytes], bool scratch) {
 
 uint64_t name_hash(const char* name) { return XXH3_64bits(name, kLunNameBytes); }
 
-// strict: all that is reserved is 0.
-const char* entry_fault(const LunEntry& entry, const Geometry& geometry, bool strict) {
+const char* entry_fault(const LunEntry& entry, const Geometry& geometry) {
   if (!(entry.flags & kEntryUsed)) {
     return bytes_are_zero(&entry, sizeof entry) ? nullptr : "a free entry that is not empty";
   }
-  if (strict && entry.flags & ~uint32_t{kEntryUsed | kEntryScratch})
-    return "an entry with unknown flags";
+  if (entry.flags & ~uint32_t{kEntryUsed | kEntryScratch}) return "an entry with unknown flags";
   if (!name_sound(entry.name, (entry.flags & kEntryScratch) != 0))
     return "an entry with an impossible name";
-  if (strict && !bytes_are_zero(entry.reserved, sizeof entry.reserved))
+  if (!bytes_are_zero(entry.reserved, sizeof entry.reserved))
     return "an entry with unknown content";
   if (entry.extents > geometry.extent_count) return "an entry with more extents than there are";
   if (entry.size_bytes > entry.extents * geometry.extent_bytes)
@@ -176,9 +174,6 @@ ImageSpec image_spec(const Geometry& geometry, const LunIdentity& identity) {
   spec.super_checksum = identity.checksum;
   spec.body_bytes = MetadataImage{nullptr, &geometry}.body_bytes();
   spec.slot_bytes = geometry.image_bytes;
-  spec.known_compatible = kFeaturesCompatible;
-  spec.known_read_only = kFeaturesReadOnly;
-  spec.known_incompatible = kFeaturesIncompatible;
   return spec;
 }
 
@@ -186,7 +181,6 @@ void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus
   const Geometry& geometry = *image.geometry;
   const LunEntry* entries = image.entries();
   const ExtentOwner* extents = image.extents();
-  const bool strict = !features_unknown(image_spec(geometry, {}), image.header());
   *out = {};
   const auto fault = [out](const char* text) {
     if (!out->fault) out->fault = text;
@@ -196,7 +190,7 @@ void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus
   for (uint32_t i = 0; i < geometry.entry_count; ++i) {
     const LunEntry& entry = entries[i];
     scratch->first[i] = UINT32_MAX;  // none of its places is believed
-    if (const char* text = entry_fault(entry, geometry, strict)) {
+    if (const char* text = entry_fault(entry, geometry)) {
       fault(text);
       continue;
     }

@@ -101,8 +101,8 @@ struct ImageCensus {
 };
 void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus* out);
 // Whether the content is possible: every owner is in range and used; each LUN has positions 0..n-1
-// once each; names are legal and unique; sizes are within the extents; and unless there are unknown
-// features, reserved bytes are zero and flags are known. `what` receives the first fault.
+// once each; names are legal and unique; sizes are within the extents; reserved bytes are zero and
+// flags are known. `what` receives the first fault.
 bool image_sound(const MetadataImage& image, SoundScratch* scratch, const char** what);
 
 // 1 to 31 of [A-Za-z0-9._-], not starting with '-' or '.'.

@@ -74,9 +74,6 @@ static_assert(offsetof(Superblock, reserved) == 112 && offsetof(Superblock, chec
 // extent table.
 constexpr char kImageMagic[8] = {'L', 'u', 'n', 'I', 'm', 'a', 'g', 'e'};
 
-// The bits that this version knows.
-constexpr uint64_t kFeaturesCompatible = 0, kFeaturesReadOnly = 0, kFeaturesIncompatible = 0;
-
 enum EntryFlags : uint32_t { kEntryUsed = 1, kEntryScratch = 2 };
 
 struct LunEntry {

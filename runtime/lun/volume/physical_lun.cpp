@@ -41,13 +41,6 @@ int PhysicalLunImpl::explain(int err, const SlotReport& report, const char* advi
         err,
         "LUN %s: its metadata uses features 0x%lx that this Lunar does not know; use a newer one",
         name, static_cast<unsigned long>(report.unknown));
-  if (err == -EROFS)
-    return why->set(err,
-                    "LUN %s: its metadata uses features 0x%lx that this Lunar may only read; use a "
-                    "newer one (lun "
-                    "list, info and check "
-                    "work)",
-                    name, static_cast<unsigned long>(report.unknown));
   if (err == -EBADMSG)
     return why->set(err, "LUN %s: its metadata is damaged beyond its copies (%s); %s", name,
                     *report.what ? report.what : "no image is sound", advice);
@@ -113,10 +106,7 @@ int PhysicalLunImpl::info(PhysicalLunInfo* out) {
   for (unsigned i = 0; i < geometry().entry_count; ++i) out->luns += used(i) && !dead(i);
   out->repaired = repaired_;
   out->damaged = damaged_;
-  const media::ImageHeader& header = store_.image().header();
-  out->features_compatible = header.features_compatible;
-  out->features_read_only = header.features_read_only;
-  out->features_incompatible = header.features_incompatible;
+  out->features = store_.image().header().features;
   return 0;
 }
 
@@ -180,7 +170,6 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
     return 0;
   }
   if (session.status() < 0) return session.status();
-  if (repair && seen.unknown) return -EROFS;  // a newer one began to use that while this was open
   if (repaired_) {
     ++report->problems;
     ++report->repaired;

@@ -58,7 +58,7 @@ struct PhysicalLunInfo {
   bool repaired = false;  // a copy was found damaged at open and repaired
   unsigned damaged = 0;   // copies that were found damaged at open and not repaired (Format::kLook)
   // bits: physical_format.h
-  uint64_t features_compatible = 0, features_read_only = 0, features_incompatible = 0;
+  uint64_t features = 0;
 };
 
 enum class Format : uint8_t {
@@ -102,8 +102,7 @@ class PhysicalLun {
   // Takes ownership of `raw` (opened for Claim::kParts) in any case: it is closed with the LUN, or
   // at once on failure. 0 or -errno with *why: -ENODEV blank, -EEXIST contains something else,
   // -EPROTONOSUPPORT version or unknown features, -EBADMSG damaged beyond its copies, -ENOSPC too
-  // small, -EROFS (open read-only, or with features that this version may only read: kLook opens
-  // these).
+  // small, -EROFS (open read-only).
   [[nodiscard]] static int open(Device* raw, Format format, PhysicalLun** out, ErrorText* why);
   virtual void close() = 0;
 
@@ -118,7 +117,7 @@ class PhysicalLun {
   [[nodiscard]] virtual int check(bool repair, CheckReport* report) = 0;
   // Makes the device blank again (its head; the data of LUNs stay) if nothing on it outlives its
   // owners. Pre: opened by kEnd, and the device for Claim::kAlone, so that no scratch LUN has an
-  // owner. -EBUSY: there is a named LUN; -EROFS: features that this version does not know; -errno.
+  // owner. -EBUSY: there is a named LUN; -errno.
   // If it fails half way, the device counts as blank.
   [[nodiscard]] virtual int end(ErrorText* why) = 0;
   virtual Device* device() = 0;

@@ -311,14 +311,6 @@ int PhysicalLunImpl::format_now(ErrorText* why) {
 
 // Pre: loaded. 0 when nothing would be lost.
 int PhysicalLunImpl::refuse_end(ErrorText* why) {
-  const media::ImageHeader& header = store_.image().header();
-  const uint64_t unknown = (header.features_compatible & ~media::kFeaturesCompatible) |
-                           (header.features_read_only & ~media::kFeaturesReadOnly);
-  if (unknown)
-    return why->set(-EROFS,
-                    "LUN %s: carries virtual LUNs with features 0x%lx that this Lunar does not "
-                    "know; use a newer one",
-                    raw_->name(), static_cast<unsigned long>(unknown));
   const char* first = nullptr;
   unsigned others = 0;
   for (unsigned i = 0; i < geometry().entry_count; ++i) {

@@ -24,7 +24,6 @@ namespace {
 
 constexpr Format kAll[] = {Format::kNever, Format::kIfBlank, Format::kRepair, Format::kLook,
                            Format::kCheck};
-enum Bits { kCompatible, kReadOnly, kIncompatible };
 
 struct FormatBed : lunar_test::LunInMemory {
   std::vector<lunar_test::DeviceEvent> events;  // of the last open
@@ -52,13 +51,8 @@ struct FormatBed : lunar_test::LunInMemory {
     image_seal(image, LunIdentity(super()));
     memcpy(slot(place + 2), slot(place), g.image_bytes);
   }
-  void set_feature(Bits which, uint64_t bits) {
-    forge([&](const MetadataImage& image) {
-      media::ImageHeader& h = image.header();
-      (which == kCompatible ? h.features_compatible
-       : which == kReadOnly ? h.features_read_only
-                            : h.features_incompatible) = bits;
-    });
+  void set_feature(uint64_t bits) {
+    forge([&](const MetadataImage& image) { image.header().features = bits; });
   }
   std::vector<std::string> names(Format format) {
     PhysicalLun* lun = must(format);
@@ -131,7 +125,7 @@ TEST_CASE("format: an image of the first version opens, and is changed as that v
   REQUIRE(lun->info(&info) == 0);
   CHECK((info.luns == 2 && info.version == 1 &&
          info.free_bytes == info.usable_bytes - 3 * info.extent_bytes));
-  CHECK((info.features_compatible | info.features_read_only | info.features_incompatible) == 0);
+  CHECK(info.features == 0);
   lun->close();
   CHECK(bed.make("gamma", 100 * kKiB) == 0);
   CHECK(first_version_accepts(bed.memory) == 4);
@@ -142,12 +136,10 @@ TEST_CASE(
     "takes for damaged") {
   FormatBed bed;
   CHECK(first_version_accepts(bed.memory) == 4);
-  for (const Bits which : {kCompatible, kReadOnly, kIncompatible}) {
-    FormatBed other;
-    other.set_feature(which, 1);
-    // of two generations the older: no --repair of its goes back to that
-    CHECK(first_version_accepts(other.memory) == 2);
-  }
+  FormatBed other;
+  other.set_feature(1);
+  // of two generations the older: no --repair of its goes back to that
+  CHECK(first_version_accepts(other.memory) == 2);
   REQUIRE(bed.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
   CHECK(first_version_accepts(bed.memory) == 2);
   REQUIRE(bed.make("z", 64 * kKiB) == 0);
@@ -155,81 +147,17 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "format: an unknown compatible feature is kept, with what belongs to it, while LUNs are made") {
-  FormatBed bed;
-  bed.forge([](const MetadataImage& image) {
-    image.header().features_compatible = 0x8000000000000001;
-    image.header().reserved[3] = 7;
-    image.entries()[0].flags |= 0x100;
-    image.entries()[0].reserved[5] = 9;
-  });
-  REQUIRE(bed.make("z", 64 * kKiB) == 0);
-  REQUIRE(bed.make("w", 64 * kKiB) == 0);
-  CHECK(bed.names(Format::kNever) == std::vector<std::string>{"x", "y", "z", "w"});
-  for (unsigned i = 0; i < 4; ++i) {
-    const Geometry g = bed.geometry();
-    const MetadataImage image{bed.slot(i), &g};
-    CHECK((image.header().features_compatible == 0x8000000000000001 &&
-           image.header().reserved[3] == 7));
-    CHECK((image.entries()[0].flags == (media::kEntryUsed | 0x100) &&
-           image.entries()[0].reserved[5] == 9));
-  }
-  PhysicalLun* lun = bed.must(Format::kLook);
-  PhysicalLunInfo info;
-  CHECK(lun->info(&info) == 0);
-  CHECK(info.features_compatible == 0x8000000000000001);
-  lun->close();
-}
-
-TEST_CASE(
-    "format: an unknown read-only feature lets look and read, and nothing be written, not even to "
-    "repair") {
-  for (const bool torn : {false, true}) {
-    FormatBed bed;
-    bed.set_feature(kReadOnly, 0x20);
-    if (torn) bed.slot(bed.newest() + 2)[3000] ^= 1;
-    const std::vector<char> before = bed.memory;
-    for (const Format format : {Format::kNever, Format::kIfBlank, Format::kRepair}) {
-      CHECK(bed.open(format) == -EROFS);
-      CHECK(bed.says("features 0x20 that this Lunar may only read"));
-    }
-    CHECK(bed.names(Format::kLook) == std::vector<std::string>{"x", "y"});
-    CHECK(bed.check(Format::kCheck).problems == (torn ? 1 : 0));
-    PhysicalLun* physical = bed.must(Format::kLook);
-    PhysicalLunInfo info;
-    CHECK(physical->info(&info) == 0);
-    CHECK((info.features_read_only == 0x20 && info.luns == 2 && info.damaged == torn));
-    CHECK(physical->remove("x", &bed.why) == -EROFS);
-    CheckReport report;
-    CHECK(physical->check(true, &report) == -EROFS);
-    VirtualOptions options;
-    options.name = "y";
-    VirtualLun* lun = nullptr;
-    REQUIRE(VirtualLun::open(physical, options, &lun, &bed.why) == 0);
-    CHECK(lun->size_bytes() == 128 * kKiB);
-    CHECK(lun->set_size(256 * kKiB, &bed.why) == -EROFS);
-    CHECK(lun->set_size(64 * kKiB, &bed.why) == -EROFS);
-    lun->close();
-    options.create = true;
-    options.name = "z";
-    CHECK(bed.open(options, &lun, Format::kLook) == -EROFS);
-    CHECK(bed.open(VirtualOptions{}, &lun, Format::kLook) == -EROFS);
-    CHECK(bed.memory == before);
-  }
-}
-
-TEST_CASE(
-    "format: an unknown incompatible feature is refused by name, whatever is asked but "
+    "format: an unknown feature is refused by number, whatever is asked but "
     "formatting") {
   FormatBed bed;
-  bed.set_feature(kIncompatible, 0x4000);
+  bed.set_feature(0x4000);
   std::vector<char> before = bed.memory;
   for (const bool whole : {false, true}) {  // first the newest of two generations, then all
     if (whole) {
       const Geometry g = bed.geometry();
       const unsigned older = bed.newest() ^ 1;
       const MetadataImage image{bed.slot(older), &g};
-      image.header().features_incompatible = 0x4000;
+      image.header().features = 0x4000;
       image_seal(image, LunIdentity(bed.super()));
       memcpy(bed.slot(older + 2), bed.slot(older), g.image_bytes);
       before = bed.memory;
@@ -247,16 +175,14 @@ TEST_CASE(
 TEST_CASE(
     "format: an older version that has it open changes nothing once a newer one uses what it does "
     "not know") {
-  for (const Bits which : {kReadOnly, kIncompatible}) {
-    FormatBed bed;
-    PhysicalLun* lun = bed.must(Format::kNever);
-    bed.set_feature(which, 2);
-    const std::vector<char> before = bed.memory;
-    CHECK(lun->remove("x", &bed.why) == (which == kReadOnly ? -EROFS : -EPROTONOSUPPORT));
-    CHECK(bed.says("features 0x2"));
-    CHECK(bed.memory == before);
-    lun->close();
-  }
+  FormatBed bed;
+  PhysicalLun* lun = bed.must(Format::kNever);
+  bed.set_feature(2);
+  const std::vector<char> before = bed.memory;
+  CHECK(lun->remove("x", &bed.why) == -EPROTONOSUPPORT);
+  CHECK(bed.says("features 0x2"));
+  CHECK(bed.memory == before);
+  lun->close();
 }
 
 TEST_CASE(
