@@ -53,7 +53,6 @@ int Chunk::open(const Options& options, Chunk** out) {
 
   const Environment environment = read_environment();
   chunk->command_timeout_ns_ = environment.command_timeout_ns;
-  chunk->lun_id_ = environment.lun_id;
   int status = chunk->open_device(options);
   if (status == 0) {
     chunk->find_limits(environment);

@@ -244,7 +244,6 @@ class Chunk final : public Handle {
   sys::Mutex resize_;
   uint64_t timeout_ns_ = 0;          // of an I/O; 0: no limit, or the device needs none
   uint64_t command_timeout_ns_ = 0;  // for a free command
-  uint64_t lun_id_ = 0;
   size_t mapping_bytes_ = 0;
   std::atomic<uint64_t>* sequence_ = nullptr;  // number of the next issue
   std::atomic<uint64_t> own_sequence_{0};

@@ -173,13 +173,6 @@ class Index {
     return add(known << kTagBits | entry >> kAddressBits, address_of(entry));
   }
   static Address address_in(uint64_t entry) { return address_of(entry); }
-  // A number that distinguishes the entry for a key of that hash at `address` from nearly all
-  // others; never 0.
-  static uint32_t short_of(uint64_t hash, Address address) {
-    return static_cast<uint32_t>(
-               (tag_of(hash) << kAddressBits | address.value) * 0x9e3779b97f4a7c15 >> 32) |
-           1;
-  }
   unsigned bits() const { return bits_; }
   uint64_t buckets() const { return primary_.count(); }
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
