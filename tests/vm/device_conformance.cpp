@@ -172,7 +172,8 @@ Device* open_device(const std::string& uri, bool read_only = false, bool scratch
 void show(Device* device) {
   const Capabilities can = device->capabilities();
   printf(
-      "%s (%s): %s, align %u; discard %d, window %d, polled %d, persistent %d, fua %s, transfer %s, "
+      "%s (%s): %s, align %u; discard %d, window %d, polled %d, persistent %d, fua %s, transfer "
+      "%s, "
       "memory align %u\n",
       device->name(), device->kind(), format_size(device->size_bytes()).text, device->io_align(),
       can.discard, can.window, can.polled, can.persistent, fua_text(can.fua),
