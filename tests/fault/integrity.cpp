@@ -448,7 +448,9 @@ TEST_CASE("lost-page") {
   for (uint64_t round = 0; round < kRounds; ++round, ++g_progress) {
     lose(lost);
     if (round == 0) REQUIRE(lunar_touch(lost, page) == -EIO, "lunar_touch of a page that is lost");
+    const uint64_t faults = tier::stats().major_faults;
     REQUIRE(is_lost(lost, false) && is_lost(lost, true), "a lost page can be touched");
+    if (round != 0) REQUIRE(tier::stats().major_faults == faults + 1, "a fault counts once a read");
     int ends[2];
     REQUIRE(pipe(ends) == 0);
     REQUIRE(write(ends[1], lost, page) == -1 && (errno == EFAULT || errno == EHWPOISON),

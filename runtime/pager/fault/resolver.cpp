@@ -247,7 +247,7 @@ int Resolver::progress(bool wait, int64_t timeout_ns) {
   return total;
 }
 
-// ---- the end of a read: what is right is installed; what is wrong is read again, three times, the
+// ---- the end of a read: what is right is installed; what is wrong is read again, three times
 
 void Resolver::release_op(unsigned op_index) {
   free_ops_[free_op_count_++] = static_cast<uint16_t>(op_index);
@@ -285,8 +285,10 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     i += n;
   }
   g_fault.watched.ends(since, true);
-  (op.fault ? counters().major_faults : counters().prefetched).add(op.fault ? 1 : op.count);
-  if (op.fault && op.count > 1) counters().prefetched.add(op.count - 1u);
+  if (op.retries == 0) {  // what is read again was counted
+    counters().major_faults.add(op.fault ? 1 : 0);
+    counters().prefetched.add(op.count - (op.fault ? 1u : 0u));
+  }
   counters().read_bytes.add(op.count * state_.page_size);
   if (bad == 0) {
     window_.give(op.window, op.count);

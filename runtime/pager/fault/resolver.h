@@ -100,7 +100,7 @@ class Resolver {
   PagerState& state_;
   sys::Section releases_;  // evicted pages are being installed and released
   ReadWindow window_;
-  Context* contexts_[16] = {};
+  Context* contexts_[kLunIds] = {};
   ReadOp* ops_ = nullptr;
   uint16_t free_ops_[kOpsMax] = {};
   unsigned free_op_count_ = 0;

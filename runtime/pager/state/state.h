@@ -202,7 +202,7 @@ inline uint16_t exclusive_epoch(const PagerState& state) {
 }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
-// The word of a page that was installed. heat: see the policy in evict/evictor.h.
+// The word of a page that was installed. heat: see evict/choose.h.
 inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat,
                               uint16_t epoch) {
   return from.with_state(PageState::kResident)
