@@ -106,7 +106,7 @@ class Store {
  public:
   // 0, -EINVAL, -ENOMEM (also if dram_bytes is too small), -ENOSPC (the device is too small, or has
   // no room), with *why; kKept also -ENOENT (there is no store on the device), -EPROTONOSUPPORT,
-  // -EROFS (of a later version), -EBADMSG (damaged).
+  // -EBADMSG (damaged).
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();  // pre: not nullptr, no longer in use
   // In a forked child that will not use the store: closes the descriptors of the device and the
