@@ -116,8 +116,8 @@ void Tally::walk(PagerState& state, Region& region) {
       if (s != PageState::kPoisoned && s != PageState::kGuard)
         check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page,
               present[k], static_cast<int64_t>(s));
-      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() &&
-          word.lun() == state.luns.own)
+      if ((s == PageState::kResident || s == PageState::kEvicted || s == PageState::kPoisoned) &&
+          word.has_slot() && word.lun() == state.luns.own)
         ++slots;
       if (s == PageState::kInFrame) {
         const Frame& frame = state.frames.at(word.index());

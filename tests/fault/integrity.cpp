@@ -484,6 +484,28 @@ TEST_CASE("lost-page") {
   REQUIRE(tier::validate());
 }
 
+// Neighbours that are read in one go are checked one by one: only the damaged page is lost.
+TEST_CASE("lost-page-of-a-run") {
+  constexpr uint64_t kPages = 64, kLost = 21;
+  tier::start_tier(16 * kMega, 128 * kMega, nullptr, "log_file=/dev/null");
+  const size_t page = lunar_page_bytes();
+  char* base = new_region(kPages * page);
+  char* lost = base + kLost * page;
+  struct sigaction action{};
+  action.sa_sigaction = on_sigbus;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGBUS, &action, nullptr);
+  for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
+  REQUIRE(lunar_evict(base, kPages * page) == kPages);
+  lose(lost);
+  const lunar_range range = {base, kPages * page};
+  REQUIRE(lunar_prefetch(&range, 1) == -EIO);
+  REQUIRE(is_lost(lost, false), "a damaged page of a run was installed");
+  check_neighbours(base, kPages, kLost);
+  REQUIRE(tier::stats().poisoned == 1);
+  REQUIRE(tier::validate());
+}
+
 // ---- processes that end -------------------------------------------------------------------------
 
 // What a child writes to standard error before it ends by a FATAL line.
