@@ -18,13 +18,10 @@
 namespace lunar {
 namespace {
 
-const char* const kStateNames[] = {"empty", "resident", "evicted", "in frame",
-                                   "busy",  "poisoned", "gone",    "guard"};
-
 void say(int fd, const char* text, size_t n) { (void)sys::write_to_program(fd, text, n); }
 
 void dump_region(int fd, const Region& region) {
-  uint64_t in_state[8] = {};
+  uint64_t in_state[kPageStates] = {};
   uint64_t end = region.table_pages.load();
   char line[256];
   unsigned shown = 0;
@@ -34,7 +31,7 @@ void dump_region(int fd, const Region& region) {
     if (word.state() == PageState::kBusy && shown++ < 8) {
       size_t n = format_to(line, sizeof line, "  busy page %p (was %s, waiter %d, index %u)\n",
                            static_cast<const void*>(region.address_of(PageIndex(i))),
-                           kStateNames[static_cast<unsigned>(word.previous())], word.waiter(),
+                           kPageStateNames[static_cast<unsigned>(word.previous())], word.waiter(),
                            word.index());
       say(fd, line, n);
     }
@@ -43,9 +40,9 @@ void dump_region(int fd, const Region& region) {
                        static_cast<const void*>(region.base), end, region.pages,
                        region.committed_pages.load());
   say(fd, line, n);
-  for (unsigned s = 0; s < 8; ++s) {
+  for (unsigned s = 0; s < kPageStates; ++s) {
     if (in_state[s] == 0) continue;
-    n = format_to(line, sizeof line, " %s %lu", kStateNames[s], in_state[s]);
+    n = format_to(line, sizeof line, " %s %lu", kPageStateNames[s], in_state[s]);
     say(fd, line, n);
   }
   say(fd, "\n", 1);

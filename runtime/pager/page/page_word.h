@@ -41,12 +41,18 @@
 
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 
 #include "base/units.h"
 
 namespace lunar {
 
 enum class PageState : uint8_t { kEmpty, kResident, kEvicted, kInFrame, kBusy, kPoisoned, kGuard };
+constexpr unsigned kPageStates = 7;
+constexpr const char* kPageStateNames[] = {"empty", "resident", "evicted", "in frame",
+                                           "busy",  "poisoned", "guard"};
+static_assert(std::size(kPageStateNames) == kPageStates &&
+              static_cast<unsigned>(PageState::kGuard) == kPageStates - 1);
 
 struct PageWord {
   uint64_t raw = 0;
