@@ -58,12 +58,11 @@ enum class Effect : uint8_t {
   kEvict,        // to the LUN now
   kGuard,        // this and the following: also for what is only reserved
   kUnguard,
-  kHuge,  // the kernel's while memory is plain; tiered memory has small pages
-  kWipe,  // a forked child finds zeros
-  kKeep,
-  kKernel,  // the kernel's to do: it leaves contents alone
-  kRefuse,  // what the kernel answers for memory like this, or a promise that would be broken:
-            // EINVAL
+  kHuge,      // the kernel's while memory is plain; tiered memory has small pages
+  kHandOver,  // the map leaves the tier first; the heap's and API regions' memory cannot: EINVAL
+  kKernel,    // the kernel's to do: it leaves contents alone
+  kRefuse,    // what the kernel answers for memory like this, or a promise that would be broken:
+              // EINVAL
 };
 
 struct Rule {
@@ -88,8 +87,8 @@ constexpr Rule kRules[] = {
     {kNoHugePage, Effect::kHuge},
     {kDontDump, Effect::kKernel},
     {kDoDump, Effect::kKernel},
-    {kWipeOnFork, Effect::kWipe},
-    {kKeepOnFork, Effect::kKeep},
+    {kWipeOnFork, Effect::kHandOver},
+    {kKeepOnFork, Effect::kKernel},
     {kCold, Effect::kEvict},
     {kPageOut, Effect::kEvict},
     {kPopulateRead, Effect::kTouch},
@@ -174,12 +173,9 @@ int advise_tiered(char* address, size_t bytes, int advice) {
       return pager_guard(address, bytes, false);
     case Effect::kHuge:
       return pager_advise_huge(address, bytes, advice);
-    case Effect::kWipe:
-      return pager_wipe_on_fork(address, bytes, true);
-    case Effect::kKeep:
-      return pager_wipe_on_fork(address, bytes, false);
     case Effect::kKernel:
       return sys::advise(address, bytes, advice);
+    case Effect::kHandOver:
     case Effect::kRefuse:
       break;
   }
@@ -188,13 +184,15 @@ int advise_tiered(char* address, size_t bytes, int advice) {
 
 int maps_advise(char* address, size_t bytes, int advice) {
   if (maps_are_gone(bytes)) return -ENOMEM;
+  const Rule* rule = rule_of(advice);
+  if (rule != nullptr && rule->effect == Effect::kHandOver)
+    if (const int rc = maps_hand_over(address, bytes); rc < 0) return rc;
   bool plain;
   {
     MapsLock lock;
     plain = wholly_committed(address, address + bytes);
   }
   if (plain) return advise_tiered(address, bytes, advice);
-  const Rule* rule = rule_of(advice);
   // A reservation has nothing to advise on, but it can hold guard pages, and what the kernel keeps
   // for a mapping.
   bool reserved_too = rule != nullptr && rule->effect >= Effect::kGuard;

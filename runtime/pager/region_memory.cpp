@@ -14,7 +14,6 @@
 #include "pager/fault/handler.h"
 #include "pager/fault/map_events.h"
 #include "pager/fork/checked_forks.h"
-#include "pager/fork/wipe.h"
 #include "pager/pager.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
@@ -27,10 +26,10 @@
 namespace lunar {
 
 constexpr size_t kUsableStep = 64 * kMiB;  // a grow-only region is made read/write in such steps
-static constinit std::atomic<uint64_t> g_refused_bytes{
-    0};  // of the last commit that found no space; 0: logged
-static constinit std::atomic<bool> g_refused_by_tables{
-    false};  // its space was that of page tables, not of the LUN
+// size of the last commit that found no space; 0: none, or it was logged
+static constinit std::atomic<uint64_t> g_refused_bytes{0};
+// that space was of page tables, not of the LUN
+static constinit std::atomic<bool> g_refused_by_tables{false};
 
 // Address space on a chunk's boundary, so that a chunk can be a huge page. Small regions lie
 // anywhere.
@@ -232,8 +231,8 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   g_refused_by_tables.store(false, std::memory_order_relaxed);
   if (const int rc = space_charge(state, pages, true); rc < 0) {
     promise_uncommit(state, *region, first, end);
-    if (rc != -EFBIG)
-      g_refused_bytes.store(bytes, std::memory_order_relaxed);  // that has been said
+    // -EFBIG has been logged
+    if (rc != -EFBIG) g_refused_bytes.store(bytes, std::memory_order_relaxed);
     return -ENOMEM;
   }
   region->committed_pages.fetch_add(pages);
@@ -292,7 +291,7 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
 }
 
 // While the process is not active: a fresh map takes content, locks, guard pages and advice with
-// the old one (not the list of wipe.h). -EAGAIN: it is active, or about to be.
+// the old one. -EAGAIN: it is active, or about to be.
 static int map_plain_anew(PagerState& state, const Region& region, size_t offset, size_t bytes) {
   if (pager_active()) return -EAGAIN;
   CommitLock lock(state);
@@ -305,8 +304,6 @@ static int map_plain_anew(PagerState& state, const Region& region, size_t offset
 int region_clear(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   char* const address = region->base + offset;
-  if (wipe_any())
-    if (const int rc = pager_wipe_on_fork(address, bytes, false); rc < 0) return rc;
   // One call to the kernel instead of two: programs end maps by the thousand.
   if (map_plain_anew(state, *region, offset, bytes) == 0)
     return pager_advise(address, bytes, LUNAR_NORMAL);

@@ -16,7 +16,6 @@
 #include "pager/fault/kept_pages.h"
 #include "pager/fork/checked_forks.h"
 #include "pager/fork/lun_ids.h"
-#include "pager/fork/wipe.h"
 #include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/program_end.h"
@@ -123,7 +122,6 @@ int64_t settle_words(PagerState& state) {
   state.luns.referred = 0;
   tables_enter_child(state);
   promise_enter_child(state);
-  wipe_in_child(state);
   for (Region& region : state.regions) {
     region.grow_lock.reset_in_child();
     uint64_t end = region.table_pages.load(), charged = 0;
@@ -276,7 +274,7 @@ void charge_difference(PagerState& state, const ForkInHand& fork, int64_t reside
   state.account.use_reserved(fork.checked.fixed);
   tables_go_live(state);
   promise_go_live(state, fork.checked.tables);
-  // than it was when the fork was checked
+  // what was committed since the fork was checked
   const int64_t more = static_cast<int64_t>(committed << state.page_shift) - fork.checked.lun_bytes;
   if (more < 0)
     state.account.lun_give(-more);
@@ -309,7 +307,6 @@ void fork_enter_child(PagerState& state, const ForkInHand& fork, bool of_libc, c
   checked_forks_enter_child();
   sys::note_memory_owner();
   if (of_libc) sys::threads_unmap_parents(here);
-  wipe_reset_in_child();
   HostGuard guard;
   if (!fork.engaged) return enter_plain_child(state, fork);
   host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
