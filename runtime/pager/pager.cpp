@@ -210,19 +210,19 @@ int pager_set_dram(uint64_t bytes) {
   if (const int rc = check_dram(state, bytes, &why); rc < 0) return rc;
   const int64_t pages = static_cast<int64_t>(bytes >> state.page_shift);
   if (pager_active() && state.pinned_pages.load() > pages / 2) return -EBUSY;
-  if (pager_active()) {
-    const int64_t before = state.account.cap_pages();
-    state.account.set_cap(pages);  // first: of this and a promise at once, one sees the other
-    if (pages < before &&
-        pages - state.account.fixed_total() < kTableRoom + state.pinned_pages.load()) {
-      state.account.set_cap(before);
-      return -EBUSY;
-    }
+  const int64_t before = state.account.cap_pages();
+  state.account.set_cap(pages);  // first: of this and a promise at once, one sees the other
+  // plain memory above the new limit cannot be evicted before activation
+  const bool must_evict = !pager_active() && state.account.plain_pages() > plain_limit(state);
+  const bool can_evict = !must_evict || pager_activate(&why) == 0;
+  if (!can_evict || (pages < before && pages - state.account.fixed_total() <
+                                           kTableRoom + state.pinned_pages.load())) {
+    state.account.set_cap(before);
+    return -EBUSY;
   }
   state.dram_bytes = bytes;
-  if (!pager_active()) return 0;
   for (int i = 0; state.account.free_pages() < 0 && i < 600000; ++i) {
-    evictor_wake(state);
+    state.account.raise_pressure();
     sys::sleep_ns(100000);
   }
   return state.account.free_pages() < 0 ? -EBUSY : 0;

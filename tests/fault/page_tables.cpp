@@ -9,6 +9,7 @@
 //   page_tables forked      a child of sparse memory reads it, changes it, and gives it up
 //   page_tables forked_early  the same before activation, while another thread looks at the table
 //   page_tables shrunk      a budget that the tables of committed memory may fill is refused
+//   page_tables shrunk_early  a budget changed before activation is the account's at once
 //   page_tables reused      faults, discards, prefetches and evictions of neighbours in the same
 //                           leaves: every page has the content that it was given last
 #include <errno.h>
@@ -199,6 +200,32 @@ TEST_CASE("shrunk") {
   REQUIRE(lunar_region_destroy(base, kBytes) == 0);
   for (int i = 0; i < 500 && lunar_set_dram(16 * kMega) != 0; ++i) usleep(10000);
   REQUIRE(tier::stats().dram_budget_bytes == 16 * kMega, "what was given back is still promised");
+}
+
+// A process that is not active keeps the new budget too: the account has it, and what would be
+// above it when plain becomes tiered memory, and leaves DRAM.
+TEST_CASE("shrunk-early") {
+  constexpr uint64_t kBytes = 96 * kMega;
+  lunar::Options options;
+  lunar::ErrorText why;
+  REQUIRE(lunar::options_load(&options, environ, &why) == 0, "options: %s", why.text);
+  options.dram = 256 * kMega;
+  options.size = 2 * kGiga;
+  if (lunar::pager_create(options, &why) < 0) SKIP("userfaultfd", why.text);
+  const uint64_t page = lunar::sys::page_bytes();
+  REQUIRE(lunar::pager_set_dram(192 * kMega) == 0 && !lunar::pager_active());
+  REQUIRE(lunar::pager_budget_pages() == 192 * kMega / page, "the account keeps the old budget");
+  lunar::Region* region = nullptr;
+  REQUIRE(lunar::region_create(kBytes, lunar::kRegionStrict, &region) == 0 &&
+          lunar::region_commit(region, 0, kBytes) == 0 && !lunar::pager_active());
+  char* base = lunar::region_base(region);
+  for (uint64_t i = 0; i < kBytes / page; ++i) tier::stamp_write(base + i * page, page, i, 1);
+  REQUIRE(lunar::pager_set_dram(48 * kMega) == 0 && lunar::pager_active());
+  lunar_stats now{};
+  lunar::pager_stats(&now);
+  REQUIRE(now.resident_bytes <= 48 * kMega, "%lu MiB are resident", now.resident_bytes / kMega);
+  for (uint64_t i = 0; i < kBytes / page; ++i)
+    REQUIRE(tier::stamp_holds(base + i * page, page, i, 1), "page %lu", i);
 }
 
 // Pages are dealt out to the threads, so that the owners of a leaf's pages are several.
