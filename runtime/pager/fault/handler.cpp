@@ -174,10 +174,12 @@ unsigned Handler::answer_inbox() {
     entry.parked ? ++parked : ++fresh;
     answered += entry.parked && inbox_.parked() == before;
   }
-  if (answered != 0 || parked == 0)
+  if (answered != 0 || parked == 0) {
     stuck_since_ = 0;
-  else
+    stuck_said_ = false;
+  } else {
     note_stuck();
+  }
   return fresh;
 }
 
@@ -245,7 +247,8 @@ bool Handler::hand_over(Handler& owner, const sys::UffdMessage& message) {
   return true;
 }
 
-// No parked message could be answered. The program stands still as long as that lasts: say so once.
+// No parked message could be answered. The program stands still as long as that lasts: say so once
+// each time.
 void Handler::note_stuck() {
   if (++vain_retries_ % 16 != 0 || stuck_said_) return;
   const uint64_t now = sys::now_ns();
@@ -255,9 +258,10 @@ void Handler::note_stuck() {
   const int64_t cap = state_.account.cap_pages(), pinned = state_.pinned_pages.load();
   const unsigned writes = state_.frames.being_written();
   log_warning(
-      "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld of "
+      "%u threads have waited for DRAM for %u s: %lld of %lld pages of the budget are taken, %lld "
+      "of "
       "them by tables and buffers, %lld by pins, and %u wait for their write; %s%s",
-      inbox_.parked(), static_cast<unsigned>(kStuckNs / 1000000000),
+      inbox_.parked(), static_cast<unsigned>((now - stuck_since_) / 1000000000),
       static_cast<long long>(cap - state_.account.free_pages()), static_cast<long long>(cap),
       static_cast<long long>(state_.account.fixed_total()), static_cast<long long>(pinned), writes,
       writes > state_.frames.count() / 2 ? "the LUN is slow: look at its disk"

@@ -71,7 +71,7 @@ struct Handler {
 
   unsigned vain_retries_ = 0;  // rounds in which no parked message could be answered
   uint64_t stuck_since_ = 0;   // when that began; 0: one was answered since
-  bool stuck_said_ = false;    // in the log
+  bool stuck_said_ = false;    // logged since then
 
   struct ThreadNode {
     int thread_id = 0, node = 0;
