@@ -379,7 +379,8 @@ void raw_advice() {
 // ---- harness ------------------------------------------------------------------------------------
 
 constexpr const char *kSaysMunmap = "FATAL: munmap (or mremap to less) of ",
-                     *kLunFull = "LUN space is used up", *kThreadEnded = "service thread has ended";
+                     *kLunFull = "LUN space is used up",
+                     *kThreadEnded = "has ended; only the kernel can do that";
 
 // With root's rights, which the body drops.
 template <auto kRun>

@@ -105,12 +105,10 @@ void wait_for_work(PagerState& state, Swept swept, bool trimming, bool ending) {
   char path[48];
   struct stat status;
   format_to(path, sizeof path, "/proc/self/task/%d", state.services.evictor_tid.load());
-  if (sys::path_status(path, &status) == -ENOENT) name = "the evictor, a service thread,";
+  if (sys::path_status(path, &status) == -ENOENT) name = "the evictor (a service thread)";
   fatal(
       "%s has ended; only the kernel can do that: a seccomp filter of the program kills threads "
-      "for a system call that "
-      "Lunar needs. "
-      "Allow it there, or run the program without Lunar (service thread has ended)",
+      "for a system call that Lunar needs. Allow it there, or run the program without Lunar",
       name);
 }
 
