@@ -80,7 +80,7 @@ class MemberPages {
   void reset() { raw_.store(0); }
 
  private:
-  // 256 TiB of small pages; 16 bits of changes
+  // 36 bits with a sign: 128 TiB of pages of 4 KiB; 16 bits count changes
   static constexpr unsigned kValueBits = 36, kInHandBits = 12;
   static constexpr uint64_t kOne = uint64_t{1} << kValueBits, kBegin = kOne + (kOne << kInHandBits),
                             kInHandMax = (uint64_t{1} << kInHandBits) - 1;

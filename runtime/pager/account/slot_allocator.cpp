@@ -74,11 +74,11 @@ struct SlotAllocator::Impl {
   size_t mapping_bytes = 0;
   std::atomic<uint64_t>* used = nullptr;
   std::atomic<uint64_t>* empty = nullptr;
-  alignas(64) std::atomic<uint32_t> reserved{
-      0};  // slots with space behind them, a prefix; whole segments
+  // slots with space behind them, a prefix; whole segments
+  alignas(64) std::atomic<uint32_t> reserved{0};
   std::atomic<uint64_t> charged{0};
-  alignas(64) std::atomic<uint32_t> head{
-      0};  // segment, | kOpenSegment when the log is in the middle of it
+  // segment, | kOpenSegment when the log is in the middle of it
+  alignas(64) std::atomic<uint32_t> head{0};
   alignas(64) std::atomic<uint32_t> used_count{0};
   std::atomic<uint32_t> retired{0};
   sys::Mutex grow_lock;

@@ -18,11 +18,11 @@ namespace lunar {
 
 struct Activation {
   sys::Mutex lock;
-  std::atomic<uint64_t> making_threads_ns{
-      0};                            // since when an activation is starting its threads; 0: none is
+  // since when an activation has been starting its threads; 0: none is
+  std::atomic<uint64_t> making_threads_ns{0};
   std::atomic<bool> passed{false};   // something was committed meanwhile (CommitLock)
-  std::atomic<bool> failed{false};   // and the failure was logged
-  std::atomic<uint64_t> next_ns{0};  // not tried again before this
+  std::atomic<bool> failed{false};   // an activation has failed, which was logged
+  std::atomic<uint64_t> next_ns{0};  // no other attempt before this
   // Of plain memory, under the lock.
   int64_t plain_table_units = 0;  // table_promise.h; charged
   std::atomic<uint64_t> committed{0};

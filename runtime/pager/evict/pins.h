@@ -2,17 +2,19 @@
 // Pins: whether devices may be writing into this process' pages behind the page tables (DMA-pinned
 // pages).
 //
-// If gather-evict drops a DMA-pinned page, the device loses it: it writes the old physical page. So
-// once a process may pin, the evictor takes pages by UFFDIO_MOVE, whose EBUSY means "pinned: keep".
-// Signs, all permanent: registered buffers (VmPin of /proc/self/status); a descriptor of io_uring,
-// RDMA, or a file opened with O_DIRECT; a call (pager_note_pinning: by the program itself, and by
-// the preload library when an io_uring is set up or a file opened with O_DIRECT, which later may
-// have no descriptor, or not the same one). A check that overlaps with
-// Lunar setting up or closing a ring is inconclusive: it counts as a sign for one batch, and is
-// repeated.
+// If gather-evict drops a DMA-pinned page, the device goes on writing to the old physical page, and
+// that is lost. So once a process may pin, the evictor takes pages by UFFDIO_MOVE, whose EBUSY
+// means "pinned: keep". Each of these signs holds for good:
+//   - registered buffers (VmPin of /proc/self/status)
+//   - a descriptor of io_uring, of RDMA, or of a file opened with O_DIRECT
+//   - a call of pager_note_pinning, by the program, or by the preload library when an io_uring is
+//   set
+//     up or a file is opened with O_DIRECT: its descriptor may be gone later
+// A check while Lunar sets up or closes a ring of its own is inconclusive: it counts as a sign for
+// one batch, and is repeated.
 //
 // Cost: the descriptor table is scanned when its size has changed (stat of /proc/self/fd, 1 us per
-// batch), at most 1 % of a CPU for large tables; VmPin is read at most every 2 ms.
+// batch), with at most 1% of a CPU for large tables; VmPin is read at most every 2 ms.
 // Threading: the evictor's thread; pins_note() any.
 #pragma once
 

@@ -14,8 +14,8 @@ struct Handler;
 
 struct FaultState {
   Handler* handlers[kHandlersMax] = {};
-  std::atomic<uint32_t> helpers_called{
-      0};  // futex: handlers that are not the first of their node rest on it
+  // futex: handlers that are not the first of their node rest on it
+  std::atomic<uint32_t> helpers_called{0};
   std::atomic<uint32_t> helpers_resting{0};
   WatchedThread watched;
   // A handler reads messages and judges the events among them.

@@ -21,8 +21,8 @@ class Inbox {
     bool parked;  // it was tried before
   };
 
-  [[nodiscard]] int
-  open();  // empty. 0; -ENOMEM. Also in a forked child, whose parent may have held the lock
+  // Makes it empty. 0 or -ENOMEM. Also in a forked child, whose parent may have held the lock.
+  [[nodiscard]] int open();
   [[nodiscard]] bool put(const sys::UffdMessage& message, bool parked);  // false: full
   bool take(Entry* out);                                                 // false: empty
   unsigned count() const { return count_.load(std::memory_order_acquire); }

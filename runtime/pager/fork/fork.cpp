@@ -161,8 +161,8 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
   g_fork = {};
   if (!state.is_active()) {
     g_activation.lock.lock();
-    if (!state
-             .is_active()) {  // activation.lock is held until parent/child: no activation meanwhile
+    // activation.lock is held until parent or child: no activation meanwhile
+    if (!state.is_active()) {
       state.regions.lock.lock();
       g_fork.member = plain_reserve_child(state, &g_fork.ticket);
       fork_has_member(g_fork.member, g_fork.ticket);

@@ -45,14 +45,14 @@ struct Region {
   PageTable table;
   std::atomic<int32_t>* chunk_resident = nullptr;
   std::atomic<uint64_t> usable_pages{0};  // made read/write so far, from the start (grows only)
-  std::atomic<uint64_t> table_pages{
-      0};  // one past the last page ever committed or used: scans stop there
+  // one past the last page ever committed or used: scans stop there
+  std::atomic<uint64_t> table_pages{0};
   // pages committed; MAP_NORESERVE: while the process is not active
   std::atomic<int32_t>* chunk_committed = nullptr;
   // may hold a huge page from before activation (activation.h)
   std::atomic<uint8_t>* chunk_large = nullptr;
-  std::atomic<bool> huge{
-      false};  // the program requested huge pages here, while the process was not active
+  // the program requested huge pages here before activation
+  std::atomic<bool> huge{false};
   std::atomic<uint64_t> committed_pages{0};
   std::atomic<Access>* patterns = nullptr;  // one per kPatternPages
   std::atomic<bool> has_patterns{false};

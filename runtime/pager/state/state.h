@@ -49,14 +49,14 @@ struct Luns {
   unsigned carved_pieces = 0;
   // one bit per number: pages referred to it when this process began (fewer by now, if any)
   uint32_t referred = 0;
-  std::atomic<bool> ready{
-      false};  // the own LUN is open (a forked child opens its own at its first dirty eviction)
+  // the own LUN is open (a forked child opens its own at its first dirty eviction)
+  std::atomic<bool> ready{false};
   // What an active process has charged that its LUN does not know of: it takes that over when it
   // opens. kOnLun: it has.
   static constexpr int64_t kOnLun = INT64_MIN;
   std::atomic<int64_t> promised_slots{0};
-  std::atomic<bool> growth_refused{
-      false};  // of the own LUN's file, the last time that the housekeeping thread tried
+  // the own LUN's file could not grow when the housekeeping thread last tried
+  std::atomic<bool> growth_refused{false};
   sys::Mutex open_lock;
 };
 
@@ -67,8 +67,8 @@ struct ForkState {
   sys::Mutex lock;                        // held by a forking thread
   std::atomic<uint32_t> mutators{0};      // threads inside discard/move/pin; fork waits for 0
   std::atomic<bool> forking{false};
-  std::atomic<int> thread_id{
-      0};  // its faults may take the last pages: nothing is evicted meanwhile
+  // its faults may take the last pages: nothing is evicted meanwhile
+  std::atomic<int> thread_id{0};
   std::atomic<uint64_t> since_ns{0};
   // a fork is closing the copy-on-write gate: pages are installed write-protected
   std::atomic<bool> gate_closing{false};
@@ -77,11 +77,13 @@ struct ForkState {
 
 // Bits of ServiceThreads::housekeeping_word. The kernel stores 0 when a service thread ends: a word
 // without kHousekeepingRuns shows that.
-constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4,
-                   kHousekeepingProgram = 16,  // its descriptor table has been closed
-    kHousekeepingTable = 32,                   // TableRequest
-    kHousekeepingWake = 64,                    // all threads that wait for a page
-    kHousekeepingTables = 128;                 // table_trim
+constexpr uint32_t kHousekeepingRuns = 1;      // not a request
+constexpr uint32_t kHousekeepingSweep = 2;     // sweep the account
+constexpr uint32_t kHousekeepingGrow = 4;      // reserve LUN space ahead
+constexpr uint32_t kHousekeepingProgram = 16;  // the program's descriptor table has been closed
+constexpr uint32_t kHousekeepingTable = 32;    // answer a TableRequest
+constexpr uint32_t kHousekeepingWake = 64;     // wake all threads that wait for a page
+constexpr uint32_t kHousekeepingTables = 128;  // table_trim
 
 // A request of one program thread to the housekeeping thread, in whose descriptor table the numbers
 // of the LUN and of the userfaultfd are still these: slots to charge, for which the LUN's file has
