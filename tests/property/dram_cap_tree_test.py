@@ -146,7 +146,7 @@ def test_orphan(directory):
             if text:
                 break
             time.sleep(0.1)
-    assert text.count("\n") == 1 and "account of this tree's DRAM budget is not to be found" in text
+    assert text.count("\n") == 1 and "account of this tree's DRAM budget cannot be found" in text
 
 
 def test_overhead():

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared account of a process tree. See account.h for the rules.
+// See account.h for the rules.
 #include "pager/account/account.h"
 
 #include <errno.h>
 #include <sys/mman.h>
+
+#include <algorithm>
 
 #include "base/format.h"
 #include "sys/mem.h"
@@ -21,7 +23,10 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
   void* memory = nullptr;
   if (fd < 0) {
     fd = sys::make_memory_file("lunar-account", sizeof(AccountShared));
-    if (fd >= 0) sys::note_own_descriptor(fd = sys::move_high(fd), true);
+    if (fd >= 0) {
+      fd = sys::move_high(fd);
+      sys::note_own_descriptor(fd, true);
+    }
   }
   fd_ = fd;
   file_ = sys::file_identity(fd);
@@ -73,7 +78,7 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
   }
   make_lock(static_cast<unsigned>(index));
   if (prepaid > pages) give_plain(prepaid - pages);
-  const int64_t moved = prepaid < pages ? prepaid : pages;
+  const int64_t moved = std::min(prepaid, pages);
   hand_to_child(static_cast<unsigned>(index), moved, 0);
   if (pages == moved) return index;
   AccountMember& child = shared_->members[index];
@@ -82,9 +87,9 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
   return index;
 }
 
-// What is present, at most. A thread that takes or unshares counts first and then looks: of two at
-// once, one sees the other. Both counts are of one moment, or a fork's pages, or what was given
-// back, would seem absent.
+// The most pages that may be present. A thread that takes or unshares counts first and then looks:
+// of two at once, one sees the other. Both counts must be from the same moment. Otherwise pages
+// that a fork shared, or pages just given back, would be missing from the result.
 int64_t Account::there() const {
   for (;;) {
     int64_t shared = shared_->shared_pages.load(std::memory_order_seq_cst);
@@ -118,7 +123,7 @@ void Account::charge(AccountMember& member, int64_t pages) {
 }
 
 bool Account::take_for_child(unsigned index, int64_t pages, int64_t keep_free, bool can_share) {
-  // Charged to the child from now on: by the time it could do that itself it may have outlived us.
+  // Charged in the child's name: this process may have ended before the child could do that itself.
   charge(shared_->members[index], pages);
   if (fits(keep_free)) return true;
   if (can_share) shared_->shared_pages.fetch_add(pages, std::memory_order_seq_cst);
@@ -135,7 +140,7 @@ bool Account::unshare(int64_t pages, int64_t keep_free) {
 void Account::unshare_always(int64_t pages) { (void)lower_shared(pages); }
 
 void Account::take_fixed(int64_t pages) {
-  const int64_t had = pages < reserved_ ? pages : reserved_;
+  const int64_t had = std::min(pages, reserved_);
   reserved_ -= had;
   pages -= had;
   take_always(pages);
@@ -150,7 +155,8 @@ bool Account::take_fixed_within(int64_t pages, int64_t keep_free) {
 
 bool Account::promise_tables(int64_t pages, int64_t room) {
   me().promised_tables.fetch_add(pages, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // of two at once, one sees the other
+  // of two members at once, one sees the other
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   if (room == INT64_MIN || cap_pages() - fixed_total() >= room) return true;
   me().promised_tables.fetch_sub(pages, std::memory_order_seq_cst);
   return false;
@@ -172,8 +178,8 @@ void Account::give_tables(int64_t pages) {
   give_fixed(pages);
 }
 
-// Each asks with its own part counted: of two at once, one sees the other. A refused caller looks
-// again, as both may have been refused.
+// A member counts its own part and then looks: of two at once, one sees the other. Both may be
+// refused, so a refused caller tries again.
 bool Account::reserve_fixed(int64_t pages, int64_t room) {
   for (int attempt = 0; attempt < 4; ++attempt) {
     take_always(pages);
@@ -201,7 +207,7 @@ void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_byt
   AccountMember& child = shared_->members[index];
   child.promised_tables.fetch_add(promised_tables, std::memory_order_acq_rel);
   me().promised_tables.fetch_sub(promised_tables, std::memory_order_acq_rel);
-  // Ours first: killed in between, the sums are too high for a while, not too low.
+  // Our own part first: a kill in between leaves the sums too high for a while, not too low.
   me().pages.begin(-fixed_pages);
   me().fixed.fetch_sub(fixed_pages, std::memory_order_acq_rel);
   me().lun_bytes.fetch_sub(lun_bytes, std::memory_order_acq_rel);
@@ -218,7 +224,7 @@ void Account::give_fixed(int64_t pages) {
 
 void Account::give(int64_t pages) {
   if (pages == 0) return;
-  // Our own part first: killed in between, the sum is too high for a while, not too low.
+  // Our own part first: a kill in between leaves the sum too high for a while, not too low.
   me().pages.begin(-pages);
   shared_->used_pages.add(-pages);
   me().pages.end(0);
@@ -239,7 +245,7 @@ int64_t Account::fixed_total() const {
   return total;
 }
 
-// What tables may come to take, and do not take yet.
+// Pages that are promised to tables and that tables do not take yet.
 int64_t Account::unused_promises() const {
   int64_t total = 0;
   for (const AccountMember& m : all()) {
@@ -286,8 +292,8 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
 
 namespace {
 
-// False: the batch in progress goes on at `until`. A member killed inside a batch has no pages
-// left.
+// Waits for the end of a member's batch. False: it still goes on at `until`. A member that was
+// killed inside a batch has no pages left.
 bool batch_ends(const AccountMember& m, uint64_t until) {
   const uint32_t seen = m.batch.load(std::memory_order_acquire);
   while ((seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen &&
@@ -300,8 +306,7 @@ bool batch_ends(const AccountMember& m, uint64_t until) {
 
 }  // namespace
 
-// Nothing in a batch waits for a thread of the program, so the caller may be a signal handler on
-// any of them.
+// A batch waits for no thread of the program, so a signal handler on any of them may call this.
 void Account::wait_for_own_batch() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   (void)batch_ends(me(), UINT64_MAX);
@@ -309,12 +314,12 @@ void Account::wait_for_own_batch() {
 
 bool Account::write_elsewhere_begin() {
   me().writing_elsewhere.fetch_add(1, std::memory_order_seq_cst);
-  // with someone_writes_elsewhere: one of the two sees the other
+  // pairs with the fence of someone_writes_elsewhere: one of the two sees the other
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const uint64_t until = sys::now_ns() + kBatchMostNs;
   for (const AccountMember& m : all()) {
     if (batch_ends(m, until)) continue;
-    sweep_settled();  // it may have been killed
+    sweep_settled();  // the member may have been killed
     if (batch_ends(m, 0)) continue;
     write_elsewhere_end();
     return false;

@@ -2,13 +2,12 @@
 // Account: the DRAM budget and the LUN space of a process tree, in memory shared by its processes
 // (README.md).
 //
-// Pages that a forked child inherits and that nothing can copy yet (cow_gate.h) count as *shared*:
-// charged twice, but present once. Giving back a page that may still be shared lowers `shared`
-// along with `used`, so `used - shared` never falls below what is present.
-// All committed memory of a member that is not active is charged as if it were resident, and as
-// `fixed`.
+// Pages that a forked child inherits and that cannot be copied yet (cow_gate.h) count as *shared*:
+// they are charged twice, but present once. Giving back a page that may still be shared lowers
+// `shared` along with `used`, so `used - shared` never falls below the number of present pages. All
+// committed memory of a member that is not active is charged as if it were resident, as `fixed`.
 //
-// Threading: take/give are a few atomic operations; carve takes the account's lock.
+// Threading: take and give are a few atomic operations; carve takes the account's lock.
 #pragma once
 #include <cstdint>
 
@@ -28,36 +27,37 @@ class Account : public Members {
 
   // Memory of a member that is not active. take_plain: false if the tree's use would exceed `limit`
   // pages, even after dead members were swept. reserve_plain_child: makes a member for a child with
-  // `pages`, of which `prepaid` is charged to this member so far. Index or -errno.
+  // `pages` pages, of which `prepaid` are charged to this member so far. Index or -errno.
   bool take_plain(int64_t pages, int64_t limit);
   void give_plain(int64_t pages) { give_fixed(pages); }
   int64_t plain_pages() const { return me().fixed.load(std::memory_order_relaxed); }
   [[nodiscard]] int reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticket);
-  // Activation: plain memory can be evicted from now on (and back, if activation failed).
+  // Activation: plain memory can be evicted from now on. With a negative count, if activation
+  // failed: it cannot.
   void plain_to_evictable(int64_t pages) { me().fixed.fetch_sub(pages, std::memory_order_relaxed); }
 
-  // DRAM. take: false if it would leave fewer than `keep_free` pages.
+  // DRAM. take: false if fewer than `keep_free` pages would be free.
   bool take(int64_t pages, int64_t keep_free);
   void take_always(int64_t pages);  // may exceed the cap: for pages that exist already
-  // Before a fork: charges the child for what it inherits. True: all of it can be copied at any
-  // time. False: it counts as shared.
+  // Before a fork: charges the child for the pages that it inherits. True: all of them can be
+  // copied at any time. False: they count as shared, if they `can_share`.
   bool take_for_child(unsigned index, int64_t pages, int64_t keep_free, bool can_share);
-  // Called before shared pages are copied. False: there is no room for that now.
+  // Called before shared pages are copied. False: there is no room for the copies now.
   bool unshare(int64_t pages, int64_t keep_free);
   void unshare_always(int64_t pages);
   int64_t shared_pages() const { return shared_->shared_pages.load(std::memory_order_relaxed); }
-  void take_fixed(int64_t pages);  // frames, windows, tables: always
-  // The same, if the cap allows it.
+  void take_fixed(int64_t pages);  // for frames, windows, tables; may exceed the cap
+  // The same, but false if fewer than `keep_free` pages would be free.
   [[nodiscard]] bool take_fixed_within(int64_t pages, int64_t keep_free);
   // Reserves fixed pages ahead of their use, if `room` pages of the cap remain that are not fixed,
-  // even when several members ask at once. take_fixed takes from the amount set with use_reserved
-  // until that is used up. May sleep.
+  // even when several members ask at once. take_fixed first takes from the amount set with
+  // use_reserved. May sleep.
   [[nodiscard]] bool reserve_fixed(int64_t pages, int64_t room);
   void use_reserved(int64_t pages) { reserved_ = pages; }
   int64_t reserved() const { return reserved_; }
   void end_reserved();  // returns the rest
-  // Page tables. promise: false if `room` pages of the cap would not remain beside what eviction
-  // cannot free. take: as take_fixed_within.
+  // Page tables. promise: false if fewer than `room` pages of the cap would not be fixed. take: as
+  // take_fixed_within.
   [[nodiscard]] bool promise_tables(int64_t pages, int64_t room);
   [[nodiscard]] bool take_tables(int64_t pages, int64_t keep_free);
   void take_tables_always(int64_t pages);
@@ -72,9 +72,10 @@ class Account : public Members {
     return shared_->cap_pages.load(std::memory_order_relaxed) - there();
   }
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
-  // The sum over all members of what eviction cannot free (frames, windows, tables as promised).
+  // The fixed pages of all members (frames, windows, plain memory), with the tables that are
+  // promised.
   int64_t fixed_total() const;
-  bool others_active() const;  // some other member has such fixed pages
+  bool others_active() const;  // some other member has fixed pages
   int64_t own_fixed() const { return me().fixed.load(std::memory_order_relaxed); }
   int64_t own_pages() const { return me().pages.value(); }
   void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
@@ -90,17 +91,17 @@ class Account : public Members {
   }
   uint32_t pressure() const { return shared_->pressure.load(std::memory_order_acquire); }
 
-  // Members evict by UFFDIO_MOVE meanwhile (pager_write_elsewhere). begin waits for their batches
-  // in progress. False: a member stands still inside of one (it was stopped); nothing was begun.
+  // Between begin and end all members evict by UFFDIO_MOVE (pager_write_elsewhere). begin waits for
+  // their batches in progress. False: a member was stopped inside a batch; nothing was begun.
   [[nodiscard]] bool write_elsewhere_begin();
   void write_elsewhere_end() { me().writing_elsewhere.fetch_sub(1, std::memory_order_release); }
-  bool someone_writes_elsewhere() const;  // inside a batch
-  // An eviction batch of this member. wait_for_own_batch returns when no batch is in progress that
-  // began before the call, however long that takes: what a device writes to a page that is dropped
-  // afterwards is lost.
+  bool someone_writes_elsewhere() const;  // called inside a batch
+  // An eviction batch of this member. wait_for_own_batch returns when every batch that began before
+  // the call has ended, however long that takes: such a batch may still drop a page that a device
+  // writes to.
   void batch_begin() {
     me().batch.fetch_add(1, std::memory_order_seq_cst);
-    // pairs with the waiting threads: one of the two sees the other
+    // pairs with the fence of a waiting thread: one of the two sees the other
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   void wait_for_own_batch();
@@ -114,7 +115,7 @@ class Account : public Members {
   }
   int64_t lun_cap() const { return shared_->lun_cap_bytes.load(); }
 
-  // Takes `pieces` adjacent pieces of a device that the tree shares: first index or -ENOSPC.
+  // Takes `pieces` adjacent pieces of a device that the tree shares. Returns the first, or -ENOSPC.
   [[nodiscard]] int carve(unsigned pieces);
   void uncarve(int first, unsigned pieces);  // returns unused pieces that carve() took
 
@@ -126,7 +127,7 @@ class Account : public Members {
   bool fits(int64_t keep_free) const { return free_pages() >= keep_free; }
   int64_t unused_promises() const;
 
-  int64_t reserved_ = 0;  // of our fixed pages, not used yet
+  int64_t reserved_ = 0;  // own fixed pages that are not used yet
 };
 
 }  // namespace lunar

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Search for the account's descriptor. See account_find.h.
 #include "pager/account/account_find.h"
 
 #include <errno.h>
@@ -21,9 +20,9 @@ struct Identity {
   int number = -1;
   uint64_t device = 0, inode = 0;
 };
-Identity g_account;             // as LUNAR_ACCOUNT says
-std::atomic<int> g_number{-1};  // where it is
-std::atomic<int> g_moved{-1};   // or here: a child of vfork moves its own, not its parent's
+Identity g_account;             // as LUNAR_ACCOUNT names it
+std::atomic<int> g_number{-1};  // its descriptor
+std::atomic<int> g_moved{-1};   // or this one: a child of vfork moves its own, not its parent's
 
 bool parse_identity(const char* text, Identity* out) {
   uint64_t fields[3];
@@ -70,8 +69,8 @@ int parent_of(int pid) {
              : 0;
 }
 
-// Ancestors first: one of them usually has it. A daemon's are gone; then any process that we may
-// inspect.
+// Searches ancestors first: one of them usually has it. A daemon's ancestors have ended, so then
+// any process that may be inspected.
 int open_from_others() {
   for (int pid = static_cast<int>(getpid()), depth = 0; pid > 1 && depth < 64; ++depth) {
     if (int fd = open_from_process(pid); fd >= 0) return fd;
@@ -121,13 +120,11 @@ int account_find(const char* text, size_t bytes, ErrorText* why) {
     if (fd < 0)
       return why->set(
           -EBADF,
-          "the account of this tree's DRAM budget is not to be found: its descriptor (%d) was "
-          "closed "
-          "before this program was "
-          "started, and no other process has it; a budget of its own would break the tree's. Keep "
-          "descriptor %d open across exec",
+          "the account of this tree's DRAM budget cannot be found: its descriptor (%d) was closed "
+          "before this program was started, and no other process has it; a budget of its own would "
+          "break the tree's. Keep descriptor %d open across exec",
           g_account.number, g_account.number);
-    // Where it was, if that is free; for processes that look after us.
+    // Under its old number if that is free, where later processes look.
     int put = static_cast<int>(sys::control_file(
         fd, F_DUPFD, reinterpret_cast<void*>(static_cast<intptr_t>(g_account.number))));
     if (put < 0) put = static_cast<int>(sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(3)));
@@ -142,8 +139,8 @@ int account_find(const char* text, size_t bytes, ErrorText* why) {
   if (!sys::is_sealed_memory(fd) || sys::file_status(fd, &status) < 0 ||
       static_cast<uint64_t>(status.st_size) < bytes)
     return why->set(-EPROTO,
-                    "LUNAR_ACCOUNT names what is not an account; start the program with `lunar "
-                    "run` of the same build");
+                    "LUNAR_ACCOUNT does not name an account; start the program with `lunar run` of "
+                    "the same build");
   return fd;
 }
 

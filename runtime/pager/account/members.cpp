@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <iterator>
 
@@ -14,15 +15,15 @@
 namespace lunar {
 namespace {
 
-// Whether no living thread holds it. (The owner's id in the futex word; the kernel clears it when
-// the owner ends.)
+// Whether no living thread holds the mutex. (The futex word has the owner's id; the kernel clears
+// it when the owner ends.)
 bool no_owner(const pthread_mutex_t& mutex) {
   return (reinterpret_cast<const std::atomic<uint32_t>*>(&mutex.__data.__lock)
               ->load(std::memory_order_acquire) &
           0x3fffffffu) == 0;
 }
 
-#ifdef __SANITIZE_THREAD__  // GCC 12's does not see that pthread_mutex_clocklock locks
+#ifdef __SANITIZE_THREAD__  // GCC 12's sanitizer does not know pthread_mutex_clocklock
 constexpr clockid_t kLockClock = CLOCK_REALTIME;
 int lock_until(pthread_mutex_t* mutex, const timespec& until) {
   return pthread_mutex_timedlock(mutex, &until);
@@ -35,12 +36,12 @@ int lock_until(pthread_mutex_t* mutex, const timespec& until) {
 #endif
 
 constexpr uint64_t kAdoptWithinNs = 30000000000;
-// From the end of the thread that holds a member's mutex. With a lock: for how long its process is
-// expected to end. Without: after which its memory is taken to be free.
+// Counted from the end of the thread that held a member's mutex. kEndingNs: how long a member with
+// a lock counts as ending. kFreedNs: when the memory of a member without a lock counts as free.
 constexpr uint64_t kEndingNs = 2000000000, kFreedNs = 50000000;
-constexpr uint64_t kSettleNs = 100000000;  // how long a short member waits for one that is ending
-// the lock is held for far less, except by a member that is stopped
-constexpr long kSoonNs = 20000000;
+constexpr uint64_t kSettleNs =
+    100000000;                      // how long a member short of memory waits for ending ones
+constexpr long kSoonNs = 20000000;  // only a stopped member holds the lock so long
 
 }  // namespace
 
@@ -54,19 +55,20 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
 }
 
 int Members::descriptor() const {
-  // the program may have wanted its number
+  // the program may have taken its number (account_make_way)
   for (const int fd : {fd_, account_number()})
     if (sys::is_file(fd, file_)) return fd;
   return -1;
 }
 
-// Where nothing tells, it counts as locked: the next to look may have the descriptor.
+// Unknown counts as locked. Another member may still have the descriptor and decide.
 bool Members::is_locked(unsigned index) const {
   const int fd = descriptor();
   return fd < 0 || sys::range_locked(fd, index, 1) != 0;
 }
 
-// The lock of a member that we have reserved, for as long as new_lock_ is mapped.
+// Makes the lock of a member that this process has reserved. It lasts as long as new_lock_ is
+// mapped.
 void Members::make_lock(unsigned index) {
   const int fd = descriptor(), own = fd < 0 ? fd : sys::open_again(fd);
   if (own < 0) return;
@@ -76,7 +78,7 @@ void Members::make_lock(unsigned index) {
   sys::close_file(own);
   if (!made) return;
   new_lock_ = page;
-  // Another thread may have closed `own` in the middle, and opened a file of its own.
+  // Another thread may have closed `own` meanwhile, and opened a file of its own under that number.
   if (sys::range_locked(fd, index, 1) == 1) shared_->members[index].has_lock.store(1);
 }
 
@@ -102,7 +104,7 @@ void Members::locked(int rc) {
                  dead = (reaping >> 2) - 1;
   if (reaping == 0) return;
   if (dead < kMembersMax)
-    reap(dead);  // it was killed meanwhile
+    reap(dead);  // the reaper was killed
   else
     shared_->reaping.store(0);
 }
@@ -112,7 +114,7 @@ void Members::unlock() { pthread_mutex_unlock(&shared_->lock); }
 int Members::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch,
                      uint64_t* ticket) {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    lock();  // a sweep may not see a member that still shows its previous process
+    lock();  // a sweep must not see a member that still has the state of its previous process
     for (unsigned i = 0; i < kMembersMax; ++i) {
       AccountMember& m = shared_->members[i];
       if (m.state.load() != 0) continue;
@@ -166,7 +168,7 @@ void Members::fork_returned() {
   new_lock_ = nullptr;
 }
 
-// It is that of this process, until the end.
+// The lock is this process' own, until it ends.
 void Members::keep_lock() {
   if (new_lock_ != nullptr) (void)sys::advise(new_lock_, sys::page_bytes(), MADV_DONTFORK);
   new_lock_ = nullptr;
@@ -198,11 +200,11 @@ void Members::lock_alive() {
   me().state.store(kMemberActive, std::memory_order_release);
 }
 
-// By `pages`, but not below 0. Returns by how many.
+// Lowers it by `pages`, but not below 0. Returns by how many.
 int64_t Members::lower_shared(int64_t pages) {
   int64_t now = shared_->shared_pages.load(std::memory_order_seq_cst), by;
   do {
-    by = now < pages ? now : pages;
+    by = std::min(now, pages);
     if (by <= 0) return 0;
   } while (!shared_->shared_pages.compare_exchange_weak(now, now - by, std::memory_order_seq_cst));
   return by;
@@ -215,16 +217,16 @@ void Members::release_child(unsigned index, uint64_t ticket) {
   unlock();
 }
 
-// pre: the account's lock is held. Dead: its memory is gone. (The kernel releases mutexes before it
-// frees memory, in a process that ends and in one that execs another program.)
+// pre: the account's lock is held. kDead: the member's memory is gone. (The kernel releases mutexes
+// before it frees memory, in a process that ends and in one that execs.)
 Members::Life Members::life_of(AccountMember& m) const {
   const uint32_t state = m.state.load(std::memory_order_acquire);
   const bool has_mutex = state != kMemberReserved, has_lock = m.has_lock.load() != 0;
   const uint64_t now = sys::now_ns();
   const bool owned = has_mutex && !no_owner(state == kMemberActive ? m.alive : m.starter);
-  // Not of an active one that has an owner: service threads end with the process. But libc does not
-  // know the id of the first thread of a child that a system call made, nor the kernel that it
-  // holds the mutex.
+  // An active member whose mutex has an owner is alive: service threads end with the process.
+  // `starter` does not show that: in a child that a raw system call made, libc does not know the
+  // first thread's id, and the kernel does not know that the thread holds the mutex.
   if (has_lock && !(owned && state == kMemberActive) && !is_locked(index_of(m))) return Life::kDead;
   if (owned) {
     m.ownerless_ns.store(0);
@@ -235,12 +237,13 @@ Members::Life Members::life_of(AccountMember& m) const {
   if (m.ownerless_ns.load() == 0) m.ownerless_ns.store(now);
   const uint64_t since = now - m.ownerless_ns.load();
   if (!has_lock) return since < kFreedNs ? Life::kEnding : Life::kDead;
-  // alive: only its first thread has ended
+  // after that it is alive: only its first thread has ended
   return since < kEndingNs ? Life::kEnding : Life::kAlive;
 }
 
-// The children of a dead member read what it could read: its parent, if there is one, keeps that
-// for them now. The epoch first: it counts for the new parent only.
+// The children of a dead member read the slots that it could read. Its parent, if there is one,
+// keeps these for them from now on. The epoch is stored before the parent, for whom alone it
+// counts.
 void Members::hand_up_children(unsigned index) {
   const AccountMember& dead = shared_->members[index];
   for (AccountMember& one : all()) {
@@ -261,12 +264,13 @@ void Members::reap(unsigned index) {
   } else {
     (void)pthread_mutex_trylock(&m.alive);  // the killed reaper held it
   }
-  if (MemberPages::in_hand(m.pages.raw())) shared_->unsettled.store(1, std::memory_order_release);
-  (void)lower_shared(m.pages.value() - m.fixed.load());  // its relatives may share what it had
+  if (MemberPages::in_progress(m.pages.raw()))
+    shared_->unsettled.store(1, std::memory_order_release);
+  (void)lower_shared(m.pages.value() - m.fixed.load());  // its relatives may share its pages
   shared_->used_pages.subtract_once(m.pages.value(), reaping >> 1 & 1);
   shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), reaping & 1);
-  // Its descendants still read what it had written: one of them, the successor, takes its pieces
-  // over for all. It is unlinked last.
+  // Its descendants still read what it had written. One of them, the successor, takes its pieces
+  // over for all, and is unlinked last.
   uint32_t successor = 0;
   for (AccountMember& one : all()) {
     if (&one == &m || !one.is_used() || one.inherits_from.load() != index + 1) continue;
@@ -291,15 +295,15 @@ void Members::reap(unsigned index) {
   shared_->reaping.store(0, std::memory_order_release);
 }
 
-// pre: the account's lock is held. Members were killed in the middle of a change: the sums exceed
-// what the living hold. Adds the members up while no change is in hand and none begins; else the
-// next sweep does, which comes soon while DRAM is short.
+// pre: the account's lock is held. If members were killed in the middle of a change, the sums
+// exceed what living members hold. Adds the members up while no change is in progress; if that does
+// not succeed, the next sweep does it, which comes soon while DRAM is short.
 void Members::settle_sums() {
   if (shared_->unsettled.load(std::memory_order_acquire) == 0) return;
   struct Total {
     int64_t pages = 0, lun_bytes = 0;
     uint64_t changes = 0;
-    bool in_hand = false;
+    bool in_progress = false;
   };
   const auto add_up = [this] {
     Total total;
@@ -307,7 +311,7 @@ void Members::settle_sums() {
       if (!m.is_used()) continue;
       const uint64_t raw = m.pages.raw();
       total.changes += MemberPages::changes(raw);
-      total.in_hand |= MemberPages::in_hand(raw);
+      total.in_progress |= MemberPages::in_progress(raw);
       total.pages += MemberPages::value(raw);
       total.lun_bytes += m.lun_bytes.load(std::memory_order_seq_cst);
     }
@@ -318,7 +322,7 @@ void Members::settle_sums() {
     const int64_t pages = shared_->used_pages.value() - before.pages,
                   bytes = shared_->lun_used_bytes.value() - before.lun_bytes;
     const Total after = add_up();
-    if (before.in_hand || after.in_hand || before.changes != after.changes ||
+    if (before.in_progress || after.in_progress || before.changes != after.changes ||
         before.pages != after.pages)
       continue;
     if (pages > 0) shared_->used_pages.add(-pages);
@@ -336,12 +340,11 @@ bool Members::sweep(uint32_t* oldest_child) {
     if (&m == &me() || !m.is_used()) continue;
     const Life life = life_of(m);
     if (life == Life::kEnding) settled = false;
-    // Not if its housekeeping thread has just come to hold it.
-    else if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY)
-      reap(index_of(m));
+    // EBUSY: its housekeeping thread has just locked it
+    if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY) reap(index_of(m));
   }
   settle_sums();
-  // When all are reaped: they hand children up.
+  // After all were reaped, because that hands children up.
   for (const AccountMember& m : all()) {
     if (!is_child(m)) continue;
     const uint32_t epoch = m.fork_epoch.load();
@@ -363,9 +366,9 @@ bool Members::child_lives(uint32_t fork_epoch) const {
   return false;
 }
 
-// A robust mutex is a futex: the owner's thread id, and what the kernel sets when it ends. The
-// kernel wakes us only when the word says that a thread waits, as the slow path of
-// pthread_mutex_lock would write.
+// A robust mutex is a futex: it has the owner's thread id, and a bit that the kernel sets when the
+// owner ends. The kernel wakes a waiting thread only if the word says that there is one, which the
+// slow path of pthread_mutex_lock would write.
 unsigned Members::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
   // linux/futex.h
   constexpr uint32_t kWaiters = 0x80000000u, kOwnerDied = 0x40000000u, kOwner = 0x3fffffffu;

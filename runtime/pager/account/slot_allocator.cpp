@@ -3,21 +3,22 @@
 //
 //   slots     0        64       128              reserved               total
 //             ├────────┼────────┼─── ... ────────┼──────────────────────┤
-//   used_     │ word 0 │ word 1 │                │ no space there yet   │ one bit a slot, 1 = taken
-//   empty_    one bit a word: 1 = the whole segment is free (a hint that may lag; the word decides)
-//             ▲ head_: where the log goes on
+//   used      │ word 0 │ word 1 │                │ no space there yet   │ one bit a slot, 1 = taken
+//   empty     one bit a word: 1 = the whole segment is free (a hint that may lag; the word decides)
+//             ▲ head: where the log goes on
 //
-// The device's space grows as a prefix (fallocate), so slots are handed out only below reserved_:
-// charged + retired + cleaning reserve never exceed it, which is why alloc finds a slot for every
-// page that was charged.
+// The device's space grows as a prefix (fallocate), and only slots below `reserved` are given out.
+// Charged, retired and cleaning slots together never exceed it, so alloc finds a slot for every
+// charged page.
 //
 // Threading: bits change by compare-and-swap of their word; the thread that set a bit owns the
-// slot. The counters follow the words and may lag by what other threads are doing now. charge_ is
-// one word; growth is under grow_lock_. May not: block in alloc, release, charge_fast, uncharge.
+// slot. The counters follow the words and may lag behind them for a moment. Growth is under
+// grow_lock. alloc, release, charge_fast and uncharge may not block.
 #include "pager/account/slot_allocator.h"
 
 #include <errno.h>
 
+#include <algorithm>
 #include <bit>
 #include <initializer_list>
 #include <new>
@@ -31,9 +32,9 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kExtentBytes = 64 * kMiB;
-constexpr uint64_t kSlotsMax = UINT32_MAX - 63;  // Slot is 32 bits, kNoSlot is not a slot
-constexpr unsigned kWindow = 64;                 // segments looked at together for the emptiest
-constexpr unsigned kWindowsPicky = 16;  // windows in which only better than average will do
+constexpr uint64_t kSlotsMax = UINT32_MAX - 63;  // Slot has 32 bits, kNoSlot is not a slot
+constexpr unsigned kWindow = 64;                 // segments among which the emptiest is taken
+constexpr unsigned kWindowsPicky = 16;  // windows in which only segments above average are taken
 
 constexpr uint32_t kOpenSegment = 1u << 31;
 
@@ -69,8 +70,8 @@ struct RunList {
 struct SlotAllocator::Impl {
   uint64_t base = 0;
   uint32_t total = 0;     // slots
-  uint32_t cleaning = 0;  // slots that can never be charged
-  uint32_t extent = 0;    // slots the device's space grows by
+  uint32_t cleaning = 0;  // slots that cannot be charged (kCleaningReserve)
+  uint32_t extent = 0;    // slots by which the device's space grows
   size_t mapping_bytes = 0;
   std::atomic<uint64_t>* used = nullptr;
   std::atomic<uint64_t>* empty = nullptr;
@@ -87,8 +88,8 @@ struct SlotAllocator::Impl {
   void mark_empty(uint32_t segment) { empty[segment / 64].fetch_or(uint64_t{1} << segment % 64); }
   void mark_not_empty(uint32_t segment) {
     empty[segment / 64].fetch_and(~(uint64_t{1} << segment % 64));
-    if (used[segment].load() == 0)
-      mark_empty(segment);  // it emptied between our claim and the line above
+    // it may have become empty between the claim and the line above
+    if (used[segment].load() == 0) mark_empty(segment);
   }
   uint32_t find_empty(uint32_t from, uint32_t limit) const;
   unsigned claim(uint32_t segment, unsigned want, bool tail_only, unsigned* first);
@@ -97,20 +98,20 @@ struct SlotAllocator::Impl {
   void take_emptiest(RunList* list, uint32_t segments);
 };
 
-// First segment in [from, limit) hinted empty, or limit.
+// The first segment in [from, limit) that is hinted as empty, or limit.
 uint32_t SlotAllocator::Impl::find_empty(uint32_t from, uint32_t limit) const {
   for (uint32_t at = from; at < limit; at = (at / 64 + 1) * 64) {
     const uint64_t word =
         empty[at / 64].load(std::memory_order_relaxed) & (~uint64_t{0} << at % 64);
     if (word == 0) continue;
     const uint32_t found = at / 64 * 64 + static_cast<uint32_t>(std::countr_zero(word));
-    return found < limit ? found : limit;
+    return std::min(found, limit);
   }
   return limit;
 }
 
-// Takes one run of up to `want` slots in the segment: the free tail (tail_only: the log goes on
-// there), else the first free run. Returns its length, 0 when there is none.
+// Takes one run of up to `want` slots in the segment: with tail_only the free tail, where the log
+// goes on, else the first free run. Returns its length; 0: there is none.
 unsigned SlotAllocator::Impl::claim(uint32_t segment, unsigned want, bool tail_only,
                                     unsigned* first) {
   uint64_t word = used[segment].load(std::memory_order_relaxed);
@@ -119,10 +120,9 @@ unsigned SlotAllocator::Impl::claim(uint32_t segment, unsigned want, bool tail_o
     const unsigned start = tail_only ? 64 - static_cast<unsigned>(std::countl_zero(word))
                                      : static_cast<unsigned>(std::countr_one(word));
     if (start == 64) return 0;
-    // 64 when nothing follows
-    unsigned count = static_cast<unsigned>(std::countr_zero(word >> start));
-    if (count > 64 - start) count = 64 - start;
-    if (count > want) count = want;
+    // countr_zero is 64 when no slot in use follows
+    const unsigned count =
+        std::min({static_cast<unsigned>(std::countr_zero(word >> start)), 64 - start, want});
     const uint64_t mask = mask_of(start, count);
     if (!used[segment].compare_exchange_weak(word, word | mask)) continue;
     if (word == 0) mark_not_empty(segment);
@@ -134,7 +134,7 @@ unsigned SlotAllocator::Impl::claim(uint32_t segment, unsigned want, bool tail_o
 
 unsigned SlotAllocator::Impl::take(RunList* list, uint32_t segment, bool tail_only) {
   unsigned first = 0;
-  const unsigned count = claim(segment, list->want < 64 ? list->want : 64, tail_only, &first);
+  const unsigned count = claim(segment, std::min(list->want, 64u), tail_only, &first);
   if (count) list->add(segment * kSlotsPerSegment + first, count);
   return count;
 }
@@ -158,18 +158,16 @@ int SlotAllocator::open(Device* device, DeviceOffset base, uint64_t capacity_byt
 
   const uint64_t words = slots / kSlotsPerSegment, hints = (words + 63) / 64;
   const size_t head = round_up(sizeof(Impl), 64), bytes = head + (words + hints) * sizeof(uint64_t);
-  // a child reads its ancestors' slots
+  // inherited: a child reads its ancestors' slots
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   impl_ = new (memory) Impl;
   impl_->base = base.value;
   impl_->total = static_cast<uint32_t>(slots);
-  uint64_t cleaning = round_up(slots / 16, kSlotsPerSegment);
-  impl_->cleaning =
-      cleaning < kCleaningReserve ? static_cast<uint32_t>(cleaning) : kCleaningReserve;
-  uint64_t extent = kExtentBytes / page_bytes;
-  if (extent > slots / 16) extent = slots / 16;
-  impl_->extent = static_cast<uint32_t>(round_up(extent ? extent : 1, kSlotsPerSegment));
+  impl_->cleaning = static_cast<uint32_t>(
+      std::min<uint64_t>(round_up(slots / 16, kSlotsPerSegment), kCleaningReserve));
+  const uint64_t extent = std::clamp<uint64_t>(kExtentBytes / page_bytes, 1, slots / 16);
+  impl_->extent = static_cast<uint32_t>(round_up(extent, kSlotsPerSegment));
   impl_->mapping_bytes = bytes;
   impl_->used = reinterpret_cast<std::atomic<uint64_t>*>(memory + head);
   impl_->empty = impl_->used + words;
@@ -231,12 +229,13 @@ int SlotAllocator::charge(uint64_t slots) {
   int status = charge_fast(slots);
   if (status != -EAGAIN) return status;
   sys::Locked lock(impl_->grow_lock);
-  // Others may take what was just reserved: try again until it is ours, or the device says no.
+  // Other threads may take what was just reserved: try again until the charge succeeds, or the
+  // device has no more.
   while ((status = charge_fast(slots)) == -EAGAIN) {
     const uint32_t have = impl_->reserved.load(std::memory_order_relaxed);
     const uint64_t need = charged_slots() + slots + impl_->cleaning + retired_slots();
     if (need <= have) continue;
-    // Half an extent ahead, so that charge_fast has something to live on.
+    // Half an extent ahead, so that charge_fast finds reserved space.
     const uint64_t ahead = round_up(need + impl_->extent / 2, impl_->extent);
     const uint64_t exact = round_up(need, kSlotsPerSegment);
     status = -ENOSPC;
@@ -265,7 +264,7 @@ void SlotAllocator::uncharge(uint64_t slots) {
   LUNAR_CHECK(before >= slots, "more slots given back than were charged");
 }
 
-// The log: what is left of the open segment, then whole free segments behind the head, around once.
+// The log: the rest of the open segment, then whole free segments behind the head, once around.
 void SlotAllocator::Impl::take_log(RunList* list, uint32_t segments) {
   const uint32_t hint = head.load(std::memory_order_relaxed);
   uint32_t at = hint & ~kOpenSegment;
@@ -273,7 +272,8 @@ void SlotAllocator::Impl::take_log(RunList* list, uint32_t segments) {
   const uint32_t start = at;
   uint32_t last = at;
   if (hint & kOpenSegment) {
-    // A lone short tail would use up the only run of a caller that wants one.
+    // A short tail with no free segment behind it would use up the only run of a caller that wants
+    // one.
     const bool goes_on =
         start + 1 < segments && used[start + 1].load(std::memory_order_relaxed) == 0;
     const auto tail =
@@ -297,22 +297,21 @@ void SlotAllocator::Impl::take_log(RunList* list, uint32_t segments) {
   head.store(last | kOpenSegment, std::memory_order_relaxed);
 }
 
-// No whole segment is left: the emptiest of a window of segments, windows in turn behind the head.
-// At first only segments no worse than average, then whatever there is.
+// No whole segment is left: takes the emptiest segments of each window, in turn from the head on.
+// At first only segments at least as empty as the average, then any.
 void SlotAllocator::Impl::take_emptiest(RunList* list, uint32_t segments) {
   const uint64_t taken = uint64_t{used_count.load(std::memory_order_relaxed)} +
                          retired.load(std::memory_order_relaxed);
   const uint64_t slots = uint64_t{segments} * kSlotsPerSegment;
   const auto average = static_cast<unsigned>(taken < slots ? (slots - taken) / segments : 0);
   const uint32_t windows = (segments + kWindow - 1) / kWindow;
-  const uint32_t picky = windows < kWindowsPicky ? windows : kWindowsPicky;
+  const uint32_t picky = std::min(windows, kWindowsPicky);
   uint32_t window = (head.load(std::memory_order_relaxed) & ~kOpenSegment) / kWindow;
   if (window >= windows) window = 0;
-  for (uint32_t step = 0; step < picky + windows;
-       ++step, window = window + 1 < windows ? window + 1 : 0) {
+  for (uint32_t step = 0; step < picky + windows; ++step) {
     const unsigned least = step < picky && average > 1 ? average : 1;
     const uint32_t base_segment = window * kWindow;
-    const uint32_t count = segments - base_segment < kWindow ? segments - base_segment : kWindow;
+    const uint32_t count = std::min(segments - base_segment, kWindow);
     uint8_t free_in[kWindow];
     for (uint32_t i = 0; i < count; ++i)
       free_in[i] = static_cast<uint8_t>(
@@ -324,10 +323,10 @@ void SlotAllocator::Impl::take_emptiest(RunList* list, uint32_t segments) {
       free_in[best] = 0;
       while (!list->full() && list->has_room() && take(list, base_segment + best, false)) {}
     }
+    // the next window, where the next call begins as well: the segments of this one are taken
+    window = window + 1 < windows ? window + 1 : 0;
     if (list->full() || !list->has_room()) break;
   }
-  // The next one begins behind this window: its segments have given what they had.
-  window = window + 1 < windows ? window + 1 : 0;
   head.store(window * kWindow, std::memory_order_relaxed);
 }
 
@@ -356,7 +355,7 @@ void SlotAllocator::retire(Slot slot) {
   LUNAR_CHECK(impl_->used[slot.value / kSlotsPerSegment].load() & bit,
               "slot retired without an owner");
   impl_->used_count.fetch_sub(1, std::memory_order_relaxed);
-  impl_->retired.fetch_add(1, std::memory_order_relaxed);  // its bit stays set for ever
+  impl_->retired.fetch_add(1, std::memory_order_relaxed);  // its bit stays set
 }
 
 DeviceOffset SlotAllocator::offset_of(Slot slot) const {
@@ -378,7 +377,7 @@ bool SlotAllocator::validate() const {
     const uint64_t word = impl_->used[i].load();
     bits += static_cast<unsigned>(std::popcount(word));
     if (i >= reserved / kSlotsPerSegment)
-      sound &= word == 0;  // nothing lives where no space is
+      sound &= word == 0;  // no slot is in use where there is no space
     else
       sound &= ((impl_->empty[i / 64].load() >> i % 64 & 1) != 0) == (word == 0);
   }

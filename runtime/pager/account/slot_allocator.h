@@ -4,8 +4,8 @@
 //
 // Placement. Slots are grouped in segments of 64 (one bitmap word). alloc() returns runs: whole
 // free segments first, in device order from a moving head, so that cold pages are written
-// sequentially; if no segment is free, the free runs of the emptiest segments nearby. A live slot
-// is never overwritten.
+// sequentially. If no segment is free, it returns the free runs of the emptiest segments nearby. A
+// slot in use is never overwritten.
 //
 // Space. A page may rely on a slot only if the space is *charged* (charge(): a promise against the
 // capacity) and *reserved* on the device (fallocate, grown in extents ahead of the charge), so that
@@ -34,7 +34,7 @@ struct SlotRun {
 class SlotAllocator {
  public:
   static constexpr uint32_t kSlotsPerSegment = 64;
-  // slots beyond what can be charged (scaled down on tiny LUNs)
+  // slots that cannot be charged (fewer on tiny LUNs)
   static constexpr uint32_t kCleaningReserve = 4096;
 
   // Carves `capacity_bytes` (rounded down to whole segments) out of `device` at `base`. page_bytes:
@@ -42,24 +42,24 @@ class SlotAllocator {
   [[nodiscard]] int open(Device* device, DeviceOffset base, uint64_t capacity_bytes,
                          uint32_t page_bytes);
   void close();
-  // in a forked child, for an ancestor's allocator: its slots are not this process' to free
+  // In a forked child, for an ancestor's allocator: the slots are not this process' to free.
   void forget();
 
   uint64_t capacity_slots() const;  // slots that may be charged
   uint64_t charged_slots() const;
   uint64_t used_slots() const;  // allocated now
 
-  // Promises `slots` more. 0; -ENOMEM: capacity (or the file system) does not allow it; -EFBIG: the
-  // limit on file sizes does not (which is logged). Nothing is charged then.
+  // Charges `slots` more. 0; -ENOMEM: capacity (or the file system) does not allow it; -EFBIG: the
+  // limit on file sizes does not (logged). After an error nothing is charged.
   [[nodiscard]] int charge(uint64_t slots);
-  // As charge(), but only from space that is reserved already: never blocks. -EAGAIN: call charge()
-  // elsewhere.
+  // As charge(), but only from space that is reserved already; never blocks. -EAGAIN: a thread that
+  // may block must call charge().
   [[nodiscard]] int charge_fast(uint64_t slots);
-  bool runs_short() const;  // charge_fast will soon need a charge() from elsewhere
+  bool runs_short() const;  // charge_fast will soon return -EAGAIN
   void uncharge(uint64_t slots);
 
-  // Takes up to `want` slots in at most max_runs runs (fills runs[], returns the number of runs; 0
-  // = full). Prefers one run; the slots belong to the caller alone until release().
+  // Takes up to `want` slots in at most max_runs runs. Fills runs[] and returns the number of runs;
+  // 0: the LUN is full. Prefers one run. The slots belong to the caller until release().
   unsigned alloc(uint32_t want, SlotRun* runs, unsigned max_runs);
   void release(Slot slot);
   void retire(Slot slot);  // after a write error: never given out again; counted
@@ -68,7 +68,7 @@ class SlotAllocator {
   DeviceOffset offset_of(Slot slot) const;
   Device* device() const { return device_; }
   uint32_t page_bytes() const { return page_bytes_; }
-  // The slots in use, one bit each, 64 per word: copied to `words`, or added to them. For fork.
+  // copy_used: the slots in use, one bit each, 64 per word, are copied to `words` or added to them.
   uint32_t bitmap_words() const;
   void copy_used(uint64_t* words, bool add) const;
   bool validate() const;  // whole-structure check: counters against the bitmap
