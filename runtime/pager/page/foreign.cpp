@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/mem.h"
@@ -31,7 +33,7 @@ int ForeignRanges::reserve() {
 }
 
 size_t ForeignRanges::lower(uintptr_t at) const {
-  // first: an older array may be too short for it
+  // the count before the array: an older array may be too short for a newer count
   size_t low = 0, high = count_.load(std::memory_order_acquire);
   const Range* ranges = ranges_.load(std::memory_order_acquire);
   while (low < high) {
@@ -44,7 +46,7 @@ size_t ForeignRanges::lower(uintptr_t at) const {
   return low;
 }
 
-// Puts `puts` ranges in the place of [first, last).
+// Replaces the ranges [first, last) by the first `puts` of `put`.
 void ForeignRanges::replace(size_t first, size_t last, const uintptr_t (&put)[2][2], size_t puts) {
   Range* ranges = ranges_.load(std::memory_order_relaxed);
   const size_t count = count_.load(std::memory_order_relaxed),
@@ -73,11 +75,11 @@ void ForeignRanges::replace(size_t first, size_t last, const uintptr_t (&put)[2]
 void ForeignRanges::add(const void* begin, size_t bytes) {
   uintptr_t from = reinterpret_cast<uintptr_t>(begin), to = from + bytes;
   const Range* ranges = ranges_.load(std::memory_order_relaxed);
-  const size_t first = lower(from - 1);  // one that ends where this begins is joined
+  const size_t first = lower(from - 1);  // a range that ends where this one begins is joined
   size_t last = first;
   for (; last < count_.load(std::memory_order_relaxed) && ranges[last].begin.load() <= to; ++last) {
-    if (ranges[last].begin.load() < from) from = ranges[last].begin.load();
-    if (ranges[last].end.load() > to) to = ranges[last].end.load();
+    from = std::min(from, ranges[last].begin.load());
+    to = std::max(to, ranges[last].end.load());
   }
   replace(first, last, {{from, to}}, 1);
 }
@@ -90,8 +92,13 @@ void ForeignRanges::remove(const void* begin, size_t bytes) {
   uintptr_t rest[2][2] = {};
   for (; last < count_.load(std::memory_order_relaxed) && ranges[last].begin.load() < to; ++last) {
     const uintptr_t low = ranges[last].begin.load(), high = ranges[last].end.load();
-    if (low < from) rest[puts][0] = low, rest[puts++][1] = from;
-    if (high > to) rest[puts][0] = to, rest[puts++][1] = high;
+    const auto keep = [&](uintptr_t begin_kept, uintptr_t end_kept) {
+      rest[puts][0] = begin_kept;
+      rest[puts][1] = end_kept;
+      ++puts;
+    };
+    if (low < from) keep(low, from);
+    if (high > to) keep(to, high);
   }
   if (last != first) replace(first, last, rest, puts);
 }

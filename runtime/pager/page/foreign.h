@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Foreign ranges: parts of regions that are the kernel's, because the program has put something
-// else there (a file, shared memory) or executes them. They are not registered, no page word knows
-// of them, forks do not touch them, and they cost nothing but an entry here. A range ends with
-// region_reclaim: then its place is the region's again.
+// else there (a file, shared memory), executes them, or wants them wiped in children. They are not
+// registered, have no page words, and are left alone by forks. A range ends with region_reclaim:
+// then its place is the region's again.
 //
 //   [begin, end) addresses, sorted, disjoint, neighbours joined; of all regions of the process
 //
@@ -22,7 +22,7 @@ class ForeignRanges {
   void add(const void* begin, size_t bytes);
   void remove(const void* begin, size_t bytes);
 
-  // The end of the run of foreign bytes, or of others, that `at` lies in; at most `end`.
+  // The end of the run of bytes, all foreign or all not, that begins at `at`; at most `end`.
   char* run(char* at, char* end, bool* foreign) const;
   bool overlaps(const void* begin, size_t bytes) const;
 
@@ -39,19 +39,21 @@ class ForeignRanges {
   size_t capacity_ = 0;
 };
 
-// Visit(from, bytes) for the parts of [from, end) that are not foreign, up to the first error.
+// Calls visit(from, bytes) for the parts of [from, end) that are not foreign, up to the first
+// error.
 template <class Visit>
 int for_own(const ForeignRanges& ranges, char* from, char* end, Visit visit) {
   int rc = 0;
-  for (char* stop; from < end && rc >= 0; from = stop) {
+  while (from < end && rc >= 0) {
     bool foreign = false;
-    stop = ranges.run(from, end, &foreign);
+    char* const stop = ranges.run(from, end, &foreign);
     if (!foreign) rc = visit(from, static_cast<size_t>(stop - from));
+    from = stop;
   }
   return rc;
 }
 
-// As sys::present_pages; of foreign pages none is.
+// As sys::present_pages; foreign pages count as not present.
 [[nodiscard]] int present_own(const ForeignRanges& ranges, char* at, uint64_t pages,
                               uint8_t* present);
 

@@ -76,7 +76,7 @@ bool FramePool::reclaim_oldest() {
         return true;
       }
     }
-    queue_clean(id);  // a thread is copying out of it: it will be kReleased in a moment
+    queue_clean(id);  // a thread is copying from it, and will release it soon
   }
   return false;
 }
@@ -86,8 +86,8 @@ bool FramePool::release(uint32_t id, Slot* slot, unsigned* lun) {
   FrameState seen = frame.state.load(std::memory_order_acquire);
   for (;;) {
     bool written = seen != FrameState::kWriting;
-    // Read before the frame is released (then it may be reused), and only when no write can still
-    // change it.
+    // The slot is read before the release, after which the frame may be reused, and only when no
+    // write can change it any more.
     *slot = written ? frame.slot : kNoSlot;
     *lun = frame.lun;
     FrameState next = written ? FrameState::kReleased : FrameState::kAbandoned;

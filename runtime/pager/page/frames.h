@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its
-// slot from there, and stays in the frame until the frame is needed for another victim: a fault in
-// that time is a copy, not a read. This replaces the reference bit, which user space does not have:
+// slot from there, and stays in the frame until the frame is needed for another victim. A fault
+// meanwhile is a copy, not a read. This replaces the reference bit, which user space does not have:
 // hot pages come back from their frames and are marked as hot.
 //
 //   kFree ─► kWriting ─► kClean ─► (reused) kFree
 //     │          │          └─ page came back or was discarded ─► kReleased ─► kFree
-//     │          └─ the same while the write is in flight ─► kAbandoned ─(response)─► kFree,
-//     │             slot released
+//     │          └─ the same while the write is in flight ─► kAbandoned ─► kFree: the end of the
+//     │             write releases the slot
 //     └─ the page has not changed: no write ─► kClean
 //
-// Threading: only the evictor uses the free list and the queue of clean frames. Any thread that
-// holds the page busy may copy from its frame and then free it with release(). `state` is the
-// hand-shake between the two.
+// Threading: only the evictor uses the free list and the queue of clean frames. Any thread that has
+// locked the page may copy from its frame and then free it with release(). `state` synchronizes the
+// two.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -25,20 +25,21 @@ namespace lunar {
 enum class FrameState : uint32_t { kFree, kWriting, kClean, kReleased, kAbandoned };
 
 struct Frame {
-  // The word of its page: one value, because the page may be moved (mremap) while others look. It
-  // may be that of another page by now (page_table.h); only the frame's own page is kInFrame with
-  // the frame's number.
+  // The word of its page: one value, because mremap may move the page while other threads look. The
+  // place may be another page's word by now (page_table.h); only the frame's own page is kInFrame
+  // with the frame's number.
   std::atomic<AtomicPageWord*> word{nullptr};
-  std::atomic<char*> address{nullptr};  // of the page, for who has it busy
+  // address of the page; read only by the thread that has locked the page
+  std::atomic<char*> address{nullptr};
   Slot slot{kNoSlot};
   uint8_t lun = 0;
-  uint8_t slots_tried = 0;   // for the write that the evictor has in progress
-  bool slot_failed = false;  // a write to `slot` has failed, and is to be repeated
-  uint32_t writes_then = 0;  // Writer::writes_done_ at that time
+  uint8_t slots_tried = 0;   // by the evictor, for the present content
+  bool slot_failed = false;  // a write to `slot` has failed, and will be repeated
+  uint32_t writes_then = 0;  // Writer::writes_done_ when it failed
   std::atomic<FrameState> state{FrameState::kFree};
 };
 
-// On lines of its own: the evictor writes to it with each page.
+// On cache lines of its own: the evictor writes to it with each page.
 class alignas(64) FramePool {
  public:
   // `count` frames of page_size bytes, on NUMA node `node` (-1: anywhere). 0 or -ENOMEM.
@@ -56,13 +57,13 @@ class alignas(64) FramePool {
   void put_free(uint32_t frame);
   uint32_t free_count() const { return free_count_; }
   void queue_clean(uint32_t frame);
-  // Frees the oldest clean frame; its page becomes kEvicted. False: the queue has none that is
-  // available now.
+  // Frees the oldest clean frame; its page becomes kEvicted. False: no frame of the queue can be
+  // freed now.
   bool reclaim_oldest();
 
-  // Called by the thread that holds the frame's page busy. True: *slot on *lun contains the content
-  // and belongs to the caller from now on. False (*slot is kNoSlot): the write was in flight, and
-  // slot and frame are freed when it ends.
+  // Called by the thread that has locked the frame's page. True: *slot on *lun contains the content
+  // and belongs to the caller from now on. False (*slot is kNoSlot): the write is in flight, and
+  // its end frees slot and frame.
   bool release(uint32_t frame, Slot* slot, unsigned* lun);
 
  private:

@@ -104,7 +104,7 @@ bool page_is_zero(const void* content) {
   auto* words = static_cast<const uint64_t*>(content);
   size_t count = sys::page_bytes() / sizeof(uint64_t);
   if (words[0] != 0 || words[count - 1] != 0) return false;
-  // Overlapping compare: every byte equals the one before it, and the first is zero.
+  // Overlapping compare: every word equals the one before it, and the first is zero.
   return memcmp(words, words + 1, (count - 1) * sizeof(uint64_t)) == 0;
 }
 

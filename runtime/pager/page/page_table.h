@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page table: one word and one hash for each page that is in use. Its size follows what is
-// used.
+// The page table: one word and one hash for each page in use. It grows and shrinks with the number
+// of these pages.
 //
 //   directory ── a leaf's number for each 16 pages (0: none), lazily touched. A page of it covers
 //                64 MiB: a *span*
 //   leaf ─────── 16 words and 16 hashes, 256 bytes. All regions take leaves from one pool, which
 //                grows in segments and never moves or unmaps them
 //
-// A page without a leaf is kEmpty. Leaves come and go by tables.h.
+// A page without a leaf is kEmpty. tables.h adds and removes leaves.
 //
-// Lifetime. Who holds a page kBusy, pinned, guarded or with content keeps its leaf. All others look
-// a word up inside a TableScope, again for each attempt: a leaf that is taken out of the directory
-// has words that nothing can lock (PageWord::retired), and is used again only when every scope of
-// that time has ended. page_view.h alone keeps words beyond a scope: it takes a wrong answer, and a
-// word is always memory of a leaf.
+// Lifetime. A leaf stays while one of its pages is busy, pinned, a guard page or not empty. For any
+// other page a thread looks the word up inside a TableScope, again for each attempt: the words of a
+// leaf that was taken out of the directory cannot be locked (PageWord::retired), and the leaf is
+// used again only when every scope of that time has ended. Only page_view.h keeps words beyond a
+// scope: its answers may be wrong, and a word is always memory of some leaf.
 //
 // Threading: any thread, also on the fault path. Program threads block signals around scopes (a
 // handler may fork).
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -34,8 +35,8 @@ struct Leaf {
 static_assert(sizeof(Leaf) == 256);
 constexpr uint64_t last_of_leaf(uint64_t page) { return page | (kLeafPages - 1); }
 
-// While one lives, no leaf that this thread has looked up is used again for other pages. Any thread
-// with signals blocked; nests; may wait inside (leaves come back later then).
+// While one exists, no leaf that this thread has looked up in it is used again for other pages. Any
+// thread with signals blocked; nests. A thread may wait inside, which delays the reuse of leaves.
 class TableScope {
  public:
   TableScope();
@@ -43,9 +44,9 @@ class TableScope {
   TableScope(const TableScope&) = delete;
   TableScope& operator=(const TableScope&) = delete;
 
-  // Scopes have epochs: two steps after a leaf has left its directory no scope can know it.
+  // Scopes have epochs: two epochs after a leaf has left its directory no scope can hold it.
   static uint64_t epoch();
-  static bool next_epoch();  // false: a scope of the one before is left
+  static bool next_epoch();  // false: a scope of the epoch before still exists
   static void reset_in_child();
 
  private:
@@ -62,14 +63,14 @@ class PageTable {
   struct Span {
     std::atomic<uint32_t> leaves{0};
     std::atomic<int32_t> committed{0};    // pages (table_promise.h)
-    bool charged = false, loose = false;  // its directory page; under the pool's lock
+    bool charged = false, loose = false;  // of its directory page; under the pool's lock
   };
 
   [[nodiscard]] bool map(uint64_t pages);  // false: no memory
   void unmap();
 
-  // nullptr: the page is kEmpty and has no word. pre (also of peek and lock): a scope, or the page
-  // is the caller's.
+  // nullptr: the page is kEmpty and has no word. pre (also of peek and lock): a scope, or the
+  // caller has locked the page.
   AtomicPageWord* find(uint64_t page) const {
     Leaf* leaf = leaf_of(page / kLeafPages);
     return leaf == nullptr ? nullptr : &leaf->words[page % kLeafPages];
@@ -90,24 +91,22 @@ class PageTable {
     return leaf_of(page / kLeafPages)->hashes[page % kLeafPages];
   }
 
-  // Where to go on after `page`, which has no word: the first page from there that may have one, at
-  // most `end`.
+  // Returns the next page at or after `page` that may have a word, at most `end`.
   uint64_t next_used(uint64_t page, uint64_t end) const;
   bool uses(uint64_t first, uint64_t end) const { return next_used(first, end) < end; }
-  // visit(page, word) for the pages of [first, end) that have one. pre: a scope.
+  // Calls visit(page, word) for the pages of [first, end) that have a word. pre: a scope.
   template <class Visit>
   void for_words(uint64_t first, uint64_t end, Visit visit) const {
     for (uint64_t page = next_used(first, end); page < end; page = next_used(page, end)) {
       Leaf* leaf = leaf_of(page / kLeafPages);
-      const uint64_t stop =
-          round_up(page + 1, kLeafPages) < end ? round_up(page + 1, kLeafPages) : end;
+      const uint64_t stop = std::min(round_up(page + 1, kLeafPages), end);
       for (; page < stop; ++page)
         if (leaf != nullptr) visit(page, leaf->words[page % kLeafPages]);
     }
   }
 
   Span& span_of(uint64_t page) const { return spans_[page / kLeafPages / span_groups()]; }
-  static uint64_t span_groups();  // leaves that a page of the directory has numbers of
+  static uint64_t span_groups();  // leaves whose numbers are in one page of the directory
   static uint64_t span_pages() { return span_groups() * kLeafPages; }
 
  private:
@@ -124,10 +123,9 @@ class PageTable {
   uint64_t pages_ = 0;
 };
 
-// Hash of a page's content; also tells an all-zero page.
-// Random bytes of this process key the hash, and forked children inherit them with the page table:
-// an attacker who chooses contents cannot make two of them look equal. (XXH3 with a secret of full
-// length: no cryptographic hash.)
+// Hash of a page's content. Random bytes of this process key it, which forked children inherit with
+// the page table: an attacker who chooses contents cannot make two of them look equal. (XXH3 with a
+// secret of full length, which is not a cryptographic hash.)
 [[nodiscard]] int page_hash_key_make();  // once a process, before the first hash. 0 or -errno
 uint64_t page_hash(const void* content);
 bool page_is_zero(const void* content);

@@ -8,8 +8,8 @@
 //        8..10  heat
 //        11     charged on touch
 //        12..15 LUN the slot lies on (PagerState::luns)
-//        16..31 epoch   kResident            of forks, when the page was known to be exclusive; 0:
-//                                            not known
+//        16..31 epoch   kResident            fork epoch in which the page was exclusive; 0: not
+//                                            known
 //                       kInFrame, kEvicted   eviction time (PagerState::eviction_time)
 //        32..63 index   kResident            slot of an identical copy, or kNoSlot
 //                       kEvicted             slot
@@ -31,11 +31,12 @@
 //                                       │  kEvicted   │───┴──────────────────────────►│ kPoisoned │
 //                                       └─────────────┘  read + install ──► kResident └───────────┘
 //
-// Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page
-// until it stores the next state. The fault path never blocks on kBusy: a handler that finds it
-// sets `waiter` and forgets the message; the owner wakes the page's waiters (UFFDIO_COPY does so by
-// itself) when it releases the page. kGuard: a guard page (MADV_GUARD_INSTALL): the kernel's marker
-// is in its place, touching it raises SIGSEGV, and a copy into it would erase the marker.
+// Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy has locked
+// the page, until it stores the next state. The fault path never blocks on kBusy: a handler that
+// finds it sets `waiter` and forgets the message, and the owner wakes the page's waiters when it
+// releases the page (UFFDIO_COPY also wakes them). kGuard is a guard page (MADV_GUARD_INSTALL): the
+// kernel's marker is in its place, touching it raises SIGSEGV, and a copy into it would erase the
+// marker.
 #pragma once
 #include <errno.h>
 
@@ -69,7 +70,7 @@ struct PageWord {
   constexpr PageState previous() const {
     return static_cast<PageState>((raw >> kPreviousShift) & 7);
   }
-  // The state that counts for recovery: for a busy page, the state before.
+  // The state; for a busy page, the state before.
   constexpr PageState settled() const { return state() == PageState::kBusy ? previous() : state(); }
   constexpr bool waiter() const { return raw & kWaiter; }
   constexpr bool pinned() const { return raw & kPinned; }
@@ -89,8 +90,8 @@ struct PageWord {
             static_cast<uint64_t>(PageState::kBusy) |
             (static_cast<uint64_t>(state()) << kPreviousShift)};
   }
-  // Of a leaf that leaves the table (page_table.h): busy until it has left (kLeaving), then nothing
-  // locks or pins it, and the page is looked up again (kRetired).
+  // Words of a leaf that leaves the table (page_table.h): busy until it has left (kLeaving). After
+  // that (kRetired) they cannot be locked or pinned, and the page is looked up again.
   static constexpr uint64_t kLeaving =
       static_cast<uint64_t>(PageState::kBusy) * (1 + (1 << kPreviousShift));
   static constexpr uint64_t kRetired = kLeaving | uint64_t{1} << kIndexShift;
@@ -98,7 +99,7 @@ struct PageWord {
     return state() == PageState::kBusy && previous() == PageState::kBusy;
   }
   constexpr bool retired() const { return leaving() && index() != 0; }
-  // Nothing is known of the page but that it is empty.
+  // Empty, not pinned and without a waiter: the page needs no word.
   constexpr bool blank() const { return state() == PageState::kEmpty && !pinned() && !waiter(); }
   constexpr PageWord with_waiter() const { return {raw | kWaiter}; }
   constexpr PageWord with_heat(unsigned h) const {
@@ -124,29 +125,28 @@ struct PageWord {
 static_assert(sizeof(PageWord) == 8);
 static_assert(std::atomic<PageWord>::is_always_lock_free);
 
-// The low bits of the count of forks (which advances by two per fork) mark pages as exclusive, so a
-// mark is valid until the count wraps around to it. Before the count enters a half of its values,
-// the marks left there from the last round are removed (fork.cpp).
+// The low 16 bits of the fork epoch (which advances by two per fork) mark pages as exclusive.
+// Before the epoch enters a half of these values, the marks with such values, which are from the
+// last round, are removed (retire_epochs in fork.cpp).
 constexpr uint16_t kEpochUnknown = 0;
 constexpr bool still_exclusive(uint16_t mark, uint16_t now) {
   return mark == now && mark != kEpochUnknown;
 }
 constexpr bool same_epoch_half(uint16_t a, uint16_t b) { return (a ^ b) < 0x8000; }
 
-// Heat of a page that comes in (evictor.h).
+// Heat of a page that comes in (evict/choose.h).
 constexpr unsigned kHeatFault = 1, kHeatReadAhead = 0, kHeatSecondChance = 4, kHeatHot = 7;
 
 using AtomicPageWord = std::atomic<PageWord>;
 
-// Takes the page from `seen` to kBusy. False: the word changed (look again).
+// Locks the page: from `seen` to kBusy. False: the word changed (look again).
 inline bool page_lock(AtomicPageWord& word, PageWord seen) {
   return word.compare_exchange_strong(seen, seen.busy(), std::memory_order_acq_rel,
                                       std::memory_order_relaxed);
 }
 
-// Releases a busy page into `next` (a settled word). Keeps a pin that was set meanwhile. Returns
-// true if a thread waits: the caller must wake the page unless UFFDIO_COPY has installed it after
-// the waiter came.
+// Releases a busy page: `next`, which is not busy, is its word from now on, with the pin bit as it
+// is. Returns true if a thread waits: the caller must wake the page's waiters.
 inline bool page_unlock(AtomicPageWord& word, PageWord next) {
   PageWord old = word.load(std::memory_order_relaxed);
   PageWord want;
@@ -158,8 +158,9 @@ inline bool page_unlock(AtomicPageWord& word, PageWord next) {
   return old.waiter();
 }
 
-// The pin bit may be changed at any time and in any state. Returns 1 if it was set before,
-// otherwise 0. -EAGAIN: the page's leaf is leaving the table; reach and look it up again.
+// The pin bit may be changed at any time and in any state. Both return 1 if it was set before,
+// otherwise 0. -EAGAIN: the page's leaf is leaving the table; call table_reach and look it up
+// again.
 inline int page_set_pinned(AtomicPageWord& word) {
   PageWord old = word.load(std::memory_order_relaxed);
   do {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The registry of regions: a sorted array behind a sequence counter. Readers retry while a writer
-// is at work; writers take a lock.
+// The registry of regions. Readers retry while a writer changes it; writers take a lock.
 // Threading: look-ups from anywhere, also on the fault path.
 #include "pager/page/region.h"
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Region: a virtual range that the pager owns, with its page table (page_table.h).
 //
-//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the
-//           process is active no new huge pages, and MADV_DONTFORK except within fork(): a child
-//           made by a raw call faults instead of reading zeros). On a chunk's boundary; a chunk is
-//           as large as a huge page
-//   table ── a word and a hash for each page in use, inherited by fork (the child serves itself
-//           from them)
-//   chunk_resident ── resident pages per 512, so that the clock hand skips cold chunks
+//   base ── pages × page_bytes of address space, PROT_NONE until used, MAP_NORESERVE. It begins on
+//           a chunk's boundary; a chunk is as large as a huge page. In an active process it gets no
+//           new huge pages, and is MADV_DONTFORK except within fork(): a child made by a raw call
+//           faults instead of reading zeros
+//   table ── a word and a hash for each page in use; a forked child inherits it
+//   chunk_resident ── resident pages of each chunk, so that the clock hand skips cold chunks
 //
-// The registry is a sorted array read under a sequence counter: lookups take no lock.
+// The registry is a sorted array that is read under a sequence counter: lookups take no lock.
 #pragma once
 #include <errno.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +28,7 @@ namespace lunar {
 constexpr uint64_t kChunkPages = 512;
 // The end of the chunk of a page, at most `end`.
 constexpr uint64_t chunk_end(uint64_t page, uint64_t end) {
-  const uint64_t next = (page / kChunkPages + 1) * kChunkPages;
-  return next < end ? next : end;
+  return std::min((page / kChunkPages + 1) * kChunkPages, end);
 }
 constexpr unsigned kRegionsMax = 65536;
 constexpr uint64_t kPatternPages = 64;  // unit of advice on the access pattern
@@ -44,10 +43,10 @@ struct Region {
   bool on_touch = false, strict = false;  // RegionFlags
   PageTable table;
   std::atomic<int32_t>* chunk_resident = nullptr;
-  std::atomic<uint64_t> usable_pages{0};  // made read/write so far, from the start (grows only)
+  std::atomic<uint64_t> usable_pages{0};  // made read/write, from the start on (only grows)
   // one past the last page ever committed or used: scans stop there
   std::atomic<uint64_t> table_pages{0};
-  // pages committed; MAP_NORESERVE: while the process is not active
+  // pages committed; of MAP_NORESERVE only before activation
   std::atomic<int32_t>* chunk_committed = nullptr;
   // may hold a huge page from before activation (activation.h)
   std::atomic<uint8_t>* chunk_large = nullptr;
@@ -64,8 +63,7 @@ struct Region {
   bool holds(const void* address) const;
   bool of_maps() const { return on_touch || strict; }
   uint64_t chunk_size(uint64_t chunk) const {  // pages
-    const uint64_t left = pages - chunk * kChunkPages;
-    return left < kChunkPages ? left : kChunkPages;
+    return std::min(pages - chunk * kChunkPages, kChunkPages);
   }
   Access access_of(PageIndex page) const {
     return has_patterns.load(std::memory_order_relaxed)
@@ -88,7 +86,7 @@ struct RegionTable {
   [[nodiscard]] int insert(Region* region);  // -EMFILE: it is full
   void remove(Region* region);
 
-  // All regions, also while the table changes: one may then be missed, or met twice.
+  // All regions. While the table changes, one may be missed or met twice.
   struct Iterator {
     const RegionTable& table;
     uint32_t at;
@@ -102,7 +100,7 @@ struct RegionTable {
   static std::nullptr_t end() { return nullptr; }
 };
 
-// What a page's word is now, wherever the caller is.
+// A page's word, for callers outside of a TableScope.
 PageWord word_of(const Region& region, PageIndex page);
 
 // Reserves (PROT_NONE) the pages of [first, end) where nothing is mapped, by halving.

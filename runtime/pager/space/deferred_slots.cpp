@@ -11,17 +11,17 @@
 namespace lunar {
 namespace {
 
-// A queue in order of the fork epoch at the time when they were given up.
+// A queue of slots in the order of the fork epoch in which they were given up.
 struct DeferredSlot {
   uint32_t slot;
   uint32_t epoch;
 };
 struct DeferredQueue {
   sys::SpinLock lock;
-  // ring, mapped at first use: one entry a slot of the LUN at most
+  // a ring, mapped at first use, with an entry for each slot of the LUN
   DeferredSlot* entries = nullptr;
   uint64_t capacity = 0, head = 0, count = 0;
-  // slots in use at forks with living children: others are released at once
+  // slots that were in use at forks whose children live: only these are deferred
   uint64_t* shared = nullptr;
 };
 constinit DeferredQueue g_deferred;
@@ -65,8 +65,8 @@ int deferred_slots_prepare(PagerState& state) {
       return -ENOMEM;
     }
   }
-  // No write is in flight now, so whatever a page of the child's may refer to is in use. (Slots
-  // still held for children that are gone by now are in use too.)
+  // No write is in flight now, so every slot that a page of the child may refer to is in use. (So
+  // are slots that are still held for children that have ended by now.)
   lun.copy_used(g_deferred.shared, state.fork.oldest_child.load(std::memory_order_acquire) != 0);
   return 0;
 }
@@ -92,7 +92,7 @@ void deferred_slots_release(PagerState& state) {
     {
       sys::Locked<sys::SpinLock> lock(g_deferred.lock);
       if (g_deferred.count == 0) return;
-      // each time: a fork may come in between
+      // read each time: a fork may have come in between
       uint32_t oldest = state.fork.oldest_child.load(std::memory_order_acquire);
       DeferredSlot& first = g_deferred.entries[g_deferred.head];
       if (oldest != 0 && first.epoch >= oldest) return;

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "pager/state/descriptors.h"
 #include "pager/state/requests.h"
 #include "sys/log.h"
@@ -19,7 +21,7 @@ int slots_charge(PagerState& state, uint64_t slots) {
   return ask_table_request(state, slots, nullptr, 0);
 }
 
-// Counts slots for a LUN that is yet to open. False: it is open.
+// Counts slots for a LUN that is not open yet. False: it is open.
 static bool promise_slots(PagerState& state, int64_t slots) {
   int64_t before = state.luns.promised_slots.load(std::memory_order_acquire);
   while (before != Luns::kOnLun)
@@ -29,7 +31,8 @@ static bool promise_slots(PagerState& state, int64_t slots) {
   return false;
 }
 
-// The LUN takes over what was promised. Other threads charge and give back meanwhile.
+// Charges the LUN for what was promised before it was open. Other threads charge and give back
+// meanwhile.
 static int charge_promised(PagerState& state, SlotAllocator& lun) {
   int64_t charged = 0, promised = state.luns.promised_slots.load(std::memory_order_acquire);
   do {
@@ -60,7 +63,7 @@ int space_charge(PagerState& state, uint64_t pages, bool may_block) {
 }
 
 void space_uncharge(PagerState& state, uint64_t pages) {
-  if (pages == 0 || forked_past_us(state) != 0) return;  // it is the parent's
+  if (pages == 0 || forked_past_us(state) != 0) return;  // the charge is the parent's
   if (!promise_slots(state, -static_cast<int64_t>(pages)))
     state.luns.slots[state.luns.own].uncharge(pages);
   state.account.lun_give(static_cast<int64_t>(pages << state.page_shift));
@@ -94,7 +97,8 @@ void uncharge_touched(PagerState& state, Region& region, PageWord was) {
   region.committed_pages.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// The device of the own LUN: the parent's, if that is one that the tree's processes divide.
+// Opens the device of the own LUN: the parent's device, if the processes of the tree divide that
+// one.
 static int open_own_device(PagerState& state) {
   const unsigned own = state.luns.own;
   if (state.luns.devices[own] != nullptr) return 0;
@@ -113,25 +117,25 @@ namespace {
 struct Place {
   DeviceOffset base{};
   uint64_t bytes;
-  int piece = -1;  // of the account's, with `pieces`
+  int piece = -1;  // the first of the account's pieces that it takes
   unsigned pieces = 0;
 };
 }  // namespace
 
-// Of a device that cannot grow: half for the first process; for a child an eighth, or what it was
-// promised and an eighth of that.
+// Takes a place on a device that cannot grow: half of it for the first process; for a child an
+// eighth, or its promise and an eighth of that if this is more.
 static int carve_place(PagerState& state, uint64_t device_bytes, uint64_t promised, Place* place) {
   const uint64_t piece_bytes = round_down(device_bytes / kCarvePieces, 64 * state.page_size);
   place->pieces = state.fork.generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
   if (state.fork.generation > 0 && piece_bytes > 0) {
     const uint64_t wanted = ((promised + promised / 8) << state.page_shift) / piece_bytes + 1;
-    if (wanted > place->pieces)
-      place->pieces = wanted < kCarvePieces ? static_cast<unsigned>(wanted) : kCarvePieces;
+    const auto most = static_cast<unsigned>(std::min<uint64_t>(wanted, kCarvePieces));
+    place->pieces = std::max(place->pieces, most);
   }
   place->piece = state.account.carve(place->pieces);
   if (place->piece < 0) return place->piece;
   place->base = DeviceOffset(static_cast<uint64_t>(place->piece) * piece_bytes);
-  if (place->bytes > place->pieces * piece_bytes) place->bytes = place->pieces * piece_bytes;
+  place->bytes = std::min(place->bytes, place->pieces * piece_bytes);
   return 0;
 }
 
@@ -150,14 +154,15 @@ int lun_open_own(PagerState& state) {
                                            : static_cast<uint64_t>(state.account.lun_cap());
   uint64_t reserve = 0;
   if (device->growable()) {
-    // The reserve comes out of the size where the device has no more than that; and a child's part
-    // of the tree's space may lie elsewhere: what there is now is enough if what was promised fits.
+    // If the device has no room for size and reserve, the reserve is a part of the size. A child
+    // may get less than the tree's space: it is enough if the promised slots fit.
     reserve = SlotAllocator::kCleaningReserve * state.page_size;
     if (place.bytes + reserve > device_bytes && device_bytes > reserve)
       place.bytes = round_down(device_bytes - reserve, 64 * state.page_size);
   } else {
     const auto promised = static_cast<uint64_t>(state.luns.promised_slots.load());
-    if (rc = carve_place(state, device_bytes, promised, &place); rc < 0) return rc;
+    rc = carve_place(state, device_bytes, promised, &place);
+    if (rc < 0) return rc;
   }
   SlotAllocator& slots = state.luns.slots[state.luns.own];
   rc =
@@ -165,7 +170,7 @@ int lun_open_own(PagerState& state) {
   state.luns.growth_refused.store(false);
   if (rc == 0) rc = charge_promised(state, slots);
   if (rc < 0) {
-    slots.close();  // tried again later
+    slots.close();  // a later call tries again
     if (place.piece >= 0) state.account.uncarve(place.piece, place.pieces);
     return rc;
   }

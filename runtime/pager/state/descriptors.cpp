@@ -23,14 +23,15 @@ bool is_device(const PagerState& state, unsigned lun, unsigned i, int fd) {
   return sys::is_file(fd, state.luns.device_ids[lun][i].file);
 }
 
-// The lowest number that is the same device: the one that counts in loops over all descriptors.
+// The lowest number with the same device. Loops over all descriptors visit a device only under this
+// number.
 unsigned first_with_device(const PagerState& state, unsigned lun) {
   unsigned first = 0;
   while (state.luns.devices[first] != state.luns.devices[lun]) ++first;
   return first;
 }
 
-// How many descriptors that number's device owns: none where a lower number is the same device.
+// How many descriptors that number's device has; 0 if a lower number has the same device.
 unsigned own_descriptors(const PagerState& state, unsigned lun) {
   Device* device = state.luns.devices[lun];
   return device == nullptr || first_with_device(state, lun) != lun ? 0 : device->fd_count();
@@ -42,7 +43,7 @@ bool is_in_place(const PagerState& state, unsigned lun) {
   return true;
 }
 
-// A new description of its i-th file, through the service threads' table.
+// Opens the i-th file of LUN number `lun` again, through the service threads' table.
 int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
   char path[64];
   format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.services.housekeeping_tid.load(),
@@ -53,7 +54,7 @@ int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
 }  // namespace
 
 void keep_lun_directory(PagerState& state) {
-  if (has_lun_directory(state)) {  // of a pager before this one, which may have had another
+  if (has_lun_directory(state)) {  // of an earlier pager_create, perhaps with another directory
     sys::note_own_descriptor(state.luns.directory, false);
     sys::close_file(state.luns.directory);
   }
@@ -120,8 +121,8 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
 void close_device(PagerState& state, unsigned lun) {
   Device* device = state.luns.devices[lun];
   if (device == nullptr) return;
-  if (!is_in_place(state, lun))
-    return forget_device(state, lun);  // closing it would close the program's
+  // the program has closed some of its descriptors, whose numbers may be the program's files now
+  if (!is_in_place(state, lun)) return forget_device(state, lun);
   const sys::MakingDescriptor ending;
   for (unsigned i = 0; i < device->fd_count(); ++i) sys::note_own_descriptor(device->fd(i), false);
   device_close(device);
@@ -141,7 +142,7 @@ void forget_device(PagerState& state, unsigned lun) {
   const sys::MakingDescriptor ending;
   for (unsigned i = 0; device != nullptr && same == 1 && i < device->fd_count(); ++i) {
     sys::note_own_descriptor(device->fd(i), false);
-    // the program has closed it, and may have another there now
+    // the program may have closed it, and opened another file under its number
     if (is_device(state, lun, i, device->fd(i))) sys::close_file(device->fd(i));
   }
   state.luns.devices[lun] = nullptr;
@@ -177,8 +178,8 @@ static int register_range(const PagerState& state, const Region& region, char* f
                           uint64_t bytes) {
   int rc = sys::uffd_register(state.uffd, from, bytes, state.write_protect);
   if (rc != -EINVAL || !region.of_maps()) return rc;
-  if (bytes == sys::page_bytes())
-    return 0;  // a file or shared memory that a raw call has put there
+  // a file or shared memory that a raw call has put there
+  if (bytes == sys::page_bytes()) return 0;
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
   rc = register_range(state, region, from, half);
   return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);
@@ -199,8 +200,8 @@ int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
 
 int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
   const sys::MakingDescriptor making;
-  for (auto& of_generation : out->reopened)
-    for (int& fd : of_generation) fd = -1;
+  for (auto& of_lun : out->reopened)
+    for (int& fd : of_lun) fd = -1;
   for (unsigned lun = 0; lun < kLunIds; ++lun) {
     Device* device = state.luns.devices[lun];
     for (unsigned i = 0; i < own_descriptors(state, lun); ++i) {
@@ -211,7 +212,8 @@ int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
       sys::note_own_descriptor(fd, true);
       out->reopened[lun][i] = fd;
       if (!is_device(state, lun, i, fd)) return -EBADF;
-      // A description of its own: the parent may be gone before the child.
+      // This is an open file of its own, which needs the lock too: the parent may end before the
+      // child.
       if (int rc = device->share_lock(i, fd); rc < 0) return rc;
     }
   }
@@ -220,8 +222,8 @@ int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
 
 void fork_descriptors_parent(const ForkDescriptors& descriptors) {
   const sys::MakingDescriptor ending;
-  for (const auto& of_generation : descriptors.reopened) {
-    for (int fd : of_generation) {
+  for (const auto& of_lun : descriptors.reopened) {
+    for (int fd : of_lun) {
       if (fd < 0) continue;
       sys::note_own_descriptor(fd, false);
       sys::close_file(fd);
@@ -230,7 +232,7 @@ void fork_descriptors_parent(const ForkDescriptors& descriptors) {
 }
 
 void fork_descriptors_child(PagerState& state, const ForkDescriptors& descriptors) {
-  // First: where the program had closed the userfaultfd, a LUN may have its number now.
+  // Before reopen(): if the program had closed the userfaultfd, a LUN may have its number now.
   close_uffd(state);
   for (unsigned lun = 0; lun < kLunIds; ++lun) {
     for (unsigned i = 0; i < kDeviceFdsMax; ++i) {

@@ -46,7 +46,7 @@ void program_end_forget() {
 
 bool program_has_threads() {
   const int others = sys::other_live_threads();
-  return others < 0 || others >= sys::service_threads();  // one of which we are
+  return others < 0 || others >= sys::service_threads();  // the caller is one of the latter
 }
 
 }  // namespace lunar

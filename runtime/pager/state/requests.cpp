@@ -18,8 +18,9 @@ void wait_for_sweep(PagerState& state) {
     (void)sys::futex_wait(&state.services.sweeps, before, kSweepWaitNs / 4, false);
 }
 
-// With Evictor::sleep_or_reap(), all sequentially consistent: what was taken, then whether it
-// sleeps; that it sleeps, then what is taken.
+// Pairs with Evictor::sleep_or_reap(), all sequentially consistent: the caller has taken DRAM and
+// then checks whether the evictor sleeps; the evictor says that it sleeps and then checks how much
+// is taken.
 void evictor_wake(PagerState& state) {
   if (state.services.evictor_asleep.load(std::memory_order_seq_cst)) state.account.raise_pressure();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pager's shared state, by owners, and the small helpers that every part of the pager uses. One
-// instance per process, in static memory.
+// The pager's shared state, grouped by owner, and small helpers that every part of the pager uses.
+// One instance per process, in static memory.
 #pragma once
 #include <pthread.h>
 
@@ -26,33 +26,35 @@ namespace lunar {
 
 class Evictor;
 
-constexpr unsigned kLunIds = 16;  // of the LUN field of a page word
+constexpr unsigned kLunIds = 16;  // LUN numbers that a page word can hold
 constexpr unsigned kHandlersMax = 64;
 
-// LUNs by the number in page words: this process' own is slots[own]; the others are ancestors',
-// only for reading. A number is free for a forked child if no page refers to it (fork/lun_ids.h).
+// LUNs by the number in page words. slots[own] is this process' own; the others are ancestors'
+// LUNs, which it only reads. A number is free for a forked child if no page refers to it
+// (fork/lun_ids.h).
 struct Luns {
   SlotAllocator slots[kLunIds];
   Device* devices[kLunIds] = {};
   struct DeviceId {
     sys::FileIdentity file;
-    int flags = 0;  // with which it was opened
+    int flags = 0;  // of open(2)
   };
   DeviceId device_ids[kLunIds][kDeviceFdsMax] = {};
   uint64_t bytes = 0;  // option `size`, or its default
-  // If the LUN option is a directory: a descriptor of it, for when its path no longer leads there
-  // (chroot).
+  // a descriptor of the LUN option's directory, if it is one: its path may lead elsewhere later
+  // (chroot)
   int directory = -1;
   sys::FileIdentity directory_identity;
   unsigned own = 0, parent = 0;
-  int carved_first = -1;  // of a shared device: the account's pieces for the own LUN
+  // the account's pieces of a shared device that are the own LUN
+  int carved_first = -1;
   unsigned carved_pieces = 0;
-  // one bit per number: pages referred to it when this process began (fewer by now, if any)
+  // a bit per number: pages referred to it when this process began; by now there may be none
   uint32_t referred = 0;
   // the own LUN is open (a forked child opens its own at its first dirty eviction)
   std::atomic<bool> ready{false};
-  // What an active process has charged that its LUN does not know of: it takes that over when it
-  // opens. kOnLun: it has.
+  // slots that are charged before the own LUN is open, which takes them over then. kOnLun: it is
+  // open
   static constexpr int64_t kOnLun = INT64_MIN;
   std::atomic<int64_t> promised_slots{0};
   // the own LUN's file could not grow when the housekeeping thread last tried
@@ -61,7 +63,7 @@ struct Luns {
 };
 
 struct ForkState {
-  unsigned generation = 0;                // forks since the pager was created
+  unsigned generation = 0;                // forks between pager_create and this process
   std::atomic<uint32_t> epoch{1};         // 1 before the first fork
   std::atomic<uint32_t> oldest_child{0};  // fork epoch of the oldest live child; 0: none
   sys::Mutex lock;                        // held by a forking thread
@@ -75,8 +77,8 @@ struct ForkState {
   std::atomic<bool> gate_used{false};  // pages of this process may be protected
 };
 
-// Bits of ServiceThreads::housekeeping_word. The kernel stores 0 when a service thread ends: a word
-// without kHousekeepingRuns shows that.
+// Bits of ServiceThreads::housekeeping_word. The kernel stores 0 there when a service thread ends,
+// so a word without kHousekeepingRuns shows that.
 constexpr uint32_t kHousekeepingRuns = 1;      // not a request
 constexpr uint32_t kHousekeepingSweep = 2;     // sweep the account
 constexpr uint32_t kHousekeepingGrow = 4;      // reserve LUN space ahead
@@ -85,40 +87,39 @@ constexpr uint32_t kHousekeepingTable = 32;    // answer a TableRequest
 constexpr uint32_t kHousekeepingWake = 64;     // wake all threads that wait for a page
 constexpr uint32_t kHousekeepingTables = 128;  // table_trim
 
-// A request of one program thread to the housekeeping thread, in whose descriptor table the numbers
-// of the LUN and of the userfaultfd are still these: slots to charge, for which the LUN's file has
-// to grow, or a range to register.
+// A request of one program thread to the housekeeping thread: slots to charge, for which the LUN's
+// file has to grow, or a range to register. That thread's table still has the LUN's and the
+// userfaultfd's descriptors.
 struct TableRequest {
   sys::Mutex lock;                 // held by the thread that asks
-  std::atomic<uint32_t> asked{0};  // futex: 0 once there is an answer
+  std::atomic<uint32_t> asked{0};  // futex: 0 when there is an answer
   uint64_t slots = 0;
-  void* address = nullptr;  // of a range to register; nullptr: slots are to be charged
+  void* address = nullptr;  // of the range to register; nullptr: charge slots
   size_t bytes = 0;
   int answer = 0;
 };
 
-// Of a handler: an eventfd in the service threads' table. Something is in its inbox, or room came
-// and it wants some.
+// A handler's eventfd, in the service threads' table. It is signalled when a message was put into
+// the handler's inbox, or when DRAM was freed and the handler wants some.
 struct Bell {
-  std::atomic<int> descriptor{-1};  // -1: not made yet; the handler looks into its inbox once it is
+  std::atomic<int> descriptor{
+      -1};  // -1: not made yet; when it is made, the handler reads its inbox
   std::atomic<bool> wants_room{false};
 };
 
 // Words and ids of the service threads, by which other parts reach them (requests.h).
 struct ServiceThreads {
-  // Apart from the handlers, which write to their own memory at each fault: all of these are read
-  // at each fault.
+  // Read at each fault, so on other cache lines than what changes under load.
   std::atomic<int> handler_tids[kHandlersMax] = {};
   unsigned handler_count = 0;
-  // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
+  // handlers that serve faults: a new thread may itself touch tiered memory first (libc's locale)
   std::atomic<uint32_t> handlers_running{0};
-  pthread_t housekeeping{};  // the housekeeping thread
+  pthread_t housekeeping{};
   std::atomic<int> housekeeping_tid{0}, evictor_tid{0};
-  std::atomic<uint32_t> housekeeping_word{kHousekeepingRuns};  // pending requests; its shared futex
-  // futex: sweeps of the account by the housekeeping thread that began after a request
-  std::atomic<uint32_t> sweeps{0};
+  std::atomic<uint32_t> housekeeping_word{kHousekeepingRuns};  // pending requests; a shared futex
+  std::atomic<uint32_t> sweeps{0};  // settled sweeps of the account; a futex
   TableRequest table_request;
-  // Apart: these change under load.
+  // These change under load.
   alignas(64) std::atomic<bool> evictor_asleep{false};
   std::atomic<bool> room_wanted{false};  // a handler has parked faults
   Bell bells[kHandlersMax];
@@ -149,7 +150,7 @@ struct PagerState {
   bool write_protect = false;  // userfaultfd protects anonymous memory against writes here
 
   ForkState fork;
-  // advances by 1 with each 1/16 of this process' DRAM that is evicted; wraps
+  // advances by 1 when 1/16 of this process' DRAM has been evicted; wraps
   std::atomic<uint16_t> eviction_time{0};
   FramePool frames;  // created and given out by the evictor
   Evictor* evictor = nullptr;
@@ -164,15 +165,15 @@ uint64_t committed_pages(const PagerState& state);  // of all regions
 
 Region* own_region(const PagerState& state, const void* address);  // as region_find
 
-// If this process was forked from an active one without the fork handlers: from which one. It has
-// none of the tiered memory and none of the service threads, and the account's member is its
-// parent's. Else 0. Two loads.
+// If this process was forked from an active one by a raw call, without the fork handlers: the
+// parent's pid. Otherwise 0. Such a process has none of the tiered memory and of the service
+// threads, and the account's member is its parent's. Costs two loads.
 int forked_past_us(const PagerState& state);
 void say_limited(const PagerState& state, size_t bytes);  // see pager_say_limited
 
 // The calling thread is about to change page mappings (discard, move): excludes forks. Never held
-// across a wait for I/O. wait false: not entered while a fork is in progress (for a caller that
-// holds locks which the fork will take). No signal handler runs inside, because it might fork, and
+// across a wait for I/O. `wait` false: it is not entered while a fork is in progress, for a caller
+// that holds locks which the fork will take. Signals are blocked inside: a handler that forks would
 // wait for the end of the scope.
 class MutatorScope {
  public:
@@ -185,26 +186,26 @@ class MutatorScope {
  private:
   PagerState& state_;
   sys::ScopedSignalBlock signals_;
-  std::optional<TableScope> tables_;  // once entered
+  std::optional<TableScope> tables_;  // when entered
   bool entered_ = true;
 };
 
-// Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in
-// or out of these two states.
+// Counts pages whose content is only in a frame or on the LUN. Called by code that changes a page
+// to or from these two states.
 void count_evicted(int64_t delta);
 
 // Bookkeeping of installed pages. pre: the DRAM was taken before.
 void count_resident(PagerState& state, Region& region, PageIndex page, int delta);
 
 // The fork epoch to mark a page with. Read it *before* the page is installed: the installing thread
-// may be preempted, and a page installed before a fork is shared after it. shared_epoch: another
-// thread's page was found in place, which may be shared now.
+// may be preempted, and a page installed before a fork is shared after it. shared_epoch: for a page
+// that was found in place, which may be shared.
 inline uint16_t exclusive_epoch(const PagerState& state) {
   return static_cast<uint16_t>(state.fork.epoch.load(std::memory_order_seq_cst));
 }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
-// The word of a page that was installed. heat: see evict/choose.h.
+// The word of an installed page. heat: see evict/choose.h.
 inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat,
                               uint16_t epoch) {
   return from.with_state(PageState::kResident)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 
 #include "pager/state/requests.h"
@@ -14,9 +15,9 @@ namespace lunar {
 
 namespace {
 
-// retired leaves, empty pages: before the housekeeping is asked
+// retired leaves and empty pages of DRAM, above which the housekeeping thread is asked to trim
 constexpr uint32_t kPendingMax = 512, kEmptyMax = 32;
-constexpr uint32_t kPendingLook = 64;
+constexpr uint32_t kPendingLook = 64;  // retired leaves between attempts to use some again
 
 }  // namespace
 
@@ -57,7 +58,8 @@ void LeafPool::change_loose(PagerState& state, int64_t units) {
   if (units < 0) (void)promise_change(state, units);
 }
 
-// pre: the lock. *must_grow: no segment has a leaf left.
+// Adds a leaf for a group of pages that has none. pre: the lock. *must_grow: no segment has a leaf
+// left.
 int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t keep_free,
                    bool* must_grow) {
   PageTable& table = region.table;
@@ -103,7 +105,7 @@ int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t ke
   }
   Leaf& leaf = leaf_at(number);
   for (AtomicPageWord& word : leaf.words) word.store({}, std::memory_order_relaxed);
-  // before the number: who finds one (a forked child, too) finds the span in use
+  // before the number: a reader that finds a number, and a forked child, finds the span in use
   span.leaves.fetch_add(1, std::memory_order_release);
   table.directory_[group].store(place.number, std::memory_order_release);
   return 0;
@@ -131,7 +133,7 @@ void LeafPool::free_leaf(uint32_t number) {
   if (bits.used.block_is_clear(round_down(index, block_leaves()))) ++empty_blocks_;
 }
 
-// Retired leaves that no scope can know any more are free. pre: the lock.
+// Frees the retired leaves that no scope can hold any more. pre: the lock.
 void LeafPool::use_again() {
   (void)TableScope::next_epoch();
   const uint64_t now = TableScope::epoch();
@@ -183,13 +185,15 @@ void LeafPool::retire(PagerState& state, Region& region, uint64_t group, bool mu
     if (++pending_ % kPendingLook == 0) use_again();
     ask = live_ && (pending_ >= kPendingMax || empty_blocks_ + empty_spans_ >= kEmptyMax);
   }
-  // Only now, and before the leaf can be used again: this thread is in a scope.
+  // After the leaf has left the directory. It cannot be used again yet, as this thread is in a
+  // scope.
   for (unsigned i = 0; i < kLeafPages; ++i)
     if (leaf->words[i].exchange({PageWord::kRetired}, std::memory_order_acq_rel).waiter()) wake(i);
   if (ask) housekeeping_wake(state, kHousekeepingTables);
 }
 
-// Returns how many were given back. A run of blocks counts as used meanwhile.
+// Gives empty blocks back to the kernel. Returns how many. Each run of blocks counts as used
+// meanwhile.
 int64_t LeafPool::trim_blocks() {
   int64_t given = 0;
   const uint32_t step = block_leaves();
@@ -254,11 +258,11 @@ bool LeafPool::trim(PagerState& state) {
     sys::Locked<sys::SpinLock> lock(lock_);
     if (!live_) return true;
     use_again();
-    use_again();  // where there is no scope
+    use_again();  // frees what was retired in this epoch if there is no scope
     settled = pending_ == 0;
   }
   int64_t given = trim_blocks();
-  if (state.regions.lock.try_lock()) {  // a fork holds it, and may wait for this thread
+  if (state.regions.lock.try_lock()) {  // try: a fork that holds it may wait for this thread
     given += trim_spans(state);
     state.regions.lock.unlock();
   }
@@ -269,7 +273,7 @@ bool LeafPool::trim(PagerState& state) {
   return settled;
 }
 
-// Its directory is about to be unmapped.
+// The region's directory is about to be unmapped.
 void LeafPool::end_region(PagerState& state, Region& region) {
   int64_t given = 0, loose = 0;
   {
@@ -293,8 +297,8 @@ void LeafPool::go_live(PagerState& state) {
   state.account.take_tables_always(pages());
 }
 
-// A thread of the parent's may have been adding a leaf: what the directories name is in use, and
-// nothing else.
+// A thread of the parent may have been adding a leaf, so exactly the leaves that the directories
+// name count as used.
 void LeafPool::enter_child(PagerState& state) {
   lock_.unlock();
   live_ = false;
@@ -307,9 +311,7 @@ void LeafPool::enter_child(PagerState& state) {
     uint64_t high = region.table_pages.load();
     for (uint64_t first = 0; first < region.pages; first += PageTable::span_pages()) {
       PageTable::Span& span = table.span_of(first);
-      const uint64_t end = first + PageTable::span_pages() < region.pages
-                               ? first + PageTable::span_pages()
-                               : region.pages;
+      const uint64_t end = std::min(first + PageTable::span_pages(), region.pages);
       uint32_t leaves = 0;
       for (uint64_t page = first; span.leaves.load() != 0 && page < end; page += kLeafPages) {
         const uint32_t number = table.directory_[page / kLeafPages].load(std::memory_order_relaxed);
@@ -320,8 +322,7 @@ void LeafPool::enter_child(PagerState& state) {
         bits_of(number - 1).used.set((number - 1) % kSegmentLeaves, true);
         bits_of(number - 1).loose.set((number - 1) % kSegmentLeaves, loose);
         loose_units_ += loose;
-        if (page + kLeafPages > high)
-          high = page + kLeafPages < region.pages ? page + kLeafPages : region.pages;
+        high = std::max(high, std::min(page + kLeafPages, region.pages));
       }
       used += leaves;
       const bool was_charged = span.charged || span.leaves.load() != 0;
@@ -334,7 +335,7 @@ void LeafPool::enter_child(PagerState& state) {
     }
     region.table_pages.store(high);
   }
-  // Blocks that were charged stay so: the child has their memory.
+  // Charged blocks stay charged: the child has their memory.
   charged_blocks_ = empty_blocks_ = 0;
   for (uint32_t number = 0; number < segments_ * kSegmentLeaves; number += block_leaves()) {
     SegmentBits& bits = bits_of(number);

@@ -2,10 +2,9 @@
 // LeafPool: the leaves of all page tables, for tables.h.
 //
 // A segment's leaves are free or used (a bit each), and its memory is charged by *blocks* (the
-// leaves of a page of DRAM). Leaves of charged blocks are given out first, those at low addresses
-// before others. A leaf that leaves its directory waits in a queue until the scopes of its time
-// have ended.
-// Threading: any thread; all state is under the lock.
+// leaves in one page of DRAM). Leaves of charged blocks are given out first, in the order of
+// addresses. A leaf that was taken out of its directory waits in a queue until the scopes of that
+// time have ended. Threading: any thread; all state is under the lock.
 #pragma once
 #include <cstdint>
 
@@ -22,7 +21,7 @@ constexpr uint32_t kWords = kSegmentLeaves / 64;
 
 inline uint32_t block_leaves() { return static_cast<uint32_t>(sys::page_bytes() / sizeof(Leaf)); }
 
-// Bits of leaves.
+// A bit for each leaf of a segment.
 struct Bits {
   uint64_t words[kWords] = {};
   bool get(uint32_t i) const { return (words[i / 64] >> i % 64 & 1) != 0; }
@@ -80,11 +79,12 @@ class LeafPool {
   sys::SpinLock lock_;
   SegmentBits* bits_[kSegmentsMax] = {};
   uint32_t segments_ = 0;
-  uint32_t low_charged_ = 0, low_fresh_ = 0;  // words of bits below which there is none of these
-  int64_t free_charged_ = 0;                  // leaves
+  // words of bits below which no leaf is free in a charged block, or in one that is not
+  uint32_t low_charged_ = 0, low_fresh_ = 0;
+  int64_t free_charged_ = 0;  // free leaves in charged blocks
   int64_t charged_blocks_ = 0, charged_spans_ = 0;
   uint32_t empty_blocks_ = 0, empty_spans_ = 0;  // of these
-  // retired: numbers + 1, linked by their hashes
+  // retired leaves: numbers + 1, linked through their hashes
   uint32_t queue_first_ = 0, queue_last_ = 0, pending_ = 0;
   int64_t loose_units_ = 0;
   bool live_ = false;

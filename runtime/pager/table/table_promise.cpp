@@ -25,7 +25,7 @@ int64_t units_of(const Region& region, uint64_t chunk, int32_t committed) {
 
 int64_t span_units() { return static_cast<int64_t>(sys::page_bytes() / sizeof(Leaf)); }
 
-// In the account, from what it was to what it is. pre: the lock, live.
+// Makes the account count a promise of `units`. pre: the lock, live.
 bool apply(PagerState& state, int64_t units, bool must_fit) {
   const int64_t want = pages_for_units(units), more = want - g_promise.pages;
   const int64_t room = kTableRoom + state.pinned_pages.load(std::memory_order_relaxed);
@@ -80,7 +80,7 @@ void promise_go_live(PagerState& state, int64_t handed) {
   (void)apply(state, g_promise.units, false);
 }
 
-// What the parent's other threads were counting may be counted half.
+// The parent's other threads may have been in the middle of counting.
 void promise_enter_child(PagerState& state) {
   g_promise.lock.unlock();
   g_promise.live = false;
