@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A batch of pages on their way out of DRAM. Evictor's thread only.
+// A batch of pages that are being evicted. Threading: the evictor's thread.
 #pragma once
 #include <sys/uio.h>
 

@@ -6,7 +6,8 @@
 namespace lunar {
 namespace {
 
-// Locks a resident page without heat; takes a heat from one that has some.
+// Locks a resident page without heat, and adds it to the batch; lowers the heat of a page that has
+// some.
 void try_victim(Batch& batch, Region* region, PageIndex page, bool ignore_heat) {
   AtomicPageWord* word = region->table.find(page.value);
   if (word == nullptr) return;
@@ -38,12 +39,16 @@ bool Chooser::choose_range(Batch& batch, unsigned want, Region* region, uint64_t
                            uint64_t end) {
   const TableScope scope;
   batch.count = 0;
-  while (batch.count < want && (*first = region->table.next_used(*first, end)) < end)
+  while (batch.count < want) {
+    *first = region->table.next_used(*first, end);
+    if (*first >= end) break;
     try_victim(batch, region, PageIndex((*first)++), true);
+  }
   return batch.count != 0;
 }
 
-// Eight laps cool the hottest page, and one more takes it; an all-pinned heap ends after ten.
+// Seven laps cool the hottest page, and one more takes it. If all pages are pinned, ten laps end
+// the search.
 void Chooser::choose_clock(Batch& batch, unsigned want) {
   const auto& regions = state_.regions;
   for (unsigned laps = 0; batch.count < want && laps < 10;) {
@@ -62,8 +67,8 @@ void Chooser::choose_clock(Batch& batch, unsigned want) {
   }
 }
 
-// The hand goes on in this region, past chunks without resident pages. Returns where the region
-// ends.
+// Moves the hand on in this region, past chunks without resident pages. Returns the end of the
+// region.
 uint64_t Chooser::sweep(Batch& batch, unsigned want, Region* region) {
   const uint64_t end = region != nullptr ? region->table_pages.load(std::memory_order_acquire) : 0;
   while (hand_page_ < end && batch.count < want) {
@@ -77,7 +82,7 @@ uint64_t Chooser::sweep(Batch& batch, unsigned want, Region* region) {
 }
 
 void Chooser::leave_behind(const Region& region, PageIndex page) {
-  // pages: still in use, left since the fault before, one reader's
+  // pages before `page`: still in use; read since the fault before; that belong to the same reader
   constexpr uint64_t kLag = 8, kReach = kReadRunMax + kLag, kJoin = 256;
   if (page.value <= kLag || region.access_of(PageIndex(page.value - kLag)) != Access::kSequential)
     return;

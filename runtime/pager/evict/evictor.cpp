@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pager/evict/evictor.h"
 
+#include <algorithm>
+
 #include "base/format.h"
 #include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
@@ -12,7 +14,7 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kOthersMayEvictNs = 20000000;
-// while pages are shared: only when all have released one, it is free
+// while pages are shared: such a page is free only when all members have released it
 constexpr uint64_t kRelativesMayEvictNs = 2000000;
 constexpr uint64_t kSweepEveryNs = 50000000;  // while DRAM is short
 
@@ -21,17 +23,16 @@ constexpr uint64_t kSweepEveryNs = 50000000;  // while DRAM is short
 int Evictor::open(uint32_t frame_count) {
   state_.services.housekeeping_word.store(kHousekeepingRuns);
   state_.services.room_wanted.store(false);
-  writer_.free_buffers();  // its parent's
+  writer_.free_buffers();  // in a forked child, its parent's
   int rc = frames_.open(frame_count, state_.page_size, -1);
   if (rc == 0) rc = taker_.open(frame_count);
   if (rc == 0) rc = writer_.open(frame_count);
   if (rc < 0) return rc;
   int64_t cap = state_.account.cap_pages();
-  // Read-ahead and first touches come in runs of 64 pages and more: room for a few of them, in a
-  // small budget too.
-  int64_t low = cap / 32 < 8 * kBatchPages ? cap / 32 : 8 * kBatchPages;
-  if (low < cap / 128) low = cap / 128;
-  low_water_ = static_cast<uint32_t>(low < 48 ? 48 : low > 1024 ? 1024 : low) + kKeepFreePages;
+  // Read-ahead and first touches come in runs of 64 pages and more: a small budget has room for a
+  // few of them as well.
+  const int64_t low = std::max(std::min<int64_t>(cap / 32, 8 * kBatchPages), cap / 128);
+  low_water_ = static_cast<uint32_t>(std::clamp<int64_t>(low, 48, 1024)) + kKeepFreePages;
   high_water_ = low_water_ + kBatchPages * 2;
   pause_requests_.store(0);
   resting_.store(0);
@@ -60,14 +61,14 @@ bool Evictor::should_evict() {
     return false;
   }
   uint64_t now = sys::now_ns();
-  if (now - swept_ns_ > kSweepEveryNs) {  // members may have died
+  if (now - swept_ns_ > kSweepEveryNs) {  // dead members still count
     swept_ns_ = now;
     housekeeping_wake(state_, kHousekeepingSweep);
   }
   if (account.above_share()) return true;
   if (short_since_ == 0) {
     short_since_ = now;
-    account.raise_pressure();  // of those above their share one may sleep
+    account.raise_pressure();  // a member above its share may sleep
   }
   return now - short_since_ >
          (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
@@ -84,7 +85,7 @@ void Evictor::run() {
   for (;;) {
     if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
       rest_until_resumed();
-      continue;  // another pause may have begun and seen us resting: look again
+      continue;  // another pause may have begun, and have seen this thread rest: look again
     }
     const uint32_t seen = state_.account.pressure();
     hand_over_room(state_, false);
@@ -102,7 +103,7 @@ void Evictor::run() {
     } else if (chooser_.choose(batch_, taker_.limit()) && evict() != 0) {
       nothing_ns_ = kNothingFirstNs;
     } else if (pause_requests_.load() == 0) {
-      // nothing can be evicted just now: until something is given back, or time has passed
+      // nothing can be evicted now: waits until DRAM is given back, or for some time
       state_.account.wait_pressure(seen, nothing_ns_);
       if (nothing_ns_ < kNothingMostNs) nothing_ns_ *= 2;
     }
@@ -116,7 +117,7 @@ void Evictor::rest_until_resumed() {
   resting_.store(0, std::memory_order_seq_cst);
 }
 
-// The next batch of evict_range(), or its end.
+// Evicts the next batch of evict_range(), or ends the request.
 void Evictor::evict_of_range() {
   Region* region = range_region_.load(std::memory_order_relaxed);
   if (chooser_.choose_range(batch_, taker_.limit(), region, &range_first_, range_end_)) {
@@ -129,7 +130,7 @@ void Evictor::evict_of_range() {
   sys::futex_wake(&range_done_, INT32_MAX, false);
 }
 
-// There is room. Writes that are in flight are waited for, else whatever raises the pressure.
+// There is room. Waits for writes that are in flight, else until the pressure is raised.
 void Evictor::sleep_or_reap(uint32_t pressure_seen) {
   state_.services.evictor_asleep.store(true, std::memory_order_seq_cst);
   if (!should_evict() && range_region_.load() == nullptr && pause_requests_.load() == 0) {
@@ -165,11 +166,11 @@ int64_t Evictor::evict_range(Region* region, PageIndex first, PageIndex end) {
   return range_result_;
 }
 
-// Takes the batch out. Returns how many pages have left DRAM.
+// Evicts the batch. Returns how many pages have left the program's memory.
 unsigned Evictor::evict() {
   counters().batches.add();
   taker_.forbid_merging();
-  if (!writer_.make_room(batch_.count)) {  // before the batch, as others wait for its end
+  if (!writer_.make_room(batch_.count)) {  // before batch_begin, as other threads wait for the end
     for (Victim& victim : batch_) keep(state_, victim, 0);
     return 0;
   }
@@ -181,8 +182,8 @@ unsigned Evictor::evict() {
   return dropped;
 }
 
-// Every victim of the batch: not dropped -> resident again; dropped -> zero, clean or to be
-// written.
+// Settles each victim of the batch: resident again if it was not dropped, else empty, clean or to
+// be written.
 void Evictor::settle() {
   int64_t dropped = 0, maybe_shared = 0, in_frames = 0;
   for (Victim& victim : batch_) {
@@ -196,7 +197,7 @@ void Evictor::settle() {
     keep(state_, victim, victim.stuck ? kHeatHot : 0);  // locked, pinned: left alone for a while
   }
   batch_.close_gaps();
-  // For the whole batch: handlers write to these two at each fault.
+  // Once for the whole batch: handlers write to these two counters at each fault.
   counters().resident.fetch_sub(dropped, std::memory_order_relaxed);
   count_evicted(dropped);
   counters().evictions.add(static_cast<uint64_t>(dropped));
@@ -218,7 +219,7 @@ void Evictor::advance_time(int64_t evicted) {
     state_.eviction_time.fetch_add(1, std::memory_order_relaxed);
 }
 
-// Whether the content is now only in its frame.
+// Decides the state of a dropped page. Returns whether its content is now only in its frame.
 bool Evictor::decide(Victim& victim) {
   AtomicPageWord& word = victim.region->table.at(victim.page.value);
   if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim))
@@ -253,7 +254,7 @@ bool Evictor::decide(Victim& victim) {
   return true;
 }
 
-// A page of zeros, or a guard page.
+// The page is all zeros, or a guard page.
 void Evictor::leave_empty(Victim& victim) {
   const PageWord was = victim.word;
   if (was.has_slot()) slot_release(state_, was.lun(), was.slot());
@@ -265,7 +266,7 @@ void Evictor::leave_empty(Victim& victim) {
                was.emptied(victim.guard ? PageState::kGuard : PageState::kEmpty));
 }
 
-// A thread faulted on the page while it was being taken: give it back at once.
+// A thread faulted on the page while it was being taken: installs it again at once.
 bool Evictor::install_for_waiter(Victim& victim) {
   if (!state_.account.take(1, 0)) return false;
   const uint16_t epoch = exclusive_epoch(state_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evictor: the thread that keeps DRAM free (README.md). Its own system calls may fault, so it is no
-// fault handler.
+// Evictor: the thread that keeps DRAM free (README.md). It cannot be a fault handler, because its
+// own system calls may fault.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -13,15 +13,14 @@ namespace lunar {
 
 class Evictor {
  public:
-  // state, frames: those of the process; the frames are empty, and open() makes them. Both outlive
-  // the evictor.
+  // state, frames: those of the process, which outlive the evictor. open() makes the frames.
   Evictor(PagerState& state, FramePool& frames)
       : state_(state),
         frames_(frames),
         chooser_(state),
         taker_(state, frames),
         writer_(state, frames) {}
-  // Frames and pipe, charged to the account. 0 or -errno.
+  // Makes frames, pipe and staging area. pre: they are charged to the account. 0 or -errno.
   [[nodiscard]] int open(uint32_t frame_count);
   [[nodiscard]] int start();  // its thread
   // In a forked child, before open(): gives back the memory of its parent's context.
@@ -31,19 +30,19 @@ class Evictor {
   }
   void add_descriptors(int* out, unsigned* count) const { taker_.add_descriptors(out, count); }
   void close_descriptors() const { taker_.close_descriptors(); }
-  void give_up() {  // instead of start()
+  void give_up() {  // if start() will not be called
     taker_.close_descriptors();
     taker_.forget_descriptors();
   }
-  void wake_if_low();  // below low water
+  void wake_if_low();  // wakes it if fewer pages are free than low water
   uint32_t low_water() const { return low_water_; }
 
-  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind
+  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages before
   // it are evicted first. Any thread; short.
   void leave_behind(const Region& region, PageIndex page) { chooser_.leave_behind(region, page); }
 
-  // Fork: between pause() and resume() no eviction runs and no write is in flight. pause() waits
-  // for the evictor to come to rest.
+  // Between pause() and resume() no eviction runs and no write is in flight (for a fork). pause()
+  // waits until the evictor rests.
   void pause();
   void resume();
 
@@ -68,7 +67,7 @@ class Evictor {
 
   PagerState& state_;
   FramePool& frames_;
-  // read at each fault, so apart from the hand of the clock
+  // read at each fault, so on another cache line than the clock hand
   uint32_t low_water_ = 64, high_water_ = 128;
   alignas(64) Chooser chooser_;
   Taker taker_;
@@ -76,9 +75,10 @@ class Evictor {
   Batch batch_;
   uint64_t swept_ns_ = 0;
   static constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;
-  int64_t nothing_ns_ = kNothingFirstNs;  // between looks while nothing can be evicted
-  uint64_t short_since_ = 0;  // DRAM has been short since then while others were above their share
-  int64_t since_tick_ = 0;    // pages evicted since eviction_time last advanced
+  int64_t nothing_ns_ = kNothingFirstNs;  // pause between attempts while nothing can be evicted
+  // since when DRAM has been short while this member was below its share; 0: it is not
+  uint64_t short_since_ = 0;
+  int64_t since_tick_ = 0;  // pages evicted since eviction_time last advanced
 
   std::atomic<uint32_t> pause_requests_{0};
   std::atomic<uint32_t> resting_{0};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Detecting processes whose pages may be DMA-pinned. See pins.h.
 #include "pager/evict/pins.h"
 
 #include <string.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/format.h"
@@ -16,12 +16,12 @@ namespace lunar {
 namespace {
 
 constinit std::atomic<bool> g_noted{false};
-char g_seen[96];  // the evictor's
+char g_seen[96];  // the sign that the evictor has found
 constexpr unsigned kUnsureMax = 16;
 unsigned g_unsure = 0;  // inconclusive checks in a row
 uint64_t g_fd_count = UINT64_MAX, g_next_scan_ns = 0, g_next_status_ns = 0, g_full_scan_ns = 0;
 
-// The program's descriptor table is that of its main thread; the evictor has its own.
+// Checks the program's descriptor table, which is that of its main thread; the evictor has its own.
 sys::Pinning table_shows_pinning() {
   char path[64];
   int which = -1;
@@ -33,15 +33,14 @@ sys::Pinning table_shows_pinning() {
 
 }  // namespace
 
-// Threads of ours may register and unregister between the two figures, so only a difference in
-// several checks counts.
+// Lunar's own threads may register and unregister buffers between the two readings, so only a
+// difference in several checks counts.
 bool pins_registered() {
   int64_t pinned = 0, own = 0;
   for (int look = 0; look < 3; ++look) {
     own = static_cast<int64_t>(sys::own_pinned_bytes());
     pinned = sys::own_status_bytes("VmPin");  // below 0: not known
-    const auto after = static_cast<int64_t>(sys::own_pinned_bytes());
-    if (after > own) own = after;
+    own = std::max(own, static_cast<int64_t>(sys::own_pinned_bytes()));
     if (pinned <= own) return false;
   }
   format_to(g_seen, sizeof g_seen, "VmPin %lld KiB, of which %lld KiB are Lunar's",
@@ -63,12 +62,12 @@ bool pins_possible() {
   if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
     const uint64_t cpu_before = sys::thread_cpu_ns();
     const sys::Pinning shown = table_shows_pinning();
-    // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen
-    // again and again, it counts.
+    // kUnsure: Lunar itself made or closed a ring meanwhile. Such a result counts for this batch
+    // only, until it has been seen many times in a row.
     g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;
     found = shown == sys::Pinning::kYes || g_unsure > kUnsureMax;
     g_fd_count = g_unsure > 0 ? UINT64_MAX : count;
-    // what waiting for a CPU takes delays no later scan
+    // CPU time, so that waiting for a CPU does not delay later scans
     const uint64_t cost = sys::thread_cpu_ns() - cpu_before;
     g_next_scan_ns = now + cost * 100;
     g_full_scan_ns = now + 100000000 + cost * 100;

@@ -15,17 +15,17 @@
 
 namespace lunar {
 
-// Afterwards pages of this chunk can be freed one by one. May fault (on pages that are discarded
-// meanwhile).
+// Splits the chunk's huge page, so that its pages can be freed one by one. May fault, on pages that
+// are discarded meanwhile.
 static void split_huge(PagerState& state, Region& region, uint64_t chunk) {
   const uint64_t first = chunk * kChunkPages, end = first + region.chunk_size(chunk);
-  // A page shared with a relative, or the kernel's huge zero page, cannot be split: first copy it
-  // to small pages of our own. Behind the copy-on-write gate there is no room for copies; such
-  // pages count as shared when they are dropped, and the split is retried.
+  // A huge page that a relative shares, or the kernel's huge zero page, cannot be split: its pages
+  // are first copied to small pages of our own. Behind the copy-on-write gate there is no room for
+  // copies: pages count as shared when they are dropped, and a later batch tries to split again.
   const bool gated = state.fork.gate_used.load(std::memory_order_acquire);
   if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
-  // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the
-  // call would populate it, unknown to the page table.
+  // The pages are locked meanwhile: if the program discarded a page between the check and the call,
+  // the call would populate it without the page table knowing.
   const TableScope scope;
   for (uint64_t p = first; !gated && p < end;) {
     PageWord was[kChunkPages];
@@ -44,7 +44,7 @@ static void split_huge(PagerState& state, Region& region, uint64_t chunk) {
     for (uint64_t done = from; done < p; ++done)
       release_page(state, region, PageIndex(done), was[done - from]);
   }
-  // Advice for a part of a huge page splits it: to its end but for one page.
+  // Advice for a part of a huge page splits it: here all but its last page.
   (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift,
                     MADV_COLD);
 }
@@ -74,7 +74,7 @@ int Taker::start() {
 
 void Taker::attach() {
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
-  // only of use with pages held still
+  // useful only if pages can be write-protected while they are copied
   memory_ = state_.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;
 }
 
@@ -112,11 +112,10 @@ bool Taker::look(const Batch& batch, const Picks& picks, sys::PageFacts* facts) 
 
 // ---- exclusive ----------------------------------------------------------------------------------
 
-// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of
-// our calls: so tiered ranges are excluded from merging. New ones are from the start
-// (region_create, whatever the process has inherited); prctl(PR_SET_MEMORY_MERGE) includes all
-// memory again, so each batch checks it first. Excluding a range also makes its merged pages
-// exclusive again.
+// Pages that the kernel merges (KSM) become copy-on-write between any two of our calls, so tiered
+// ranges are excluded from merging, new ones from the start (region_create).
+// prctl(PR_SET_MEMORY_MERGE) includes all memory again, so each batch checks that first. Excluding
+// a range also makes its merged pages exclusive again.
 void Taker::forbid_merging() {
   const bool seen = sys::memory_merging();
   if (seen && !merging_seen_)
@@ -125,9 +124,10 @@ void Taker::forbid_merging() {
   merging_seen_ = seen;
 }
 
-// Pages not known to be exclusive. Those behind the copy-on-write gate stay as they are: nothing
-// can write them before the drop, as lifting the protection needs the page's word. (UFFDIO_MOVE
-// takes none that is shared: then they are copied first. A batch comes and goes at once.)
+// Returns the pages that must be made exclusive: those not known to be. Pages behind the
+// copy-on-write gate stay as they are if they are gathered: nothing can write to them before the
+// drop, because lifting the protection needs the page's lock. UFFDIO_MOVE refuses shared pages, so
+// then these are copied as well.
 Taker::Picks Taker::to_make_exclusive(Batch& batch, bool by_move) const {
   const auto epoch = static_cast<uint16_t>(state_.fork.epoch.load(std::memory_order_acquire));
   Picks stale, left;
@@ -157,8 +157,8 @@ void Taker::make_exclusive(Batch& batch, bool by_move) {
     const int64_t rc = sys::advise_vector(pages + done, stale.count - done, MADV_POPULATE_WRITE);
     if (rc > 0) done += static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size);
     if (done >= stale.count) break;
-    // This one could not be populated. Not writable (EFAULT, EINVAL) just now: its mapping is
-    // taken. Anything else: leave the page alone.
+    // This page could not be populated. EFAULT, EINVAL: it is not writable now. Any other error: it
+    // stays.
     const int one = sys::advise(pages[done].iov_base, state_.page_size, MADV_POPULATE_WRITE);
     if (one == -EFAULT || one == -EINVAL) {
       batch.victims[stale.at[done]].unwritable = true;
@@ -173,7 +173,7 @@ void Taker::make_exclusive(Batch& batch, bool by_move) {
 
 // ---- runs of neighbours, by UFFDIO_MOVE ---------------------------------------------------------
 
-// How many neighbours begin at a victim.
+// Returns how many neighbours, without a gap, begin at a victim.
 unsigned Taker::run_from(const Batch& batch, unsigned at) const {
   unsigned end = at + 1;
   for (; end < batch.count; ++end) {
@@ -184,10 +184,10 @@ unsigned Taker::run_from(const Batch& batch, unsigned at) const {
   return end - at;
 }
 
-// Each run leaves by one call, into the staging area, and is copied to its frames from there: one
-// flush of TLBs a run, and nothing that is written can be lost. A call that meets a border of the
-// program's mappings moves nothing: so where pages cannot be gathered (by_move), they are moved one
-// by one. Returns what is left in its place.
+// Moves each run by one call into the staging area, and copies it to its frames from there: TLBs
+// are flushed once a run, and no write can be lost. A call across a border of the program's
+// mappings moves nothing, so if pages cannot be gathered (by_move), they are moved one by one.
+// Returns the pages that were not moved.
 Taker::Picks Taker::move_runs(Batch& batch, bool by_move) {
   Picks left;
   unsigned moved = 0;
@@ -215,7 +215,7 @@ Taker::Picks Taker::move_runs(Batch& batch, bool by_move) {
   return left;
 }
 
-// Returns how many of a run it has moved, the first ones, or -errno.
+// Returns how many pages of a run were moved, from the first one on, or -errno.
 int64_t Taker::move(Batch& batch, unsigned at, unsigned run, unsigned staged) {
   const size_t page = state_.page_size;
   const char* content = staging_ + staged * page;
@@ -231,8 +231,8 @@ int64_t Taker::move(Batch& batch, unsigned at, unsigned run, unsigned staged) {
   return moved;
 }
 
-// What is not writable cannot be moved. Nor can a device be told to write there any more: it is
-// copied, unless something is pinned from before.
+// Pages that are not writable cannot be moved. No new device write can start on a read-only page.
+// The page is therefore copied, unless VmPin shows an older pin.
 void Taker::take_immovable(Batch& batch, const Picks& left) {
   Picks immovable;
   for (unsigned i = 0; i < left.count; ++i) {
@@ -270,7 +270,7 @@ void Taker::gather(Batch& batch, const Picks& picks) {
   }
 }
 
-// References to the pages, to the pipe. What is in neither list afterwards stays.
+// Puts references to the pages into the pipe. Pages that are in neither list afterwards stay.
 void Taker::put_in_pipe(const Batch& batch, const Picks& picks, Picks* spliced, Picks* unreadable) {
   iovec pages[kBatchPages];
   for (unsigned i = 0; i < picks.count; ++i)
@@ -287,12 +287,12 @@ void Taker::put_in_pipe(const Batch& batch, const Picks& picks, Picks* spliced, 
     if (rc == -EFAULT)
       unreadable->add(picks.at[next++]);
     else if (is_refusal(static_cast<int>(rc)))
-      splice_refused_ = true;  // by UFFDIO_MOVE from now on
+      splice_refused_ = true;  // pages are moved from now on
     if (rc <= 0 && rc != -EFAULT) break;
   }
 }
 
-// The content of every gathered page leaves the pipe, dropped or not.
+// Reads the content of every gathered page, dropped or not, from the pipe into its frame.
 void Taker::capture(const Batch& batch, const Picks& spliced) {
   const size_t page = state_.page_size;
   iovec into[kBatchPages];
@@ -313,23 +313,23 @@ void Taker::capture(const Batch& batch, const Picks& spliced) {
   }
 }
 
-// Protects the page against writes, or lifts that.
+// Write-protects the page, or lifts the protection.
 bool Taker::protect(const Victim& victim, bool on) const {
   return protect_pages(state_, victim.address(), state_.page_size, on) == 0;
 }
 
-// Copies what may not be read, or not be made exclusive, to its frames. A thread that makes a page
-// writable in between meets the protection, and waits until the page is dropped or kept. Those that
-// may be dropped are added to `going`.
+// Copies pages that cannot be read, or cannot be made exclusive, to their frames. If a thread makes
+// such a page writable meanwhile, its write meets the protection, and waits until the page is
+// dropped or kept. Adds the pages that may be dropped to `going`.
 void Taker::copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going) {
   sys::PageFacts before[kBatchPages], after[kBatchPages];
   for (unsigned i = 0; i < unreadable.count; ++i) batch.victims[unreadable.at[i]].stuck = true;
   if (unreadable.count == 0 || memory_ < 0 || !look(batch, unreadable, before))
-    return;  // they stay in DRAM
+    return;  // the pages stay in DRAM
   bool read[kBatchPages];
   for (unsigned i = 0; i < unreadable.count; ++i) {
     Victim& victim = batch.victims[unreadable.at[i]];
-    // it may be behind the copy-on-write gate
+    // not if it is protected by the copy-on-write gate
     victim.protected_by_us = !before[i].write_protected && protect(victim, true);
     read[i] = sys::read_memory(memory_, victim.address(), frames_.memory(victim.frame),
                                state_.page_size) == 0;
@@ -339,8 +339,8 @@ void Taker::copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going)
     Victim& victim = batch.victims[unreadable.at[i]];
     if (seen && (!read[i] || after[i].write_protected)) {
       if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, state_.page_size);
-      // a guard marker that the program set by a raw call (MADV_GUARD_INSTALL); else it has dropped
-      // the page
+      // present but unreadable: a guard marker that the program set by a raw call
+      // (MADV_GUARD_INSTALL). Not present: the program has dropped the page
       victim.guard = !read[i] && after[i].present;
       if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
       going->add(unreadable.at[i]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes the pages of a batch out of the program's memory, into frames (README.md, "Take"); nothing
-// maps them any more then, and their content is final.
-// Evictor's thread only. No allocation after open().
+// Takes the pages of a batch out of the program's memory, into frames (README.md, "Take").
+// Afterwards they are not mapped any more, and their content is final. Threading: the evictor's
+// thread. No allocation after open().
 #pragma once
 #include "base/units.h"
 #include "pager/evict/batch.h"
@@ -10,23 +10,23 @@
 
 namespace lunar {
 
-// So many neighbours cost less by one UFFDIO_MOVE than by gathering them, also in a process whose
-// threads run on other CPUs, which each call interrupts (DECISIONS.md).
+// From this run length on, one UFFDIO_MOVE is cheaper than gathering, even counting its TLB
+// interrupts (DECISIONS.md).
 constexpr size_t kRunBytes = 64 * kKiB;
 
 class Taker {
  public:
   Taker(PagerState& state, FramePool& frames) : state_(state), frames_(frames) {}
   [[nodiscard]] int open(uint32_t frame_count);  // 0 or -errno
-  [[nodiscard]] int start();                     // before the thread. 0 or -errno
+  [[nodiscard]] int start();                     // before the thread starts. 0 or -errno
   void attach();                                 // by the thread
   void add_descriptors(int* out, unsigned* count) const {
     out[(*count)++] = pipe_[0];
     out[(*count)++] = pipe_[1];
   }
-  void close_descriptors() const;  // of the pipe, in the program's table
+  void close_descriptors() const;  // the pipe's, in the program's table
   void forget_descriptors() { pipe_[0] = pipe_[1] = -1; }
-  unsigned limit() const { return limit_; }  // pages of a batch
+  unsigned limit() const { return limit_; }  // most pages of a batch
 
   void forbid_merging();  // before each batch
   // Victims that are `dropped` have their content in their frames; what cannot leave has left the
@@ -59,9 +59,9 @@ class Taker {
   int pipe_[2] = {-1, -1};
   int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table
   unsigned limit_ = kBatchPages;
-  size_t run_least_ = 1;  // neighbours that leave by one call
+  size_t run_least_ = 1;  // least neighbours that are moved
   char* staging_ = nullptr;
-  bool splice_refused_ = false;  // vmsplice is not allowed (any more)
+  bool splice_refused_ = false;  // vmsplice is not allowed
   bool merging_seen_ = false;
 };
 

@@ -29,7 +29,7 @@ void Writer::forget_parents() {
 void Writer::free_buffers() {
   unmap_private(ops_, kWriteOps * sizeof(WriteOp));
   for (uint32_t* ids : {failed_, retrying_}) unmap_private(ids, frames_.count() * sizeof(uint32_t));
-  ops_ = nullptr;  // open() may not come to make others
+  ops_ = nullptr;  // open() may fail before it makes others
   failed_ = retrying_ = nullptr;
 }
 
@@ -89,12 +89,12 @@ void Writer::flush() {
       done += runs[i].count;
     }
   }
-  // Space was charged before the pages were touched, so this is a forked child or retired slots:
-  // keep them in frames.
+  // Space was charged before the pages were touched, so a forked child or retired slots fill the
+  // LUN. The pages stay in frames.
   for (; done < dirty_count_; ++done) {
     if (!lun_full_said_) log_warning("the LUN is full; pages stay in DRAM");
     lun_full_said_ = true;
-    housekeeping_wake(state_, kHousekeepingSweep);  // children that held slots may be gone
+    housekeeping_wake(state_, kHousekeepingSweep);  // children that held slots may have ended
     finish_frame(dirty_[done], false);
   }
   dirty_count_ = 0;
@@ -118,8 +118,7 @@ void Writer::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
   op.command.iov_count = count;
   op.command.tag = index;
   for (;;) {
-    // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): attached; a write can only have failed on
-    // it
+    // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): flush() has attached it
     int rc = context_->submit(&op.command, 1);
     if (rc == 1) return;
     if (rc < 0 && rc != -EAGAIN && rc != -EBUSY) {
@@ -143,8 +142,8 @@ bool Writer::reap(bool wait) {
 void Writer::finish_write(const Response& response) {
   WriteOp& op = ops_[response.tag];
   int64_t result = response.result;
-  // The kernel deferred it and had no thread for it (RLIMIT_NPROC counts io_uring's workers): the
-  // slots are fine.
+  // The kernel deferred the write and had no thread for it (RLIMIT_NPROC counts io_uring's
+  // workers): the slots are not bad.
   if (result == -ECANCELED) result = state_.luns.devices[state_.luns.own]->transfer(op.command);
   bool ok = result == static_cast<int64_t>(op.count * state_.page_size);
   if (ok) {
@@ -165,7 +164,7 @@ void Writer::finish_write(const Response& response) {
 }
 
 // A write to the frame's slot has failed. After the first failure the frame keeps the slot for
-// another attempt; after the second it gives it up: the slot is retired if other writes have
+// another attempt. After the second it gives the slot up, which is retired if other writes have
 // succeeded meanwhile, else released.
 void Writer::note_failure(Frame& frame) {
   if (frame.slot == kNoSlot) return;
@@ -235,7 +234,7 @@ void Writer::rewrite(uint32_t id, bool must) {
     drop_frame(id);
     return;
   }
-  failed_[failed_count_++] = id;  // it stays in its frame for now
+  failed_[failed_count_++] = id;  // the page stays in its frame for now
 }
 
 // False: the page is busy, or there is no DRAM for it.
@@ -252,7 +251,7 @@ bool Writer::back_to_dram(uint32_t id, bool must) {
     return false;
   }
   char* address = static_cast<char*>(frame.address.load(std::memory_order_acquire));
-  Region* region = state_.regions.find(address);  // it stays: the page is ours
+  Region* region = state_.regions.find(address);  // it stays: this thread has locked the page
   LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
   const PageIndex page = region->page_of(address);
   const uint16_t epoch = exclusive_epoch(state_);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes frames to the LUN, in runs of slots, and takes them back when they are clean (README.md,
-// "Write"). If single writes fail while others succeed, it is the slot's fault; where none
-// succeeds, the device fails, and the slot is as good as any. Evictor's thread only. No allocation
-// after open().
+// Writes frames to the LUN, in runs of slots (README.md, "Write"). If some writes fail while others
+// succeed, their slots are bad; if none succeeds, the device fails, and no slot is. Threading: the
+// evictor's thread. No allocation after open().
 #pragma once
 #include <cstdint>
 
@@ -20,20 +19,20 @@ class Writer {
   void free_buffers();                           // before the frames are opened again
   [[nodiscard]] int open(uint32_t frame_count);  // 0 or -ENOMEM
 
-  // Frames for the next batch: oldest clean ones first, else waits for writes. False: none
-  // available (all writes fail).
+  // Frees frames for the next batch: the oldest clean ones, else waits for writes. False: there are
+  // not enough (all writes fail).
   bool make_room(unsigned frames_needed);
   void add(uint32_t frame_id) { dirty_[dirty_count_++] = frame_id; }  // at most a batch
   void flush();                                                       // submits what was added
-  bool reap(bool wait);  // finished writes. Whether there were any
-  // Frames whose write failed: once more, to the same slot or another one, then back to DRAM.
-  // `must`: also beyond the budget.
+  bool reap(bool wait);  // handles finished writes. Returns whether there were any
+  // Writes the frames whose write failed once more, to the same slot or another one; after that the
+  // pages go back to DRAM. `must`: they go back at once, even beyond the budget.
   void rewrite_failed(bool must = false);
   bool has_failed() const { return failed_count_ != 0; }
   unsigned in_flight() const { return context_ != nullptr ? context_->in_flight() : 0; }
-  // Waits for all writes (fork, pause, evict_range). `for_fork`: also until no page is in a frame
-  // only, as a child has none of our frames. Pages without a slot after some rounds go back to
-  // DRAM, even beyond the budget: at most as many as there are frames.
+  // Waits for all writes (pause, evict_range). `for_fork`: also until no page is only in a frame,
+  // because a child has none of our frames. Pages without a slot after some rounds go back to DRAM,
+  // even beyond the budget: at most as many as there are frames.
   void drain(bool for_fork);
 
  private:
@@ -60,7 +59,7 @@ class Writer {
   Context* context_ = nullptr;
   uint32_t dirty_[kBatchPages];
   unsigned dirty_count_ = 0;
-  // frames whose write failed; has room for all frames, because all may be in flight
+  // frames whose write failed; with room for all frames, because all may be in flight
   uint32_t* failed_ = nullptr;
   uint32_t* retrying_ = nullptr;
   unsigned failed_count_ = 0;
