@@ -17,12 +17,12 @@
 namespace lunar {
 namespace {
 
-// a fork that takes longer waits for a thread that waits for us
-constexpr uint64_t kForkMaxNs = 50000000;
-// from then on it is believed to wait for a thread that waits for DRAM
-constexpr uint64_t kForkStandsNs = 100000000;
-constexpr unsigned kPassMax = 16;      // faults that may then pass the budget,
-constexpr uint64_t kPassNs = 5000000;  // in so long
+// a longer fork is probably blocked by a thread whose fault is parked: a write to a protected page,
+// or one that waits for DRAM
+constexpr uint64_t kForkMaxNs = 50000000, kForkStandsNs = 100000000;
+// then faults that may exceed the budget per kPassNs
+constexpr unsigned kPassMax = 16;
+constexpr uint64_t kPassNs = 5000000;
 
 bool is_service_thread(const PagerState& state, int tid) {
   if (tid == 0) return false;
@@ -118,8 +118,7 @@ bool Answerer::answer_missing(Region& region, PageIndex page, int thread_id) {
   return true;
 }
 
-// What to bring in with a page: what its range was advised, else what the thread's stream makes
-// likely.
+// Plans what to bring in with a page: as advised for its range, else by the thread's stream.
 Ahead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch) {
   switch (region.access_of(page)) {
     case Access::kNormal:
@@ -133,8 +132,8 @@ Ahead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bo
   return {1, 1};
 }
 
-// The rest of a window, of which `taken` pages have been begun: further runs of a sequence, or the
-// next steps of a stride.
+// Starts to read the rest of a window, of which `taken` pages have been begun: further runs of a
+// sequence, or the next steps of a stride.
 void Answerer::read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken) {
   const int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
   for (unsigned covered = taken; covered < ahead.window;) {
@@ -152,9 +151,9 @@ void Answerer::read_ahead(Region& region, PageIndex page, const Ahead& ahead, un
   }
 }
 
-// A message for a page that is marked resident: late (another message of it was answered), or the
-// program dropped the page by a raw system call; then it reads as zeros, as the kernel would have
-// it. A copy of zeros tells the two apart, as it fails on a page that is there.
+// A message for a page that is marked resident. Either it is late, because another message was
+// answered. Or the program dropped the page by a raw system call, and it must read as zeros, as
+// without Lunar. A copy of zeros is right in both cases, as it fails on a page that is present.
 void Answerer::check_resident(Region& region, PageIndex page) {
   counters().duplicates.add();
   void* address = region.address_of(page);
@@ -163,19 +162,18 @@ void Answerer::check_resident(Region& region, PageIndex page) {
     const bool dropped = install(state_, address, zero_run(), 1).outcome == Installed::kDone;
     if (dropped && test_switches.installed_delay_us != 0)
       sys::sleep_ns(test_switches.installed_delay_us * 1000);
-    // It stays charged, and resident: with zeros, of which its slot is no copy.
+    // It stays charged and resident. Its slot does not hold the zeros.
     const Slot slot = dropped ? kNoSlot : seen.slot();
-    // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our
-    // hands.
+    // It is not known to be exclusive, as the epoch was not read before the copy.
     release_page(state_, region, page, seen.with_slot(slot).with_epoch(kEpochUnknown));
     if (dropped) slot_release(state_, seen.lun(), seen.slot());
   }
   (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
-// A page that became a guard page when the thread had faulted already: the kernel's marker, over
-// which nothing may be copied, answers. Or a raw call has taken the marker away, and the page is
-// empty. pre: locked. True: the marker.
+// A message for a guard page. Either it became one after the thread had faulted: the thread is
+// woken and meets the kernel's marker, over which nothing may be copied. Or a raw call has removed
+// the marker, and the page is empty. pre: the page is locked. True: the marker is there.
 bool Answerer::check_guard(Region& region, PageIndex page, PageWord was) {
   const void* address = region.address_of(page);
   sys::PageFacts facts{};
@@ -186,29 +184,34 @@ bool Answerer::check_guard(Region& region, PageIndex page, PageWord was) {
   return marked;
 }
 
-// A lost page that is not marked yet: it was moved, or marking it was refused before.
+// A message for a lost page that has no mark of UFFDIO_POISON yet: it was moved, or the call failed
+// before.
 void Answerer::mark_lost(Region& region, PageIndex page, PageWord seen) {
   void* address = region.address_of(page);
   if (region.table.lock(page.value, seen)) {
     const int rc = sys::uffd_poison(state_.uffd, address, state_.page_size);
-    // -EEXIST: it is marked, and this was a late message. -ENOENT: another map is there.
+    // -EEXIST: it is marked, and this message is late. -ENOENT: another map is there.
     if (rc < 0 && rc != -EEXIST && rc != -EAGAIN && rc != -ENOENT)
-      fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address,
+      fatal("page %p was lost to a read error and cannot be poisoned (%s)", address,
             errno_name(rc));
     release_page(state_, region, page, seen);
   }
   (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
-// Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads:
-// for a lock, in a fork handler that runs after ours. The forking thread itself touches a few
-// pages; the others may pass a few at a time, so that the thread in question gets on.
+// Nothing is evicted during a fork, and the fork may wait for a lock of a faulting thread, in a
+// fork handler that runs after ours. The forking thread itself touches only a few pages. Other
+// threads may exceed the budget by a few faults at a time, so that the thread with the lock goes
+// on.
 bool Answerer::may_pass_budget(int thread_id) {
   if (!state_.fork.forking.load(std::memory_order_seq_cst)) return false;
   if (is_forking(thread_id)) return true;
   const uint64_t now = sys::now_ns();
   if (now - state_.fork.since_ns.load() < kForkStandsNs) return false;
-  if (now - passed_since_ >= kPassNs) passed_since_ = now, passed_ = 0;
+  if (now - passed_since_ >= kPassNs) {
+    passed_since_ = now;
+    passed_ = 0;
+  }
   return passed_++ < kPassMax;
 }
 
@@ -216,9 +219,9 @@ bool Answerer::is_forking(int thread_id) const {
   return thread_id != 0 && thread_id == state_.fork.thread_id.load(std::memory_order_relaxed);
 }
 
-// A write to a page that a fork has left shared. While a fork goes on, nothing is let through that
-// would then be shared unprotected, but for the forking thread itself, and for a thread whose lock
-// it may be waiting for.
+// A write to a page that a fork has left shared. During a fork only two kinds of writes proceed,
+// because the pages would be shared without protection: those of the forking thread and, after 50
+// ms, those of any thread, which may hold a lock that the fork needs.
 bool Answerer::answer_protected(Region& region, PageIndex page, int thread_id) {
   const bool forking = state_.fork.forking.load(std::memory_order_seq_cst),
              passes = forking && (is_forking(thread_id) ||
@@ -240,8 +243,9 @@ bool Answerer::answer_protected(Region& region, PageIndex page, int thread_id) {
   return true;
 }
 
-// Its region went away meanwhile, or is another map there: the message is late. Or a raw mremap has
-// grown a map of a region in its place, which is no event: what it added is zeros.
+// A message for an address outside of regions. Either it is late: the region has ended, or the
+// place is foreign now. Or a raw mremap has grown a region's map in place, for which there is no
+// event: the added pages are zeros.
 void Answerer::answer_outside(const sys::UffdMessage& message) {
   void* address = reinterpret_cast<void*>(message.address);
   const bool answered = message.write_protected
@@ -250,8 +254,8 @@ void Answerer::answer_outside(const sys::UffdMessage& message) {
   if (!answered) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
-// The evictor itself met a missing page (the program discarded it by a raw system call): zeros,
-// whatever the word says.
+// The evictor itself met a missing page, which the program discarded by a raw system call: it gets
+// zeros, whatever the word says.
 void Answerer::answer_evictor(const sys::UffdMessage& message) {
   if (message.write_protected) state_.account.unshare_always(1);  // it is making the page exclusive
   answer_outside(message);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answerer: what a handler does with a fault message. README.md has a row for each state of the
-// page. Threading: the handler's thread. Never waits: an answer that is not possible now is
-// refused.
+// Answerer: answers a fault message. README.md has a row for each state of the page.
+// Threading: the handler's thread. Never waits: an answer that is not possible now is refused.
 #pragma once
 #include "pager/fault/resolver.h"
 #include "pager/fault/streams.h"
@@ -13,8 +12,8 @@ class Answerer {
  public:
   Answerer(PagerState& state, Resolver& resolver) : state_(state), resolver_(resolver) {}
   void open();  // by the handler's thread
-  // False: not now (no DRAM, or a fork goes on). The message is to be given again; `again`: this is
-  // such a message.
+  // False: not possible now (no DRAM, or a fork is under way): call it again later with the
+  // message, with `again`.
   [[nodiscard]] bool answer(const sys::UffdMessage& message, bool again);
 
  private:
@@ -33,9 +32,10 @@ class Answerer {
   PagerState& state_;
   Resolver& resolver_;
   Streams streams_;
-  int pagemap_ = -1;           // in the service threads' table
-  uint64_t passed_since_ = 0;  // since when faults that exceed the budget during a fork are counted
-  unsigned passed_ = 0;        // how many
+  int pagemap_ = -1;  // in the service threads' table
+  // faults that have exceeded the budget during a fork, and since when they are counted
+  uint64_t passed_since_ = 0;
+  unsigned passed_ = 0;
 };
 
 }  // namespace lunar

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "base/host_guard.h"
 #include "pager/evict/evictor.h"
 #include "pager/fault/resolver.h"
@@ -32,9 +34,8 @@ struct ResolverPool {
 };
 constinit ResolverPool g_pool;
 
-// Those of program threads. A resolver in a thread's hand, neither spare nor t_resolver, would be
-// spare in a child that a signal handler forks, and the thread's too: signals stay blocked from
-// taking to giving.
+// Takes a resolver for a program thread. Signals stay blocked from take to give. Otherwise a signal
+// handler could fork while the resolver is in neither list, and the child would use it twice.
 Resolver* take_spare(PagerState& state) {
   {
     sys::Locked<sys::SpinLock> lock(g_pool.lock);
@@ -62,10 +63,10 @@ void resolver_end_of_thread(void* resolver) {
   give_spare(r);
 }
 
-// The calling program thread's resolver (made at first use; closed when the thread ends). Pre:
-// signals are blocked, and stay so while it is used: a handler may fork, and the child needs
-// another one. nullptr with *error; -EAGAIN: there is no DRAM for its window just now; -ENOMEM: the
-// kernel gives it no memory.
+// The calling program thread's resolver, made at first use and closed when the thread ends. Pre:
+// signals are blocked, and stay so while it is used: a signal handler may fork, and the child needs
+// another one. nullptr with *error: -EAGAIN: there is no DRAM for its window now; -ENOMEM: no
+// memory, or no room beside promised page tables.
 Resolver* thread_resolver(PagerState& state, int* error) {
   if (t_resolver != nullptr && t_generation == state.fork.generation) return t_resolver;
   HostGuard guard;
@@ -98,28 +99,26 @@ int pages_of(const PagerState& state, const void* address, size_t bytes, bool in
            end = start + bytes;
   if (end > region->pages << state.page_shift) return -EINVAL;
   if (state.foreign.overlaps(address, bytes)) return -EFAULT;
-  if (forked_past_us(state) != 0) {  // what it would change is the parent's
+  if (forked_past_us(state) != 0) {  // the pages are the parent's
     say_limited(state, bytes);
     return -ENOMEM;
   }
   uint64_t mask = state.page_size - 1;
   *out = {region, (inward ? start + mask : start) >> state.page_shift,
           (inward ? end : end + mask) >> state.page_shift};
-  if (out->end < out->first) out->end = out->first;
+  out->end = std::max(out->end, out->first);
   return 0;
 }
 
 namespace {
 
-// Waits for what others do, and looks the less often the longer that takes: a quarter of the time
-// that it has lasted so far lies between two looks.
+// Backs off: each pause is a quarter of the time waited so far.
 class Patience {
  public:
   void wait() {
     const uint64_t now = sys::now_ns();
     if (since_ == 0) since_ = now;
-    const uint64_t pause = (now - since_) / 4;
-    sys::sleep_ns(pause < kLeastNs ? kLeastNs : pause > kMostNs ? kMostNs : pause);
+    sys::sleep_ns(std::clamp((now - since_) / 4, kLeastNs, kMostNs));
   }
   uint64_t lasted_ns() const { return since_ == 0 ? 0 : sys::now_ns() - since_; }
   void renew() { since_ = 0; }
@@ -129,20 +128,20 @@ class Patience {
   uint64_t since_ = 0;
 };
 
-// How far a pass over ranges has come.
+// The position of a pass over ranges.
 struct Pass {
-  size_t range = 0;   // the one that is next,
-  uint64_t page = 0;  //   and from where on in it: a page of its region
+  size_t range = 0;   // the next range
+  uint64_t page = 0;  // the next page in it, a number of its region
   unsigned begun = 0;
-  bool busy = false;  // a page was in another thread's hand
-  // and so it has stopped: there is no DRAM, with no read in flight that would end
-  bool no_room = false;
-  // likewise, as no command ring can be made (no descriptor, no address space left)
-  bool no_ring = false;
+  bool busy = false;  // another thread had locked some page
+  bool no_room =
+      false;  // stopped: there is no DRAM, and no read in flight whose end would free some
+  bool no_ring =
+      false;  // stopped: no command ring can be made (no descriptor or address space left)
 };
 
-// A row for each state of the page's word. 0 or the page's error; *begun stays as it is where
-// nothing is to be begun.
+// Begins to bring in a page: a row for each state of its word. 0 or the page's error; *begun is
+// unchanged where nothing is begun.
 int begin_page(PagerState& state, Resolver& r, Region& region, PageIndex page, Want want,
                const Demand& demand, Begun* begun) {
   const TableScope scope;
@@ -170,15 +169,15 @@ int begin_page(PagerState& state, Resolver& r, Region& region, PageIndex page, W
   return 0;
 }
 
-// A thread with reads in flight has their pages busy, and only it can finish them: no signal
-// handler may run meanwhile, as it could touch such a page, or wait for a thread that does.
+// A thread with reads in flight has locked their pages, and only it can finish them. No signal
+// handler may run meanwhile, because it could touch such a page, or wait for a thread that does.
 int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, Pass* pass) {
   int rc = 0;
   for (uint64_t page = pass->page > range.first ? pass->page : range.first; page < range.end;) {
     if (want == Want::kRead) page = range.region->table.next_used(page, range.end);
     if (page == range.end) break;
     const uint64_t left = range.end - page;
-    const Demand demand{left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault};
+    const Demand demand{static_cast<unsigned>(std::min<uint64_t>(left, kReadRunMax)), kHeatFault};
     Begun begun{Outcome::kResident, 0};
     if (const int error =
             begin_page(state, r, *range.region, PageIndex(page), want, demand, &begun);
@@ -211,8 +210,8 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
   return rc;
 }
 
-// Goes on with a pass, to its end or until there is no room (the resolver's window is DRAM, too). 0
-// or the first error.
+// Goes on with a pass, to its end or until there is no room, for pages or for the resolver's
+// window. 0 or the first error.
 int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Want want,
                   Pass* pass) {
   const sys::ScopedSignalBlock signals;
@@ -241,8 +240,8 @@ int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Wa
   return rc;
 }
 
-// The program has closed our descriptors (a daemon closes all), or leaves no room for one more: the
-// handlers, which have their own table, do the work.
+// The program has closed our descriptors (a daemon closes all), or may open no more: the handlers,
+// which have their own table, do the work.
 int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   if (want == Want::kRead) return 0;  // a hint
   for (size_t i = 0; i < count; ++i) {
@@ -260,9 +259,9 @@ int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t coun
 
 int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   constexpr unsigned kYields = 64;
-  constexpr uint64_t kHintNs = 200000000;  // a prefetch leaves out what does not fit
-  // A child of vfork: a ring that it made would be in its own descriptor table, and stay with the
-  // parent's thread.
+  constexpr uint64_t kHintNs = 200000000;  // a prefetch waits so long for room
+  // A child of vfork makes no ring: the descriptor would be in its own table, and the resolver in
+  // the parent's memory.
   if (!descriptors_in_place(state) || sys::memory_is_parents())
     return bring_in_by_faults(state, ranges, count, want);
   int rc = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings ranges of pages in on the caller's thread, by a resolver of its own: no fault, no
-// hand-over, at queue depth. Threading: any thread of the program; waits for the device, but takes
+// Brings ranges of pages in on the caller's thread, by a resolver of its own: without faults, and
+// with many reads in flight. Threading: any thread of the program; waits for the device, but takes
 // no page fault on tiered memory.
 #pragma once
 #include <cstddef>
@@ -18,7 +18,9 @@ struct PageRange {
   uint64_t first, end;
 };
 
-// Whole pages touched by the range (outward) or inside it (inward). -EINVAL: not in one region.
+// The pages that the range touches, or with `inward` only those wholly inside it. 0; -EINVAL: it is
+// not in one region; -EFAULT: a part of it is foreign; -ENOMEM: this process has none of the tiered
+// memory.
 [[nodiscard]] int pages_of(const PagerState& state, const void* address, size_t bytes, bool inward,
                            PageRange* out);
 
@@ -28,6 +30,6 @@ enum class Want { kRead, kTouch };
                                   Want want);
 
 void thread_resolver_forget();             // in a forked child: the rings belong to the parent
-void thread_resolvers_wait_for_release();  // those of program threads
+void thread_resolvers_wait_for_release();  // as Resolver's, for all program threads
 
 }  // namespace lunar

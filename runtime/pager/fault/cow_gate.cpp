@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copy-on-write gate. See cow_gate.h.
 #include "pager/fault/cow_gate.h"
 
 #include <errno.h>
@@ -13,18 +12,18 @@
 namespace lunar {
 namespace {
 
-// at most in one call: the address space is locked meanwhile
+// chunks protected by one call, which locks the address space meanwhile
 constexpr uint64_t kCloseChunks = 128;
 constexpr unsigned kLiftMax = 64;    // pages lifted at once
-constexpr int64_t kLiftShare = 256;  // one more page for each so many free ones
+constexpr int64_t kLiftShare = 256;  // one page is lifted for each so many free pages
 
-// Lifts the protection and wakes the waiters. False: the place is no longer ours.
+// Lifts the protection and wakes the waiters. False: the place is no longer registered.
 bool lift(PagerState& state, void* address, uint64_t bytes) {
   return protect_pages(state, address, bytes, false) == 0;
 }
 
-// The kernel writes to kept pages where it takes no page faults: not even for a moment may they be
-// protected.
+// Write-protects a range, except kept pages. The kernel writes to kept pages where it takes no page
+// faults, so they must never be write-protected.
 void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* const* kept,
                     unsigned kept_count) {
   const char* end = from + bytes;
@@ -32,13 +31,13 @@ void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* c
   for (const void* const* next = std::lower_bound(kept, stop, static_cast<const void*>(from));
        from < end; ++next) {
     const char* until = next != stop && *next < end ? static_cast<const char*>(*next) : end;
-    if (until < from) continue;  // a page that is there twice
+    if (until < from) continue;  // the list has the page twice
     if (until != from) protect_by_halves(state, from, static_cast<uint64_t>(until - from));
     from += static_cast<uint64_t>(until - from) + state.page_size;
   }
 }
 
-// How many of them a related process maps too.
+// Returns how many of the pages a related process maps as well.
 int64_t count_shared(const Region& region, uint64_t first, unsigned count, int pagemap) {
   const void* pages[kLiftMax];
   sys::PageFacts facts[kLiftMax];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked for with a page that is to become resident, and what comes of it.
+// The request to make a page resident, its result, and the DRAM for it.
 #pragma once
 #include <cstdint>
 
@@ -9,28 +9,26 @@
 namespace lunar {
 
 enum class Outcome : uint8_t {
-  kResident,  // it is resident now
-  kStarted,   // a read is in flight; Resolver::progress() will install it
-  kBusy,      // another thread is working on it, and will wake the waiters
+  kResident,  // the page is resident now
+  kStarted,   // a read is in flight; Resolver::progress() will install the page
+  kBusy,      // another thread has locked the page, and will wake the waiters
   kNoRoom,    // there is no DRAM, window or ring now: try again later
-  kChanged,   // its word is not what it was: look again
+  kChanged,   // its word has changed: look again
 };
 
 struct Begun {
   Outcome outcome = Outcome::kChanged;
-  unsigned pages = 0;  // kResident, kStarted: how many from the page on
+  unsigned pages = 0;  // kResident, kStarted: how many, from the page on
 };
 
-// What is asked for with a page.
 struct Demand {
-  // pages to bring in, this one included; fewer if those behind it cannot come in with it
-  unsigned run = 1;
+  unsigned run = 1;  // most pages to bring in, from the page on
   unsigned heat = 0;
-  bool fault = false;  // a thread waits for this page
-  int64_t keep_free = kKeepFreePages;
+  bool fault = false;                  // a thread waits for this page
+  int64_t keep_free = kKeepFreePages;  // pages of the budget that must stay free
 };
 
-// DRAM for pages that are to become resident. What is not kept is given back.
+// DRAM for pages that will become resident. Pages that are not kept are given back at the end.
 class Reservation {
  public:
   explicit Reservation(Account& account) : account_(account) {}
@@ -48,7 +46,7 @@ class Reservation {
     if (pages_ > to) account_.give(pages_ - to);
     pages_ = to;
   }
-  void keep(unsigned pages) { pages_ -= pages; }  // so many are resident now, or a read's
+  void keep(unsigned pages) { pages_ -= pages; }  // they are resident, or belong to a read
 
  private:
   Account& account_;

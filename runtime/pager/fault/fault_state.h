@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fault handlers share. One per process.
+// The state that the fault handlers share. One per process.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -18,7 +18,7 @@ struct FaultState {
   std::atomic<uint32_t> helpers_called{0};
   std::atomic<uint32_t> helpers_resting{0};
   WatchedThread watched;
-  // A handler reads messages and judges the events among them.
+  // inside while a handler reads messages and judges the events among them
   struct alignas(64) Reading : sys::Section {
   } readings[kHandlersMax];
 };

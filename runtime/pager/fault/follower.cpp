@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pager/fault/follower.h"
 
+#include <algorithm>
+
 #include "base/format.h"
 #include "pager/state/state.h"
 #include "sys/numa.h"
@@ -10,11 +12,10 @@ namespace {
 
 constexpr unsigned kLookEvery = 32;       // faults of one thread between looks at where it runs
 constexpr unsigned kDelayLookEvery = 16;  // faults between looks at how long it waited for its CPU
-constexpr int64_t kStarvedNs = 20000;     // waited longer than this a fault: others want the CPU
-// and this much beyond it in all: they go on wanting it
-constexpr int64_t kStarvedMostNs = 2000000;
+constexpr int64_t kStarvedNs = 20000;     // a longer wait a fault: other threads want the CPU
+constexpr int64_t kStarvedMostNs = 2000000;  // more than that in sum: they want it for long
 constexpr uint64_t kPauseMinNs = 50000000, kPauseMaxNs = 1000000000;
-// mean time between faults: follow below, leave above
+// mean time between faults: begins to follow below the first, stops above the second
 constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;
 // rounds with several messages before a handler stops following
 constexpr unsigned kBusyRounds = 4;
@@ -49,7 +50,7 @@ void Follower::messages_came(int thread_id, unsigned load) {
     if (starved()) return;
     if (until_look_ != 0) --until_look_;
     if (until_look_ != 0 && !lost_) return;
-    // trading places with it would mean waiting for the end of its batches
+    // not while the evictor is awake: on its CPU the handler would wait for the end of its batches
     if (!state_.services.evictor_asleep.load(std::memory_order_relaxed)) return;
   } else if (not_before_ns_ != 0 && sys::now_ns() < not_before_ns_) {
     return;
@@ -80,18 +81,18 @@ void Follower::stop_following() {
 }
 
 // A CPU that runs an idle-class handler looks free to the scheduler. A batch of evictions there
-// would hold up the very fault that it makes room for. The evictor is sent away before it wakes
-// there: afterwards the faulting thread would already have been moved for it.
+// would delay the fault that it makes room for. The evictor's affinity is changed before it wakes
+// there: if it woke there first, the scheduler would already have moved the faulting thread.
 void Follower::keep_evictor_off(int cpu) {
   const int evictor = state_.services.evictor_tid.load(std::memory_order_relaxed);
   if (evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
 }
 
-// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults follow
-// each other closely. A handler of equal priority serves a thread that faults now and then better.
+// Following saves 20 us a fault and risks starvation for a tick or more. It pays only while faults
+// come quickly; for a thread that faults now and then a handler of normal priority is better.
 bool Follower::faults_often() {
   const uint64_t now = sys::now_ns();
-  const uint64_t gap = now - last_fault_ns_ < kGapMaxNs ? now - last_fault_ns_ : kGapMaxNs;
+  const uint64_t gap = std::min(now - last_fault_ns_, kGapMaxNs);
   last_fault_ns_ = now;
   gap_ns_ = gap_ns_ - gap_ns_ / 8 + gap / 8;
   if (gap_ns_ <= (idle_class_ ? kRareGapNs : kOftenGapNs)) return true;
@@ -107,7 +108,7 @@ void Follower::mark_delay() {
 }
 
 // An idle-class thread starves on a CPU with other work. Its time on the run queue, less the time
-// that the followed thread ran, shows that; then it becomes a normal thread for a while, twice as
+// that the followed thread ran, shows that. It then becomes a normal thread for a while, twice as
 // long each time.
 bool Follower::starved() {
   if (until_delay_look_-- != 0) return false;
@@ -117,15 +118,13 @@ bool Follower::starved() {
   if (!same) return false;
   starved_ns_ += static_cast<int64_t>((waited_ns_ - waited) - (thread_ran_ns_ - ran)) -
                  kDelayLookEvery * kStarvedNs;
-  if (starved_ns_ < 0) starved_ns_ = 0;
+  starved_ns_ = std::max<int64_t>(starved_ns_, 0);
   if (starved_ns_ < kStarvedMostNs) {
     if (pause_ns_ > kPauseMinNs) pause_ns_ -= pause_ns_ / 64;
     return false;
   }
   starved_ns_ = 0;
-  pause_ns_ = pause_ns_ == 0                ? kPauseMinNs
-              : pause_ns_ * 2 > kPauseMaxNs ? kPauseMaxNs
-                                            : pause_ns_ * 2;
+  pause_ns_ = pause_ns_ == 0 ? kPauseMinNs : std::min(pause_ns_ * 2, kPauseMaxNs);
   not_before_ns_ = sys::now_ns() + pause_ns_;
   stop_following();
   busy_rounds_ = 0;

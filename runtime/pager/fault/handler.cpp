@@ -17,15 +17,15 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kMessagesAtOnce = 16;
-constexpr unsigned kHotLoad = 5;         // messages and reads in hand that make a round a hot one
-constexpr unsigned kHotRounds = 16;      // hot rounds before helpers are called
-constexpr unsigned kCalmRounds = 256;    // rounds with next to nothing before a helper rests
+constexpr unsigned kHotLoad = 5;         // the load (messages and reads) from which a round is hot
+constexpr unsigned kHotRounds = 16;      // hot rounds before a helper is called
+constexpr unsigned kCalmRounds = 256;    // rounds with a load of at most 1 before a helper rests
 constexpr unsigned kNodeLookEvery = 32;  // faults of a thread between looks at its node
-// parked faults are handed over; looked at anyway, as they may wait for something else
+// Freed DRAM rings the bell. Parked faults are tried again without that, as they may wait for other
+// things
 constexpr int64_t kParkedWaitNs = 5000000;
-// nothing parked could be answered for so long: a word in the log
-constexpr uint64_t kStuckNs = 10000000000;
-constexpr int64_t kPinnedMuch = 8;  // this part of the budget pinned is worth a word
+constexpr uint64_t kStuckNs = 10000000000;  // no parked fault could be answered for so long: logged
+constexpr int64_t kPinnedMuch = 8;  // the line names pins if more than 1/8 of the budget is pinned
 constexpr uint64_t kTagMessages = 0, kTagBell = 1, kTagProgram = 2;
 
 }  // namespace
@@ -72,7 +72,7 @@ void Handler::set_up() {
   answerer_.open();
   const int eventfd = sys::make_eventfd();
   if (eventfd < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(eventfd));
-  // with hand_over(): a message that was put before is seen in the first round
+  // pairs with hand_over(): a message that was put before is read in the first round
   bell().descriptor.store(eventfd);
   const bool nodes = sys::numa_nodes() > 1;
   if (nodes) (void)sys::set_affinity_node(node_);
@@ -82,11 +82,11 @@ void Handler::set_up() {
   state_.services.handlers_running.fetch_add(1, std::memory_order_acq_rel);
 }
 
-// Answers what is in hand and what is to be read, and installs what has come, without waiting.
+// Answers the inbox and new messages, and installs finished reads, without waiting.
 Handler::Next Handler::do_round() {
   const sys::Section::Inside round(round_);
   unsigned messages = answer_inbox();
-  // While a watch is armed the queue was empty; its completion says when it is not.
+  // While a watch is armed the queue was empty; the watch fires when it is not.
   if (!watching_messages_) messages += take_messages();
   const unsigned load = messages + resolver_.in_flight() + inbox_.parked();
   if (!helper_) call_helpers(load);
@@ -101,7 +101,7 @@ void Handler::wait_for_more() {
   const bool parked = inbox_.parked() != 0;
   if (!parked && resolver_.in_flight() == 0) follower_.nothing_came();
   if (parked) {
-    // Room given back from now on wakes us; one more try covers what was given back before.
+    // DRAM given back from now on rings the bell; one more try covers what was given back before.
     const sys::Section::Inside round(round_);
     bell().wants_room.store(true, std::memory_order_seq_cst);
     state_.services.room_wanted.store(true, std::memory_order_seq_cst);
@@ -147,7 +147,8 @@ void Handler::call_helpers(unsigned load) {
   sys::futex_wake(&g_fault.helpers_called, 1, false);
 }
 
-// Nothing is in hand and no watch for messages armed, so nothing waits for this handler.
+// Whether this helper may rest: it has no load and no armed watch for messages, so nothing waits
+// for it.
 bool Handler::may_rest(unsigned load) {
   calm_rounds_ = load <= 1 ? calm_rounds_ + 1 : 0;
   return calm_rounds_ >= kCalmRounds && load == 0 && !watching_messages_;
@@ -163,7 +164,7 @@ void Handler::rest() {
   calm_rounds_ = 0;
 }
 
-// Answers each message of the inbox once; those that it cannot answer are put back. Returns how
+// Answers each message of the inbox once, and puts back those that it cannot answer. Returns how
 // many were new.
 unsigned Handler::answer_inbox() {
   unsigned fresh = 0, parked = 0, answered = 0;
@@ -185,7 +186,7 @@ unsigned Handler::answer_inbox() {
 
 unsigned Handler::take_messages() {
   sys::UffdMessage messages[kMessagesAtOnce];
-  if (inbox_.count() > Inbox::kMax / 2) return 0;  // they wait in the kernel's queue
+  if (inbox_.count() > Inbox::kMax / 2) return 0;  // messages wait in the kernel's queue
   const int n = read_faults(state_, index_, messages, kMessagesAtOnce);
   if (n < 0)
     fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));
@@ -205,27 +206,27 @@ unsigned Handler::take_messages() {
 void Handler::answer(const sys::UffdMessage& message, bool again) {
   if (answerer_.answer(message, again)) return;
   if (!again) counters().budget_waits.add();
-  if (!inbox_.put(message, true))  // it faults again
+  if (!inbox_.put(message, true))  // the thread faults again
     (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(message.address), state_.page_size);
   evictor_wake(state_);
 }
 
-// In the middle of an answer: a copy fails as long as an event is unread. Faults, which the kernel
-// hands out first, are kept for later.
+// Called in the middle of an answer: copies fail as long as an event is unread. The kernel hands
+// out faults first, which are kept for later.
 void Handler::read_in_stall() {
   sys::UffdMessage messages[kMessagesAtOnce];
   const int n = read_faults(state_, index_, messages, kMessagesAtOnce);
   for (int i = 0; i < n; ++i) {
     counters().faults.add();
-    if (!hand_over(owner_of(messages[i]), messages[i]))  // it faults again
+    if (!hand_over(owner_of(messages[i]), messages[i]))  // the thread faults again
       (void)sys::uffd_wake(state_.uffd, reinterpret_cast<void*>(messages[i].address),
                            state_.page_size);
   }
   if (n <= 0) sys::yield_cpu();
 }
 
-// The first handler of the faulting thread's node, which never rests; this one if that is its own
-// node.
+// Returns the first handler of the faulting thread's node, which never rests; this handler if it
+// serves that node.
 Handler& Handler::owner_of(const sys::UffdMessage& message) {
   const int nodes = sys::numa_nodes();
   if (nodes == 1 || message.thread_id == 0) return *this;
@@ -237,7 +238,7 @@ Handler& Handler::owner_of(const sys::UffdMessage& message) {
   return thread.node == node_ || thread.node >= nodes ? *this : *g_fault.handlers[thread.node];
 }
 
-// False: its inbox is full.
+// Puts the message into the owner's inbox. False: it is full.
 bool Handler::hand_over(Handler& owner, const sys::UffdMessage& message) {
   if (!owner.inbox_.put(message, false)) return false;
   if (&owner == this) return true;
@@ -247,8 +248,8 @@ bool Handler::hand_over(Handler& owner, const sys::UffdMessage& message) {
   return true;
 }
 
-// No parked message could be answered. The program stands still as long as that lasts: say so once
-// each time.
+// No parked message could be answered. Logs a line, once each time, when that has lasted long: the
+// threads concerned stand still.
 void Handler::note_stuck() {
   if (++vain_retries_ % 16 != 0 || stuck_said_) return;
   const uint64_t now = sys::now_ns();

@@ -2,16 +2,17 @@
 // Handler: a thread that answers userfaultfd messages. README.md describes the life of a fault.
 //
 // A handler never blocks on a page, on DRAM or on the evictor: it parks a message that it cannot
-// answer now and tries again later. One wait (of its ring) covers messages and completions. Where
-// it runs: follower.h.
+// answer now, and tries again later. It waits only on its ring, for messages and completions.
+// follower.h decides where it runs.
 //
-// One handler per node always runs. The others rest on a futex (otherwise every waiting handler
-// would wake for every message) until the first one finds several messages at once for a while;
-// they rest again when few come.
+// One handler per node always runs. The others, the helpers, rest on a futex; otherwise every
+// waiting handler would wake for every message. The first one wakes a helper when it has found
+// several messages at once for a while; helpers rest again when few come.
 //
-// On a machine with several NUMA nodes each node has its own handlers, which run there with windows
-// there, so that a page is filled from and into memory of the faulting thread's node. A handler
-// that reads a message of another node's thread puts it into the inbox of a handler of that node.
+// On a machine with several NUMA nodes each node has its own handlers, which run there and have
+// their windows there, so that a page is filled from and into memory of the faulting thread's node.
+// A handler that reads a message of another node's thread puts it into the inbox of a handler of
+// that node.
 #pragma once
 #include "pager/fault/answerer.h"
 #include "pager/fault/follower.h"
@@ -29,7 +30,7 @@ struct Handler {
   [[nodiscard]] int start();
   void wait_for_release() const { resolver_.wait_for_release(); }
   void forget_parents() { resolver_.forget_parents(); }  // in a forked child, before open()
-  // Waits until the handler holds nothing that it looked up before the call. Only for threads of
+  // Waits until the handler holds no pointer that it looked up before the call. Only for threads of
   // the program.
   void wait_for_round() const { round_.wait_for_end(); }
   void dump(int fd) const;
@@ -54,30 +55,30 @@ struct Handler {
   void note_stuck();
   Bell& bell() const { return state_.services.bells[index_]; }
 
-  PagerState& state_;    // the pager's
-  Resolver resolver_;    // brings pages in
-  Answerer answerer_;    // decides what a message needs
-  Follower follower_;    // keeps this thread on the CPU of the one that it serves
-  Inbox inbox_;          // messages in hand, the parked ones among them
-  sys::Section round_;   // it has looked something up and may still hold it
-  unsigned index_ = 0;   // of FaultState::handlers
+  PagerState& state_;
+  Resolver resolver_;
+  Answerer answerer_;
+  Follower follower_;
+  Inbox inbox_;          // messages that are not answered, parked or new
+  sys::Section round_;   // inside while the handler may hold what it has looked up
+  unsigned index_ = 0;   // in FaultState::handlers
   int node_ = 0;         // the NUMA node that it serves
   bool helper_ = false;  // not the first handler of its node
 
-  bool watching_messages_ = false;  // the ring watches for messages: there were none
-  bool watching_bell_ = false;      // and for the bell
-  unsigned hot_rounds_ = 0;         // rounds with much in hand, less those with little
-  unsigned calm_rounds_ = 0;        // rounds in succession with next to nothing, of a helper
+  bool watching_messages_ = false;  // the ring watches for messages, as there were none
+  bool watching_bell_ = false;      // the ring watches for the bell
+  unsigned hot_rounds_ = 0;         // rounds with a high load, less others
+  unsigned calm_rounds_ = 0;        // of a helper: rounds in succession with a load of at most 1
 
   unsigned vain_retries_ = 0;  // rounds in which no parked message could be answered
-  uint64_t stuck_since_ = 0;   // when that began; 0: one was answered since
+  uint64_t stuck_since_ = 0;   // since when none could be answered; 0: one was
   bool stuck_said_ = false;    // logged since then
 
   struct ThreadNode {
     int thread_id = 0, node = 0;
     unsigned left = 0;  // faults until it is looked at again
   };
-  ThreadNode thread_nodes_[64];  // on which node threads ran, by their ids
+  ThreadNode thread_nodes_[64];  // the nodes on which threads ran, by their ids
 };
 
 }  // namespace lunar

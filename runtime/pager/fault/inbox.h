@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inbox: the fault messages that a handler has in hand and has not answered, oldest first:
-//   - those that it could not answer yet (no DRAM, a fork): *parked*,
-//   - those that it read in the middle of an answer, because an event was to be read,
-//   - those that the handler of another NUMA node read, of a thread of this one's node.
-// Threading: put() by any service thread, the others by the handler's thread.
+// Inbox: the fault messages of a handler that are not answered, oldest first:
+//   - *parked* messages, which it could not answer yet (no DRAM, a fork)
+//   - messages that it read in the middle of an answer, because an event had to be read
+//   - messages of this node's threads that a handler of another NUMA node has read
+// Threading: put() by any service thread, the other functions by the handler's thread.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace lunar {
 
 class Inbox {
  public:
-  static constexpr unsigned kMax = 4096;  // threads, since each has one fault at a time
+  static constexpr unsigned kMax = 4096;  // threads: each has one fault at a time
   struct Entry {
     sys::UffdMessage message;
-    bool parked;  // it was tried before
+    bool parked;  // an answer was tried before
   };
 
   // Makes it empty. 0 or -ENOMEM. Also in a forked child, whose parent may have held the lock.

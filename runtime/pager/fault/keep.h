@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Part of pager.h: keeping pages in DRAM for threads (kept_pages.cpp).
+// A part of pager.h: keeping pages in DRAM for threads (kept_pages.cpp).
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace lunar {
 
+// For how long a page is kept.
 enum class Keep : uint8_t {
-  kThreadEnd,  // until the calling thread has ended: the kernel reads or writes it when the thread
-               // ends
-  kExec,  // until the exec that the calling thread is about to call, or until pager_exec_failed
-  kNewThread,  // for a thread that the calling one is about to make; pager_kept_goes_to says which
-               // it is
-  // Until pager_keep_no_more of the same range: the kernel reads or writes it where it takes no
-  // page faults. No more than 512 pages in all: of others nothing is kept.
+  // until the calling thread has ended: the kernel reads or writes the page then
+  kThreadEnd,
+  // until the exec that the calling thread is about to call, or until pager_exec_failed
+  kExec,
+  // for a thread that the calling one is about to make; pager_kept_goes_to says which it is
+  kNewThread,
+  // until pager_keep_no_more of the same range: the kernel reads or writes the page where it takes
+  // no page faults. At most 512 pages in all; further ones are not kept.
   kUntilTold,
 };
 // Keeps a range in DRAM.

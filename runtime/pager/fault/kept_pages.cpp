@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps pages in DRAM until a thread is gone (README.md, "Kept pages").
 //
-// Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for
-// threads that are gone. Other pages are kept until the caller says (Keep::kUntilTold), as far as
-// there is room. The program's own pins (mlock) use the same bit: an entry says whether it goes
-// with the thread, and the program's calls hand it over, either way. Kept pages stay outside the
-// copy-on-write gate (cow_gate.h).
+// A thread keeps its pages by an entry in the list and the pin bit of the page word. Later calls
+// look for threads that have ended, and remove their pins. Other pages are kept until the caller
+// says so (Keep::kUntilTold), as far as there is room. The program's own pins (mlock) use the same
+// bit: an entry says whether it owns the pin, and mlock and munlock change that. Kept pages stay
+// outside the copy-on-write gate (cow_gate.h).
 //
-// Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end
-// the thread.
+// Threading: any thread of the program; may fault. Signals are blocked inside, because a handler
+// could end the thread.
 #include "pager/fault/kept_pages.h"
 
 #include <errno.h>
@@ -34,8 +34,8 @@ constexpr int kUntilTold = -1;  // in place of a thread's id
 struct Kept {
   int thread_id = 0;  // 0: free
   const void* page = nullptr;
-  bool pinned = false;     // by this: the pin goes with the last entry of the page
-  bool a_process = false;  // it is one that shares our memory, not a thread of ours
+  bool pinned = false;     // this entry owns the pin, which goes with the last entry of the page
+  bool a_process = false;  // thread_id is that of a process that shares our memory
   Keep use = Keep::kThreadEnd;
   unsigned holders = 0;  // of kUntilTold
   [[nodiscard]] bool ended() const {
@@ -52,12 +52,11 @@ struct KeptPages {
   std::atomic<bool> gate_closes{false};
 };
 constinit KeptPages g_kept;
-// By the fork that closes the gate: one at a time. Not on the stack of the fork, which may be
-// small.
+// Used by the fork that closes the gate, one at a time. Not on its stack, which may be small.
 constinit const void* g_left_open[kKeptMax];
 constinit unsigned g_left_open_count = 0;
 
-// Returns 1 if the page was pinned. A page that has no word is not.
+// Returns 1 if the page was pinned, otherwise 0. A page without a word is not pinned.
 int clear_pin(const Region& region, PageIndex page) {
   const TableScope scope;
   AtomicPageWord* word = region.table.find(page.value);
@@ -83,7 +82,7 @@ void unpin_kept(PagerState& state, Kept& gone) {
   if (next != nullptr) next->pinned = true;
   if (region != nullptr)
     state.pinned_pages.fetch_sub(clear_pin(*region, region->page_of(gone.page)));
-  gone = {};  // last: in a child that is forked in between no pin is without an entry
+  gone = {};  // last: a child that is forked in between has no pin without an entry
 }
 
 // Looks at some of the entries; the next call continues. pre: the lock.
@@ -97,7 +96,7 @@ Kept* look_for_gone(PagerState& state, unsigned looks) {
   return free;
 }
 
-// A free entry, or nullptr: more threads than these. pre: the lock.
+// Returns a free entry; nullptr: all are in use. pre: the lock.
 Kept* free_entry(PagerState& state) {
   Kept* entry = look_for_gone(state, kLooksAtOnce);
   if (entry == nullptr) entry = look_for_gone(state, kKeptMax);
@@ -111,15 +110,16 @@ Kept* free_entry(PagerState& state) {
   return entry;
 }
 
-// There is one of a kind, but for new threads. pre: the lock.
+// Finds an entry. There is at most one for a page, thread and use, except for new threads. pre: the
+// lock.
 Kept* entry_of(const void* page, int thread_id, Keep use) {
   for (Kept& entry : g_kept.entries)
     if (entry.thread_id == thread_id && entry.page == page && entry.use == use) return &entry;
   return nullptr;
 }
 
-// Enters a page, and sets its pin. -ENOSPC: there is no room for one more until told; -EAGAIN: the
-// page has no word.
+// Adds an entry for a page, and sets its pin. -ENOSPC: there is no room for one more of kUntilTold;
+// -EAGAIN: the page has no word.
 int pin(PagerState& state, Region& region, PageIndex page, int thread_id, Keep use) {
   const void* address = region.address_of(page);
   sys::Locked<sys::SpinLock> lock(g_kept.lock);
@@ -135,11 +135,11 @@ int pin(PagerState& state, Region& region, PageIndex page, int thread_id, Keep u
     return 0;
   }
   if (thread_id == kUntilTold && g_kept.until_told == kUntilToldMax) return -ENOSPC;
-  // before the pin: a gone thread that had this page takes its own pin along
+  // before the pin: this may remove the pin of an ended thread that kept the same page
   Kept* entry = free_entry(state);
   if (thread_id == kUntilTold && entry == nullptr) return -ENOSPC;
   const bool ours = !word_of(region, page).pinned();
-  // first: in a child that is forked in between no pin is without an entry
+  // before the pin: a child that is forked in between has no pin without an entry
   if (entry != nullptr) *entry = {thread_id, address, ours, false, use, 1};
   const int was = set_pin(region, page);
   if (was < 0) {
@@ -159,12 +159,12 @@ void touch_pinned(const PagerState& state, const Region& region, PageIndex page)
     if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted &&
         now != PageState::kEmpty)
       break;
-    sys::yield_cpu();  // an eviction had the page busy when the pin came
+    sys::yield_cpu();  // an eviction had locked the page before it was pinned
   }
 }
 
-// The pages of a piece that are kept for threads, a bit each. Their pins go with the threads from
-// now on (`ours`), or are the program's. pre: the lock.
+// Sets a bit for each page of a piece that is kept for a thread. From now on its pin is the entry's
+// (`ours`), or the program's. pre: the lock.
 void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uint64_t end,
                     bool ours, uint64_t* kept) {
   const char *from = region.address_of(PageIndex(first)), *to = region.address_of(PageIndex(end));
@@ -175,7 +175,7 @@ void hand_over_pins(PagerState& state, const Region& region, uint64_t first, uin
       continue;
     }
     const uint64_t at = region.page_of(entry.page).value - first, bit = uint64_t{1} << at % 64;
-    entry.pinned = ours && (kept[at / 64] & bit) == 0;  // one entry of several
+    entry.pinned = ours && (kept[at / 64] & bit) == 0;  // one of the page's entries
     kept[at / 64] |= bit;
   }
 }
@@ -202,7 +202,7 @@ int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t
       const int was = set       ? set_pin(region, PageIndex(p))
                       : is_kept ? 0
                                 : clear_pin(region, PageIndex(p));
-      if (was < 0) next = p;  // a neighbour's pages have just become empty: from here on again
+      if (was < 0) next = p;  // the leaf has just been retired: again from here on
       if (was > 0) were_pinned += was;
     }
   }
@@ -231,7 +231,7 @@ void pager_keep(const void* address, size_t bytes, Keep use) {
        ++p) {
     if (p >= region->table_pages.load()) continue;
     void* page = region->address_of(PageIndex(p));
-    if (state.foreign.overlaps(page, state.page_size)) continue;  // the kernel's, and stays
+    if (state.foreign.overlaps(page, state.page_size)) continue;  // stays in DRAM anyway
     int rc;
     while ((rc = pin(state, *region, PageIndex(p), thread_id, use)) == -EAGAIN) {
       if (state.is_active())
@@ -241,8 +241,9 @@ void pager_keep(const void* address, size_t bytes, Keep use) {
     }
     if (rc < 0) continue;
     touch_pinned(state, *region, PageIndex(p));
-    // In the list first: a fork from now on leaves it open; one that has read the list may close it
-    // yet. (What is read-only the kernel will not write to.)
+    // The entry is added first, so later forks skip the page. A fork that has already read the list
+    // may still protect it, so wait for that fork. (The kernel does not write to a page that is
+    // read-only.)
     while (g_kept.gate_closes.load()) sys::yield_cpu();
     if (state.is_active()) (void)sys::advise(page, state.page_size, MADV_POPULATE_WRITE);
   }
@@ -294,7 +295,7 @@ unsigned kept_pages_gate_closes(const void* const** pages) {
   {
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
     g_kept.gate_closes.store(true);
-    // some are there twice: the program pins pages too, so all count
+    // all entries, also several of one page: any of them may own the pin
     for (const Kept& entry : g_kept.entries)
       if (entry.thread_id != 0) g_left_open[count++] = entry.page;
   }
@@ -306,8 +307,8 @@ unsigned kept_pages_gate_closes(const void* const** pages) {
 
 void kept_pages_gate_closed() { g_kept.gate_closes.store(false); }
 
-// Counted as copied: there is no asking for room later. (An earlier fork may have closed the gate
-// over them.)
+// The pages count as copied, because no write asks for room later. An earlier fork may have
+// protected them.
 void kept_pages_open(PagerState& state) {
   for (unsigned i = 0; i < g_left_open_count; ++i) {
     (void)protect_pages(state, const_cast<void*>(g_left_open[i]), state.page_size, false);

@@ -13,7 +13,7 @@ namespace {
 constinit sys::Mutex g_own_lock;
 constinit std::atomic<uint64_t> g_own_begin{0}, g_own_end{0};
 
-// The event comes after the change.
+// Names the call by what is mapped now, as the event comes after the change.
 const char* name_of(const sys::UffdMessage& event) {
   if (event.kind == sys::UffdMessage::Kind::kRemap) return "mremap";
   const bool is_hole = !sys::is_mapped(reinterpret_cast<char*>(event.address), sys::page_bytes());
@@ -33,7 +33,8 @@ void judge_event(const PagerState& state, const sys::UffdMessage& event) {
   if (is_unmap && event.address == g_own_begin.load() &&
       event.address + event.bytes == g_own_end.load())
     return;
-  set_fatal_hook(nullptr);  // page states say nothing about it, and other threads run on meanwhile
+  set_fatal_hook(
+      nullptr);  // without page states, which do not help and take time: other threads run on
   const auto* address = reinterpret_cast<const char*>(event.address);
   fatal(
       "%s of %llu KiB of tiered memory at %p by a system call in the program's own code, which "

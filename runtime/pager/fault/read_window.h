@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The DRAM that a resolver's reads land in, until their pages are installed.
+// The DRAM that a resolver reads into, until the pages are installed.
 // Threading: the resolver's thread.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "sys/arena.h"
@@ -14,7 +15,7 @@ class ReadWindow {
  public:
   static constexpr unsigned kPagesMax = 512;
 
-  // node: NUMA node of its memory; -1: anywhere. False: no memory.
+  // node: the NUMA node of its memory; -1: any. False: no memory.
   [[nodiscard]] bool map(unsigned pages, int node) {
     pages_ = pages;
     memory_ = static_cast<char*>(map_private(pages * sys::page_bytes(), ForkPolicy::kDontFork));
@@ -28,13 +29,13 @@ class ReadWindow {
   unsigned pages() const { return pages_; }
   char* at(unsigned page) const { return memory_ + page * sys::page_bytes(); }
 
-  // The first of `pages` adjacent free pages, at most 64, which are in use from now on; or -1.
+  // Takes `pages` adjacent free pages, at most 64. Returns the first one's number, or -1.
   int take(unsigned pages) {
     for (unsigned w = 0; w < (pages_ + 63) / 64; ++w) {
       uint64_t free = ~used_[w];
       uint64_t starts = free;
       for (unsigned have = 1; have < pages && starts != 0;) {
-        unsigned step = have < pages - have ? have : pages - have;
+        const unsigned step = std::min(have, pages - have);
         starts &= starts >> step;
         have += step;
       }
@@ -54,7 +55,7 @@ class ReadWindow {
  private:
   char* memory_ = nullptr;
   unsigned pages_ = 0;
-  uint64_t used_[kPagesMax / 64] = {};  // a bit each
+  uint64_t used_[kPagesMax / 64] = {};  // a bit for each page
 };
 
 }  // namespace lunar

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// See resolver.h. Never zeros, never silence: every page's hash is verified before it is installed.
+// See resolver.h. Each page's hash is checked before the page is installed. A bad page is never
+// replaced by zeros.
 #include "pager/fault/resolver.h"
 
 #include <errno.h>
 #include <string.h>
+
+#include <algorithm>
 
 #include "base/test_switches.h"
 #include "pager/evict/choose.h"
@@ -22,16 +25,15 @@ namespace lunar {
 namespace {
 
 constexpr uint8_t kReadRetries = 3;
-constexpr int64_t kPollNs = 20000;        // how long one of several rings is waited on
-constexpr int64_t kFullRingNs = 1000000;  // and one that does not take what is queued
+constexpr int64_t kPollNs = 20000;        // longest wait on one of several rings
+constexpr int64_t kFullRingNs = 1000000;  // longest wait on a ring that is too full to take a read
 
 }  // namespace
 
 int Resolver::open(const ResolverOptions& options) {
-  const unsigned pages =
-      options.window_pages < ReadWindow::kPagesMax ? options.window_pages : ReadWindow::kPagesMax;
-  // Windows of many threads may not fill what promised page tables leave: then handlers bring the
-  // pages in.
+  const unsigned pages = std::min(options.window_pages, ReadWindow::kPagesMax);
+  // If the promised page tables leave too little DRAM for another window, the handlers read the
+  // pages instead.
   constexpr int64_t kWindowRoom = kTableRoom / 2 + kReadRunMax;
   const int64_t beside = state_.account.cap_pages() - state_.account.fixed_total();
   if (!options.required && beside - pages < kWindowRoom) return -ENOMEM;
@@ -60,7 +62,7 @@ void Resolver::close() {
   window_.unmap();
 }
 
-// Each is forgotten first: a child that is forked meanwhile finds a context that is whole, or none.
+// Each pointer is cleared first: a child that is forked meanwhile finds a valid context or none.
 void Resolver::detach() {
   for (unsigned lun = 0; lun < kLunIds; ++lun) {
     Context* context = contexts_[lun];
@@ -96,7 +98,7 @@ int Resolver::watch(int fd, uint64_t tag) {
   return contexts_[watch_lun_]->watch(fd, tag | (uint64_t{1} << 63));
 }
 
-// The page's content is still in a frame: copy it back.
+// The page's content is still in a frame: copies it back.
 Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand) {
   Reservation room(state_.account);
   if (!room.take(1, demand.keep_free)) return {Outcome::kNoRoom};
@@ -122,7 +124,7 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   count_resident(state_, region, page, 1);
   count_evicted(-1);
   counters().second_chances.add();
-  // what is there already may differ from the slot
+  // content that is there already may differ from the slot
   const PageWord next = resident_word(seen, there ? kNoSlot : slot, lun, kHeatSecondChance,
                                       there ? shared_epoch() : epoch);
   release_page(state_, region, page, next, there ? Wake::kAll : Wake::kWaiters);
@@ -131,7 +133,8 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   return {Outcome::kResident, 1};
 }
 
-// How many pages from `page` on are evicted to consecutive slots.
+// Locks the pages behind `page` that are evicted to consecutive slots. Returns the length of the
+// run.
 unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsigned run) {
   unsigned n = 1;
   for (; n < run; ++n) {
@@ -146,11 +149,14 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
 
 Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const Demand& demand) {
   if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return {Outcome::kNoRoom};
-  unsigned run = demand.run < kReadRunMax ? demand.run : kReadRunMax;
-  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
-  int first = -1;
-  while (run > 1 && (first = window_.take(run)) < 0) run /= 2;
-  if (first < 0 && (run = 1, first = window_.take(1)) < 0) return {Outcome::kNoRoom};
+  auto run = static_cast<unsigned>(
+      std::min<uint64_t>({demand.run, kReadRunMax, region.pages - page.value}));
+  int first = window_.take(run);
+  while (first < 0 && run > 1) {
+    run /= 2;
+    first = window_.take(run);
+  }
+  if (first < 0) return {Outcome::kNoRoom};
   const auto window = static_cast<unsigned>(first);
   Reservation room(state_.account);
   if (run > 1 && !room.take(run, demand.keep_free + state_.evictor->low_water() / 2)) {
@@ -182,8 +188,8 @@ Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const 
   return {Outcome::kStarted, locked};
 }
 
-// Submits everything begun since the last time, in one call a LUN. What a full ring does not take
-// stays queued.
+// Submits the queued reads, in one call for each LUN. Reads that a full ring does not take stay
+// queued.
 void Resolver::submit_queued() {
   unsigned at = 0;
   const auto drop_submitted = [&] {
@@ -208,7 +214,7 @@ void Resolver::submit_queued() {
       break;
     } else {
       const unsigned failed = queued_[at++];
-      drop_submitted();  // first: finish() may queue it again
+      drop_submitted();  // first, because finish() may queue the read again
       finish(failed, rc);
     }
   }
@@ -243,11 +249,11 @@ int Resolver::progress(bool wait, int64_t timeout_ns) {
     }
     if (n > 0) total += n;
   }
-  submit_queued();  // what is read again
+  submit_queued();  // reads that are repeated
   return total;
 }
 
-// ---- the end of a read: what is right is installed; what is wrong is read again, three times
+// ---- the end of a read: right pages are installed, wrong pages are read again, three times
 
 void Resolver::release_op(unsigned op_index) {
   free_ops_[free_op_count_++] = static_cast<uint16_t>(op_index);
@@ -257,8 +263,7 @@ void Resolver::release_op(unsigned op_index) {
 void Resolver::finish(unsigned op_index, int64_t result) {
   ReadOp& op = ops_[op_index];
   uint64_t bad = 0;
-  if (result ==
-      -ECANCELED) {  // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
+  if (result == -ECANCELED) {  // the kernel deferred it and had no thread for it (RLIMIT_NPROC)
     const Command again{Op::kRead, state_.luns.slots[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
     result = state_.luns.devices[op.lun]->transfer(again);
   }
@@ -285,7 +290,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     i += n;
   }
   g_fault.watched.ends(since, true);
-  if (op.retries == 0) {  // what is read again was counted
+  if (op.retries == 0) {  // a repeated read was counted before
     counters().major_faults.add(op.fault ? 1 : 0);
     counters().prefetched.add(op.count - (op.fault ? 1u : 0u));
   }
@@ -301,8 +306,8 @@ void Resolver::finish(unsigned op_index, int64_t result) {
                                                                               : -EIO);
 }
 
-// The first bad page is read again by this op (or poisoned); the others go back to kEvicted, so
-// that a fault on one of them makes it the first of its own read.
+// This op reads the first bad page again, or poisons it. The other bad pages go back to kEvicted; a
+// fault on one of them begins a read of its own.
 void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
   ReadOp& op = ops_[op_index];
   unsigned first = static_cast<unsigned>(__builtin_ctzll(bad));
@@ -320,8 +325,8 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
     queued_[queued_count_++] = static_cast<uint16_t>(op_index);
     return;
   }
-  // If the program has closed the LUN under one of its threads, that says nothing about the page
-  // (range operations go on by faults).
+  // If the program has closed the LUN while one of its own threads reads, the page is not lost:
+  // range operations go on by faults.
   const bool lost = !sys::in_program_files() || descriptors_in_place(state_);
   if (lost) {
     LUNAR_LOG_LIMITED(log_error, 100,
@@ -344,7 +349,7 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   void* address = op.region->address_of(page);
   state_.account.give(1);
   if (next_state != PageState::kEvicted) count_evicted(-1);
-  // refused: at its next fault, by a handler
+  // if that fails, a handler marks it at its next fault
   if (next_state == PageState::kPoisoned)
     (void)sys::uffd_poison(state_.uffd, address, state_.page_size);
   const PageWord busy = op.region->table.at(page.value).load(std::memory_order_relaxed);
@@ -356,7 +361,7 @@ void Resolver::install_read(ReadOp& op, unsigned from, unsigned count) {
   unsigned step = count;
   for (unsigned done = 0; done < count;) {
     unsigned at = from + done;
-    if (step > count - done) step = count - done;
+    step = std::min(step, count - done);
     void* address = op.region->address_of(PageIndex(op.first + at));
     uint16_t epoch = exclusive_epoch(state_);
     const bool guarded = fork_guards(state_);
@@ -395,7 +400,7 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, 
   PageIndex page(op.first + index);
   count_resident(state_, *op.region, page, 1);
   const PageWord busy = op.region->table.at(page.value).load(std::memory_order_relaxed);
-  // where other content is already (inherited by fork), the slot is no copy of it
+  // content that is there already (inherited by a fork) may differ from the slot
   const Slot slot = already_there ? kNoSlot : busy.slot();
   unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
   if (heat == kHeatFault)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams: detects threads that read memory in a pattern. One small table per handler; one entry
-// per (thread, region).
+// Streams: detects threads that read memory in a pattern. Each handler has a small table with two
+// entries per thread: one for reads, one for first touches (zero fill), so that a writer's fill run
+// and a reader's window do not disturb each other.
 //
-// A fault at p continues a stream if it is where the last window of the stream ended (or a little
-// beyond, because pages in between may have been resident). Each continuation doubles the window,
-// up to 64 pages; a miss starts over with window 1, which means "no read-ahead". Strides other than
-// 1 are found the same way. First touches (zero fill) have separate entries, so that a writer's
-// fill run and a reader's window do not disturb each other.
+// A fault continues a stream if it is where the stream's last window ended, or a little beyond,
+// because pages in between may have been resident. Each continuation doubles the window, up to 64
+// pages. Any other fault starts over with window 1: no read-ahead. Strides other than 1 are found
+// the same way.
 #pragma once
 #include <cstdint>
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times the faults of one thread (a server's main thread): how many needed a read, how long they
-// took, and the longest since the last query. A fault lasts from the moment that a handler reads
-// the message until the page is installed; faults that another thread's range operation ends are
-// not counted.
-// Threading: handlers write, any thread reads.
+// took, and the longest since the last query. A fault lasts from the moment when a handler reads
+// its message until the page is installed. Faults that another thread's range operation ends are
+// not counted. Threading: handlers write, any thread reads.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -17,14 +16,14 @@ struct WatchedThread {
   std::atomic<uint64_t> address{0}, since_ns{0}, longest_ns{0};
   std::atomic<uint64_t> reads{0}, read_ns{0};  // since the start
 
-  // A thread sleeps until its fault is answered: it has one at a time.
+  // A thread sleeps until its fault is answered, so it has one fault at a time.
   void begins(int of_thread, uint64_t at) {
     if (of_thread == 0 || of_thread != thread_id.load(std::memory_order_relaxed)) return;
     address.store(at, std::memory_order_relaxed);
     since_ns.store(sys::now_ns(), std::memory_order_relaxed);
   }
-  // Called before the pages are installed (then the thread's next fault may begin). Returns when
-  // the fault on one of them began, or 0.
+  // Called before the pages are installed, after which the thread's next fault may begin. Returns
+  // when the fault on one of them began, or 0.
   uint64_t take(const void* first, uint64_t bytes) {
     if (since_ns.load(std::memory_order_relaxed) == 0 ||
         address.load(std::memory_order_relaxed) - reinterpret_cast<uint64_t>(first) >= bytes)

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/test_switches.h"
@@ -20,15 +21,15 @@ namespace {
 
 constexpr unsigned kZeroPages = 128;
 
-// Whether charging has failed for a while, in which the housekeeping thread has given back what
-// dead members held.
+// Whether charging has failed for a while, in which the housekeeping thread has given back the
+// charges of dead members.
 class OutSince {
  public:
   bool for_a_while() {
     constexpr uint64_t kTryNs = 200000000;
     const uint64_t now = sys::now_ns();
-    if (now - last_.exchange(now) > kTryNs)
-      since_.store(now);  // the first one, or the last was a while ago
+    // the first failure, or the last one was long ago
+    if (now - last_.exchange(now) > kTryNs) since_.store(now);
     return now - since_.load() > kTryNs;
   }
 
@@ -37,14 +38,14 @@ class OutSince {
 };
 constinit OutSince g_space_out, g_tables_out;
 
-// While a quarter of the budget is free: as much as is in use just before the page, so that memory
-// which grows upwards is filled in doubling runs whichever thread touches it, however many places
-// grow at once. Where there are holes, by density: memory touched here and there, a page each, is
-// filled as the kernel would.
+// Returns the length of the run to fill: while a quarter of the budget is free, fill twice the run
+// of used pages below this one. Memory that grows upwards is filled in doubling runs, whichever
+// thread touches it. If there are holes below, but at least half of the 128 pages are used, it is
+// half of their number. Memory that is touched here and there, a page each, is filled page by page.
 unsigned fill_run(const PagerState& state, const Region& region, PageIndex page, unsigned asked) {
   const Account& account = state.account;
   if (region.on_touch || account.free_pages() < account.cap_pages() / 4) return asked;
-  const uint64_t first = page.value < kZeroPages ? 0 : page.value - kZeroPages;
+  const uint64_t first = page.value - std::min<uint64_t>(page.value, kZeroPages);
   unsigned used = 0, before = 0;
   for (uint64_t at = page.value; at > first; --at) {
     if (region.table.peek(at - 1).state() == PageState::kEmpty) continue;
@@ -52,12 +53,12 @@ unsigned fill_run(const PagerState& state, const Region& region, PageIndex page,
     if (before == page.value - at) ++before;
   }
   unsigned run = before == 0 ? 1 : before * 2;
-  if (used > before && used >= kZeroPages / 2) run = used / 2 > run ? used / 2 : run;
-  return run > asked ? run : asked;
+  if (used > before && used >= kZeroPages / 2) run = std::max(run, used / 2);
+  return std::max(run, asked);
 }
 
-// Locks empty pages from `page` on, at most `run`, and charges their space where touching is what
-// charges it.
+// Locks empty pages from `page` on, at most `run`, and charges their LUN space if it is charged at
+// first touch. Returns how many.
 unsigned lock_empty(PagerState& state, Region& region, PageIndex page, const Demand& demand,
                     unsigned run) {
   const bool on_touch = region.on_touch, is_needed = demand.heat != kHeatReadAhead;
@@ -77,7 +78,7 @@ unsigned lock_empty(PagerState& state, Region& region, PageIndex page, const Dem
     const PageWord seen = region.table.peek(at);
     if (seen.state() != PageState::kEmpty) return locked;
     if (int rc = on_touch ? space_charge(state, 1, false) : 0; rc < 0) {
-      // members may have died; more is reserved
+      // dead members may hold space, or more must be reserved
       housekeeping_wake(state, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
       if ((rc == -ENOMEM || state.luns.growth_refused.load()) && locked == 0 && is_needed &&
           g_space_out.for_a_while())
@@ -102,8 +103,8 @@ void leave_empty(PagerState& state, Region& region, PageIndex page, Wake wake) {
   release_page(state, region, page, busy.with_state(PageState::kEmpty), wake);
 }
 
-// A locked page has been filled; `epoch` as of before. The copy has woken those that met it
-// missing, but one may have met it write-protected since (a fork goes on).
+// Releases a locked page that was filled; `epoch` was read before. The copy has woken the threads
+// that met it missing; a thread may have met it write-protected since (during a fork).
 void settle_filled(PagerState& state, Region& region, PageIndex page, uint16_t epoch, Wake wake) {
   const bool on_touch = region.on_touch;
   count_resident(state, region, page, 1);
@@ -123,7 +124,7 @@ unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned
     const uint16_t epoch = exclusive_epoch(state);
     const Install run = install(state, region.address_of(at), zero_run(), locked - done);
     if (run.outcome == Installed::kRefused || run.outcome == Installed::kBorder) {
-      // only the first page is asked for
+      // only the first page is needed
       const unsigned kept = run.outcome == Installed::kBorder ? done + 1 : done;
       for (; locked > kept; --locked)
         leave_empty(state, region, PageIndex(page.value + locked - 1), Wake::kWaiters);
@@ -155,9 +156,9 @@ const char* zero_run() {
 }
 
 Begun zero_fill(PagerState& state, Region& region, PageIndex page, const Demand& demand) {
-  unsigned run = demand.fault ? fill_run(state, region, page, demand.run) : 1;
-  if (run > kZeroPages) run = kZeroPages;
-  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
+  const unsigned wanted = demand.fault ? fill_run(state, region, page, demand.run) : 1;
+  auto run =
+      static_cast<unsigned>(std::min<uint64_t>({wanted, kZeroPages, region.pages - page.value}));
   bool foreign = false;
   char* at = region.address_of(page);
   run = static_cast<unsigned>(
@@ -165,8 +166,8 @@ Begun zero_fill(PagerState& state, Region& region, PageIndex page, const Demand&
       state.page_shift);
   Reservation room(state.account);
   while (run > 1 && !room.take(run, demand.keep_free + state.evictor->low_water() / 2)) run /= 2;
-  const bool no_room = run <= 1 && !room.take(run = 1, demand.keep_free);
-  const unsigned locked = no_room ? 0 : lock_empty(state, region, page, demand, run);
+  const bool has_room = run > 1 || room.take(1, demand.keep_free);
+  const unsigned locked = has_room ? lock_empty(state, region, page, demand, run) : 0;
   room.shrink(locked);
   const unsigned filled = locked == 0 ? 0 : fill_locked(state, region, page, locked, room);
   if (filled != 0) return {Outcome::kResident, filled};

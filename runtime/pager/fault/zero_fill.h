@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Filling empty pages (kEmpty) with zeros. Threading: any thread that may use the pager's
-// descriptors. Fault path: no allocation, no host lock.
+// Fills empty pages (kEmpty) with zeros.
+// Threading: any thread that may use the pager's descriptors. Fault path: no allocation, no host
+// lock.
 #pragma once
 #include "pager/fault/demand.h"
 
@@ -8,7 +9,7 @@ namespace lunar {
 
 struct Region;
 
-// One read-only run of zero pages that all threads share: untouched private memory, so it costs no
+// A read-only run of zero pages that all threads share: untouched private memory, so it costs no
 // DRAM.
 const char* zero_run();
 
