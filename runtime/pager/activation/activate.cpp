@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activating: once, under a lock, possibly inside an allocator's hook: whatever allocates here runs
-// under a HostGuard.
+// Activation runs once, under a lock, possibly inside an allocator's hook: code that allocates here
+// runs under a HostGuard.
 #include "pager/activation/activate.h"
 
 #include <errno.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "base/host_guard.h"
 #include "pager/activation/activation.h"
@@ -22,12 +24,12 @@ namespace lunar {
 
 namespace {
 
-// Of the thread that activates the pager, under the lock, which blocks signals: what becomes active
-// may be a signal handler on 8 KiB, and making threads needs more.
+// The stack for activation, used under the lock, which blocks signals. The calling thread may be in
+// a signal handler on a stack of 8 KiB, and starting threads needs more.
 constinit sys::OwnStack g_stack;
 
-// A first check, before anything is opened. Dead members count until a sweep, and there may be no
-// living member to sweep.
+// A first check, before anything is opened. Dead members count until a sweep, which no other member
+// may do.
 bool has_room(PagerState& state) {
   if (state.account.cap_pages() - state.account.fixed_total() >= kFixedRoom) return true;
   state.account.sweep_settled();
@@ -39,7 +41,7 @@ int activate_parts(PagerState& state, ErrorText* why) {
   int rc = 0;
   if (!uffd_in_place(state)) rc = open_uffd(state, why);
   if (rc < 0) return rc;
-  // the program has closed them
+  // the program has closed its descriptors
   if (state.luns.devices[0] != nullptr && !descriptors_in_place(state)) forget_device(state, 0);
   if (state.luns.bytes == 0 || state.luns.devices[0] == nullptr) {
     rc = check_lun(state, why);
@@ -61,21 +63,22 @@ int activate_locked(PagerState& state, ErrorText* why) {
     return why->set(-EAGAIN, "pager: activation has just failed");
   const uint64_t began = sys::now_ns();
   close_holes(state);
-  // From here on plain memory can be evicted: it is no reason to refuse.
+  // From here on plain memory counts as evictable: it does not make activation fail.
   const int64_t plain = state.account.plain_pages();
   state.account.plain_to_evictable(plain);
   int rc = activate_parts(state, why);
   if (rc == 0) {
     uint64_t promised = g_activation.committed.load();
     rc = state.account.lun_take(static_cast<int64_t>(promised));
-    if (rc < 0)
+    if (rc < 0) {
       (void)why->set(rc, "lun: no room for what the program holds already (%s)",
                      format_size(promised).text);
-    else if ((rc = start_threads(state, why)) < 0)
-      state.account.lun_give(static_cast<int64_t>(promised));
-    if (rc < 0) {  // what is committed until the next attempt must be charged then
-      lun_close_own(state);
+    } else {
+      rc = start_threads(state, why);
+      if (rc < 0) state.account.lun_give(static_cast<int64_t>(promised));
     }
+    // the next attempt charges what is committed until then
+    if (rc < 0) lun_close_own(state);
   }
   if (rc < 0) {
     state.account.plain_to_evictable(-plain);
@@ -87,7 +90,8 @@ int activate_locked(PagerState& state, ErrorText* why) {
   int64_t found = 0;
   for (Region& region : state.regions) {
     const int64_t adopted = adopt_present(state, region);
-    // Its threads run and a part is registered: there is no way back to plain memory, and none on.
+    // The threads run and a part is registered: the process can neither go back to plain memory nor
+    // go on.
     if (adopted < 0)
       fatal("activation: regions cannot be registered or looked at (%s)%s",
             errno_name(static_cast<int>(adopted)),
@@ -95,12 +99,12 @@ int activate_locked(PagerState& state, ErrorText* why) {
                               : "");
     found += adopted;
   }
-  // So far the charge covered all committed memory; from now on it covers present pages. (Both
-  // together are below the cap: plain_limit.)
+  // So far the charge covered all committed memory; from now on it covers present pages.
+  // plain_limit keeps both together below the cap.
   tables_go_live(state);
   promise_go_live(state);
   state.account.give(plain - found);
-  g_activation.plain_forks = 0;  // their handlers find an active process
+  g_activation.plain_forks = 0;  // the prepare handlers of these forks will find an active process
   g_activation.plain_fork_pages = 0;
   state.active.store(true, std::memory_order_release);
   log_info("activated: LUN and threads in %llu us, %s adopted in %llu us",
@@ -114,7 +118,6 @@ int activate_locked(PagerState& state, ErrorText* why) {
 
 void activation_prepare() { g_stack.make(); }
 
-// Opens and checks the LUN without reserving anything.
 int check_lun(PagerState& state, ErrorText* why) {
   DeviceOptions options;
   options.want_bytes = state.luns.bytes;
@@ -122,8 +125,7 @@ int check_lun(PagerState& state, ErrorText* why) {
   if (rc < 0) return rc;
   Device* device = state.luns.devices[0];
   if (state.luns.bytes == 0) {
-    uint64_t spare = device->size_bytes() / 16 * 15;
-    state.luns.bytes = state.dram_bytes * 8 < spare ? state.dram_bytes * 8 : spare;
+    state.luns.bytes = std::min(state.dram_bytes * 8, device->size_bytes() / 16 * 15);
     if (state.luns.bytes < state.dram_bytes)
       rc = why->set(-ENOSPC,
                     "lun: %s has room for %s only, less than the DRAM budget; free some space or "
@@ -134,11 +136,11 @@ int check_lun(PagerState& state, ErrorText* why) {
   return rc;
 }
 
-// Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they
-// are needed: that writes to them.
+// In a directory: opens an unlinked file, with no space reserved. Other LUNs are opened when they
+// are needed, because opening writes to them.
 void standby_lun(PagerState& state, bool child) {
   if (child)
-    close_device(state, 0);  // the parent's, which alone writes there
+    close_device(state, 0);  // the parent's file, to which only the parent writes
   else
     keep_lun_directory(state);
   if (!has_lun_directory(state)) return;
@@ -150,12 +152,12 @@ void standby_lun(PagerState& state, bool child) {
 int activate(PagerState& state, ErrorText* why) {
   if (state.is_active()) return 0;
   if (sys::memory_is_parents()) {
-    (void)why->set(-EPERM,
-                   "pager: not started by process %d, which runs in its parent's memory (vfork, "
-                   "clone with CLONE_VM): "
-                   "its threads would end with it; memory is refused to it until the parent itself "
-                   "has grown so far",
-                   static_cast<int>(getpid()));
+    (void)why->set(
+        -EPERM,
+        "pager: not started by process %d, which runs in its parent's memory (vfork, "
+        "clone with CLONE_VM): its threads would end with it; memory is refused to it until "
+        "the parent itself has grown so far",
+        static_cast<int>(getpid()));
     LUNAR_LOG_LIMITED(log_warning, 1, "%s", why->text);
     return -EPERM;
   }

@@ -24,8 +24,8 @@
 namespace lunar {
 namespace {
 
-constexpr int64_t kSmallPagesMax = 512;  // a process with less stays plain though the tree is full
-constexpr unsigned kSmallWaitMs = 50;    // for active processes to make room for it
+constexpr int64_t kSmallPagesMax = 512;  // a process with less stays plain even if the tree is full
+constexpr unsigned kSmallWaitMs = 50;    // how long it waits for active processes to make room
 constexpr uint64_t kRetryNs = 100000000;
 
 bool huge_pages_always() {
@@ -35,12 +35,12 @@ bool huge_pages_always() {
   return strstr(text, "[always]") != nullptr;
 }
 
-// The tables that committed memory may take are charged with it. By how many pages the charge
-// changes.
+// Returns by how many pages the charge changes: committed memory, with the tables that it may take.
 int64_t charge_change(PagerState& state, const Region& region, Committed change) {
   const int64_t before = pages_for_units(g_activation.plain_table_units);
   g_activation.plain_table_units += change.units;
-  if (!region.on_touch) (void)promise_change(state, change.units);  // it limits nothing yet
+  // before activation a promise limits nothing
+  if (!region.on_touch) (void)promise_change(state, change.units);
   return change.pages + pages_for_units(g_activation.plain_table_units) - before;
 }
 
@@ -48,7 +48,7 @@ int64_t count_plain(PagerState& state, Region& region, uint64_t first, uint64_t 
   return charge_change(state, region, count_committed(state, region, first, end, sign));
 }
 
-int64_t small_pages(int64_t cap) { return cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax; }
+int64_t small_pages(int64_t cap) { return std::min(cap / 16, kSmallPagesMax); }
 
 bool take_waiting(Account& account, int64_t pages, int64_t limit) {
   for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
@@ -89,7 +89,7 @@ void standby_open(PagerState& state, bool child) {
   ErrorText unused;
   const int device = sys::uffd_keep_device(state.options.uffd_device);
   sys::note_own_descriptor(device, true);
-  if (state.uffd >= 0) close_uffd(state);  // a parent's
+  if (state.uffd >= 0) close_uffd(state);  // a parent's, or an earlier one
   if (device < 0 && open_uffd(state, &unused) < 0) state.uffd = -1;
   standby_lun(state, child);
 }
@@ -104,12 +104,12 @@ int64_t plain_limit(const PagerState& state) {
   const int64_t cap = state.account.cap_pages();
   const int64_t window = window_pages_for(cap);
   const int64_t needed = kFixedRoom + frame_count_for(cap) + 2 * kBatchPages + 4 * window;
-  return cap - (needed > cap / 8 ? needed : cap / 8);
+  return cap - std::max(needed, cap / 8);
 }
 
 int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  if (static_cast<int64_t>(end - first) > state.account.cap_pages())
-    return -EAGAIN;  // not counted chunk by chunk
+  // more than the budget: spares counting chunk by chunk
+  if (static_cast<int64_t>(end - first) > state.account.cap_pages()) return -EAGAIN;
   const uint64_t committed = g_activation.committed.load() + ((end - first) << state.page_shift);
   const int64_t pages = count_plain(state, region, first, end, 1);
   if (!may_stay_plain(state, pages, committed)) {
@@ -117,7 +117,7 @@ int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end
     return -EAGAIN;
   }
   g_activation.plain_fork_pages += pages * g_activation.plain_forks;
-  if (!region.on_touch) g_activation.committed.store(committed);  // LUN space is promised for that
+  if (!region.on_touch) g_activation.committed.store(committed);
   return 0;
 }
 
@@ -128,7 +128,7 @@ void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t 
 
 bool plain_allow_huge(PagerState& state, Region& region) {
   if (charged_exactly(state, region) && !region.of_maps()) {
-    int64_t more = 0;  // of tables nothing: a heap's chunks are promised all of theirs
+    int64_t more = 0;  // no tables: a heap's chunks are promised all of theirs anyway
     for (uint64_t chunk = 0; chunk * kChunkPages < region.table_pages.load(); ++chunk) {
       const int32_t committed = region.chunk_committed[chunk].load(std::memory_order_relaxed);
       if (committed != 0) more += static_cast<int64_t>(region.chunk_size(chunk)) - committed;
@@ -145,7 +145,7 @@ bool plain_charge_fork(PagerState& state) {
   const int64_t cap = state.account.cap_pages(),
                 pages = state.account.plain_pages() - g_activation.plain_fork_pages;
   const bool is_small = pages <= small_pages(cap);
-  // An idle plain child cannot evict: a tree of such children may hold a quarter of the budget.
+  // An idle plain child cannot evict, so a tree of such children may hold a quarter of the budget.
   const int64_t limit = is_small || state.options.activate_at != 0 ? cap - kKeepFreePages : cap / 4;
   if (!(is_small ? take_waiting(state.account, pages, limit)
                  : state.account.take_plain(pages, limit)))
@@ -174,7 +174,9 @@ int plain_reserve_child(PagerState& state, uint64_t* ticket) {
 CommitLock::CommitLock(PagerState& state) : state_(state) {
   constexpr int64_t kLookNs = 10000000;
   constexpr uint64_t kMakingThreadsNs = 30000000;
-  while (!(locked_ = g_activation.lock.lock_within(kLookNs))) {
+  for (;;) {
+    locked_ = g_activation.lock.lock_within(kLookNs);
+    if (locked_) return;
     const uint64_t since = g_activation.making_threads_ns.load(std::memory_order_acquire);
     if (since == 0 || sys::now_ns() - since < kMakingThreadsNs) continue;
     g_activation.passed.store(true);
@@ -202,7 +204,7 @@ void close_holes(PagerState& state) {
 
 int64_t adopt_present(PagerState& state, Region& region) {
   const uint64_t bytes = region.pages << state.page_shift;
-  // Present pages are not split: the flag concerns later ones.
+  // MADV_NOHUGEPAGE does not split present huge pages.
   (void)for_own(state.foreign, region.base, region.base + bytes, [](char* at, size_t part) {
     for (const int advice : {MADV_NOHUGEPAGE, MADV_DONTFORK}) (void)sys::advise(at, part, advice);
     return 0;
@@ -262,16 +264,11 @@ void activation_failure(PagerState& state, const ErrorText& why) {
   if (!g_activation.failed.exchange(true)) log_error("%s", why.text);
 }
 
-// Room for writes in flight and a second chance. More of them would be a longer second chance at
-// the cost of resident pages (README).
+// Frames for writes in flight and second chances. More frames would give longer second chances, but
+// leave fewer resident pages. A small budget has several batches of frames as well.
 uint32_t frame_count_for(int64_t cap) {
-  int64_t frames = cap / 96;
-  // in a small budget too
-  const int64_t batches = cap / 16 < 8 * kBatchPages ? cap / 16 : 8 * kBatchPages;
-  if (frames < batches) frames = batches;
-  if (frames < 160) frames = 160;
-  if (frames > 16384) frames = 16384;
-  return static_cast<uint32_t>(frames);
+  const int64_t batches = std::min<int64_t>(cap / 16, 8 * kBatchPages);
+  return static_cast<uint32_t>(std::clamp<int64_t>(std::max(cap / 96, batches), 160, 16384));
 }
 
 int64_t OwnNeed::pages() const {
@@ -280,21 +277,19 @@ int64_t OwnNeed::pages() const {
 
 OwnNeed own_need(const PagerState& state, bool first, int64_t room) {
   const int64_t whole = state.account.cap_pages();
-  int64_t cap = whole / (first ? 1 : 8);
-  if (cap > room) cap = room;
+  const int64_t cap = std::min(whole / (first ? 1 : 8), room);
   const auto cpus = static_cast<unsigned>(sys::cpu_count()),
              nodes = static_cast<unsigned>(sys::numa_nodes());
   unsigned handlers = state.options.handlers != 0  ? static_cast<unsigned>(state.options.handlers)
                       : !first || room < whole / 2 ? 1
-                      : cpus < 4                   ? cpus
-                                                   : 4;
+                                                   : std::min(cpus, 4u);
   if (handlers * nodes > kHandlersMax) handlers = kHandlersMax / nodes;
-  if (handlers == 0) handlers = 1;
+  handlers = std::max(handlers, 1u);
   return {frame_count_for(cap), handlers * nodes, window_pages_for(cap)};
 }
 
 unsigned window_pages_for(int64_t cap) {
-  return cap / 64 < 64 ? 64 : cap / 64 > 256 ? 256 : static_cast<unsigned>(cap / 64);
+  return static_cast<unsigned>(std::clamp<int64_t>(cap / 64, 64, 256));
 }
 
 }  // namespace lunar

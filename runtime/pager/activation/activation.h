@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation: how a process gets from plain memory to tiered memory.
+// Activation: the change of a process from plain memory to tiered memory.
 //
 //   plain    regions are ordinary anonymous memory: no userfaultfd, no service thread, huge pages
 //            as the kernel gives them. Committed memory is charged to the tree's account, as if all
@@ -7,7 +7,7 @@
 //   active   the pager's threads run, regions are registered, every page has a state
 //
 // README.md says when a process becomes active, evict/README.md what happens to huge pages.
-// Threading: as each function says. Nothing here is for the fault path.
+// Threading: as each function says. None is for the fault path.
 #pragma once
 #include <cstdint>
 
@@ -23,30 +23,29 @@ struct Activation {
   std::atomic<bool> passed{false};   // something was committed meanwhile (CommitLock)
   std::atomic<bool> failed{false};   // an activation has failed, which was logged
   std::atomic<uint64_t> next_ns{0};  // no other attempt before this
-  // Of plain memory, under the lock.
-  int64_t plain_table_units = 0;  // table_promise.h; charged
-  std::atomic<uint64_t> committed{0};
-  // Forks between their check and their prepare handler, and the charge that there already is for
-  // their children.
+  // The following describe plain memory, and change under the lock.
+  int64_t plain_table_units = 0;       // promise of its tables, which is charged (table_promise.h)
+  std::atomic<uint64_t> committed{0};  // bytes for which LUN space is promised
+  // forks between their check and their prepare handler, and the charge for their children so far
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
 };
 inline constinit Activation g_activation;  // the process'
 
-// Opens in advance what activation may not get later, when the process has dropped rights, changed
-// its root directory or installed a seccomp filter: /proc, pagemap, /dev/userfaultfd (or a
-// userfaultfd), and a LUN file if the LUN is a directory. Best effort: the code that needs them
-// later reports failures. Called at start, and in a forked child that is not active (`child`), for
-// the child.
+// Opens files in advance that activation may not get later, when the process has dropped rights,
+// changed its root directory or installed a seccomp filter: /proc, pagemap, /dev/userfaultfd (or a
+// userfaultfd), and a LUN file if the LUN option is a directory. Best effort: the code that needs a
+// file later reports the failure. Called at the start, and in a forked child that is not active
+// (`child`).
 void standby_open(PagerState& state, bool child);
-void keep_own_files();  // those of /proc/self: each process has its own
-// Those descriptors that service threads need too.
+void keep_own_files();  // opens the files of /proc/self, which are a process' own
+// Adds the descriptors of these that service threads need as well.
 void standby_descriptors(const PagerState& state, int* out, unsigned* count);
 
-// The activation lock, for a change of what is committed. An activation that starts its threads
-// waits for the dynamic linker's lock, and the thread that holds it may be the one that commits
-// (dlopen allocates). So the lock is waited for no longer than kMakingThreadsNs: the change is then
-// made as that of an active process, and activation finds its result.
+// The activation lock, for a commit or its reverse. An activation that starts its threads waits for
+// the dynamic linker's lock, and the thread that holds that lock may be the one that commits
+// (dlopen allocates). So a commit waits no longer than kMakingThreadsNs: then it *passes*, and is
+// made as in an active process. Activation finds the result.
 class CommitLock {
  public:
   explicit CommitLock(PagerState& state);
@@ -61,7 +60,7 @@ class CommitLock {
   bool locked_ = false;
 };
 
-// The following functions apply while the process is not active. pre: the lock is held.
+// The following functions apply while the process is not active. pre: the activation lock is held.
 // Charges a commit. 0, or -EAGAIN: the process must become active first.
 [[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end);
@@ -70,21 +69,21 @@ void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t 
 [[nodiscard]] bool plain_allow_huge(PagerState& state, Region& region);
 // The most that the tree may use before this process becomes active, in pages.
 int64_t plain_limit(const PagerState& state);
-// Before a fork: charges this process for a child as large as itself, and until the fork's prepare
-// handler twice for what it commits. False: that cannot be charged.
+// Before a fork: charges this process for a child as large as itself. Until the fork's prepare
+// handler, commits are charged twice. False: there is no room for the charge.
 bool plain_charge_fork(PagerState& state);
-// If the fork did not happen: takes that charge back.
+// Takes that charge back if the fork did not happen.
 void plain_uncharge_fork(PagerState& state);
-// In the prepare handler: makes the child's member, which takes over the charge; or -errno. A fork
-// without that check is charged beyond the cap.
+// In the prepare handler: makes the child's member, which takes over the charge. Index or -errno. A
+// fork without plain_charge_fork is charged beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
-// Before activating: reserves again the parts of regions that raw system calls have unmapped;
-// otherwise the kernel would map the pager's own memory there.
+// Before activation: reserves the parts of regions again that raw system calls have unmapped;
+// otherwise the kernel could map the pager's own memory there.
 void close_holes(PagerState& state);
 
-// While activating: registers the region, and adopts the pages that are present. Returns their
-// number, or -errno.
+// During activation: registers the region, and makes the words of present pages kResident. Returns
+// their number, or -errno.
 [[nodiscard]] int64_t adopt_present(PagerState& state, Region& region);
 
 // Reports a failed activation: one log line per process, and no other attempt for a while.
@@ -92,20 +91,19 @@ void activation_failure(PagerState& state, const ErrorText& why);
 
 uint32_t frame_count_for(int64_t cap);
 unsigned window_pages_for(int64_t cap);  // of a handler
-// Pages of DRAM that must remain for work when a process has become active, not counting frames,
-// windows and tables (kWorkRoom); and before activation, including the least that these take
-// (kFixedRoom).
+// Pages of the cap that must not be fixed: kWorkRoom when frames, windows and tables of the new
+// process are counted, kFixedRoom before, with the least that these take.
 constexpr int64_t kWorkRoom = 416;
 constexpr int64_t kFixedRoom = kWorkRoom + 352;
 
-// What a process that becomes active takes for itself, except its tables.
+// The DRAM that a process takes for itself when it becomes active, except its tables.
 struct OwnNeed {
   uint32_t frames;
   unsigned handlers, window;  // of the first handler of each node; others may have half
   int64_t pages() const;
 };
-// first: the process is alone in its tree. `room`: the part of the cap that is not fixed. A forked
-// child, or a process that is not alone, needs an eighth of what the first one needs.
+// first: the process is the first active one of its tree. room: the part of the cap that is not
+// fixed. Any other process, and a forked child, gets an eighth of what the first one gets.
 OwnNeed own_need(const PagerState& state, bool first, int64_t room);
 
 }  // namespace lunar

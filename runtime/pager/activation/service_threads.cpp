@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The service threads: making them, and the housekeeping thread (README.md). Program threads wait
-// for that one (TableRequest): it writes to no file of the user's but the log. The live stats file
-// has a thread of its own. Threads are made by the activating thread, under activation's lock,
-// possibly inside an allocator's hook: whatever allocates then runs under a HostGuard.
+// Starts the service threads, and has the housekeeping thread (README.md). Program threads wait for
+// that thread (TableRequest), so it writes to no file of the user except the log; the live stats
+// file has a thread of its own. The activating thread starts the threads, under activation's lock,
+// possibly inside an allocator's hook: code that allocates then runs under a HostGuard.
 #include "pager/activation/service_threads.h"
 
 #include <errno.h>
@@ -26,20 +26,22 @@
 namespace lunar {
 namespace {
 
-constexpr int64_t kUnsureNs = 50000000;  // while there is a child whose end would not wake us
+constexpr int64_t kUnsureNs =
+    50000000;  // while there is a child whose end would not wake this thread
 // while a member ends, or leaves of page tables wait for the end of scopes
 constexpr int64_t kUnsettledNs = 2000000;
-// the last thread is still on its way out when its descriptors are closed
+// looks for threads of the program: its last thread still exists when its descriptors are closed
 constexpr unsigned kThreadLooks = 200;
 constexpr int64_t kThreadLookNs = 5000000;
 
+// Reserves LUN space ahead of MAP_NORESERVE memory.
 void grow_ahead(PagerState& state) {
   bool on_touch = false;
   for (const Region& region : state.regions)
     on_touch |= region.on_touch && region.table_pages.load() != 0;
   if (!on_touch || !state.luns.ready.load()) return;
-  // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved
-  // space. The last of it is less than a step.
+  // charge() reserves space: a step is charged and uncharged, so that charge_fast finds space. Near
+  // the end of the LUN a smaller step succeeds.
   SlotAllocator& lun = state.luns.slots[state.luns.own];
   uint64_t step = (64 * kMiB) >> state.page_shift;
   while (step != 0 && lun.charge(step) < 0) step /= 2;
@@ -47,8 +49,8 @@ void grow_ahead(PagerState& state) {
   state.luns.growth_refused.store(step == 0);
 }
 
-// For program threads that could not do so themselves. Threads that wait for another page look
-// again, and wait on.
+// For program threads that could not wake a page's waiters themselves. Threads that wait for other
+// pages fault again.
 void wake_all_waiters(PagerState& state) {
   for (const Region& region : state.regions)
     (void)sys::uffd_wake(state.uffd, region.base, region.pages << state.page_shift);
@@ -56,15 +58,16 @@ void wake_all_waiters(PagerState& state) {
 
 enum class Swept { kNot, kUnsettled, kSettled };
 
-// kNot: a fork is under way, which may itself wait for this thread (TableRequest); only the account
-// is swept. kUnsettled: the memory of an ending member is being freed, or a member is stopped that
-// holds the account's lock.
+// Sweeps the account, and frees what was held for children that have ended. kNot: a fork is under
+// way, which may wait for this thread (TableRequest), so only the account was swept. kUnsettled:
+// the memory of an ending member is being freed, or a member that holds the account's lock is
+// stopped.
 Swept sweep(PagerState& state) {
-  // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an
-  // older sweep.
+  // A fork's prepare holds this lock: an older sweep must not overwrite the oldest_child that it
+  // has set.
   if (state.fork.forking.load(std::memory_order_acquire) || !state.fork.lock.try_lock()) {
-    // The forking thread may wait for what a dead member is still charged: its own stack can be
-    // evicted.
+    // The forking thread may wait for DRAM that a dead member is still charged for, as its stack
+    // can be evicted.
     uint32_t ignored = 0;
     (void)state.account.sweep(&ignored);
     return Swept::kNot;
@@ -83,15 +86,14 @@ Swept sweep(PagerState& state) {
   return settled ? Swept::kSettled : Swept::kUnsettled;
 }
 
-// Sleeps until there is work or a timeout (a child that cannot be waited for, a program that may be
-// ending).
+// Sleeps until there is work, or with a timeout if something cannot wake it.
 void wait_for_work(PagerState& state, Swept swept, bool trimming, bool ending) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
   words[0] = {&state.services.housekeeping_word, kHousekeepingRuns};
   unsigned n = 1 + state.account.child_words(words + 1, sys::kFutexWaitMax - 1, &unsure);
   int64_t timeout = -1;
-  int64_t again = kUnsureNs;  // where the children's words cannot be waited for
+  int64_t again = kUnsureNs;  // timeout if the children's words cannot be waited for
   if (unsure || swept == Swept::kNot) timeout = kUnsureNs;
   if (swept == Swept::kUnsettled) timeout = again = kUnsettledNs;
   if (trimming) timeout = again = kUnsettledNs;
@@ -114,7 +116,7 @@ void wait_for_work(PagerState& state, Swept swept, bool trimming, bool ending) {
 
 // Never returns.
 void housekeeping_run(PagerState& state) {
-  unsigned looks = 0;  // for threads of a program that may have ended
+  unsigned looks = 0;  // that are left, for threads of a program that may have ended
   bool trimming = false;
   for (;;) {
     const uint32_t asked =
@@ -138,8 +140,8 @@ void housekeeping_run(PagerState& state) {
 void housekeeping_thread(void* argument) {
   auto& state = *static_cast<PagerState*>(argument);
   state.services.housekeeping_tid.store(sys::thread_id());
-  // A descriptor table of its own, without the program's files: the program may close any number,
-  // and this thread keeps no pipe of the program open, whose reader waits for its end.
+  // A descriptor table of its own, because the program may close any number. It has none of the
+  // program's files, because an open end of a pipe would hide the end of file from the reader.
   int keep[kLunIds * kDeviceFdsMax + 11];
   unsigned n = 0;
   keep[n++] = state.uffd;
@@ -152,7 +154,7 @@ void housekeeping_thread(void* argument) {
   state.evictor->add_descriptors(keep, &n);
   sys::close_all_but(keep, n);
   state.account.lock_alive();
-  // Handlers before all else that could evict or fault.
+  // Handlers start before any thread that evicts or may fault.
   int rc = 0;
   for (unsigned i = 0; rc == 0 && i < state.services.handler_count; ++i)
     rc = g_fault.handlers[i]->start();
@@ -168,9 +170,9 @@ void housekeeping_thread(void* argument) {
         {"lunar-stats", stats_file_run, nullptr, false, false, &state.services.housekeeping_word},
         &stats);
   if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
-  // The last thread is made, and none of ours allocates any more: only now may a forked child go
-  // without the early heap (its other fork handlers, the allocator's among them, run concurrently
-  // with this thread).
+  // The last thread is made, and no service thread allocates any more. Only now may a forked child
+  // stop using the early heap: its other fork handlers, and the allocator's, run concurrently with
+  // this thread.
   host_fork_bootstrap.store(false);
   housekeeping_run(state);
 }
@@ -202,13 +204,13 @@ int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
                       format_size(state.dram_bytes).text);
     ++state.services.handler_count;
   }
-  state.account.end_reserved();  // from here on others take, too
+  state.account.end_reserved();  // from here on other code takes DRAM as well
   if (rc = program_end_prepare(); rc < 0)
     return why->set(rc, "pager: a pipe cannot be made (%s); raise the limit (ulimit -n)",
                     errno_name(rc));
   g_activation.making_threads_ns.store(sys::now_ns(), std::memory_order_release);
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits
-  // for us.
+  // for this thread.
   host_fork_bootstrap.store(true);
   state.services.handlers_running.store(0);
   rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, &state, true},
@@ -220,20 +222,19 @@ int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
     if (rc == -EINVAL)
       return why->set(rc,
                       "pager: service threads cannot be started (EINVAL): not after "
-                      "unshare(CLONE_NEWPID); use the "
-                      "tiered memory before, or in a child");
+                      "unshare(CLONE_NEWPID); use the tiered memory before, or in a child");
     const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
     return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)",
                     errno_name(rc), short_of_memory ? sys::memory_limit() : "ulimit -u");
   }
-  // A child may exec at once: without a lock in the account, its end is detected, and its charge
-  // given back, from here on only.
+  // A child may exec at once. If it has no lock in the account, its end is detected only by
+  // `alive`, from here on.
   sys::wait_for_start("lunar-housekeep", [&] {
     return state.account.alive_locked() &&
            state.services.handlers_running.load(std::memory_order_acquire) >=
                state.services.handler_count;
   });
-  // The housekeeping thread's table has them now; in the program's they would only be in the way.
+  // The housekeeping thread's table has these descriptors now; the program's does not need them.
   state.evictor->close_descriptors();
   program_end_prepared();
   return 0;
@@ -245,17 +246,16 @@ int no_room(const PagerState& state, ErrorText* why) {
   return why->set(
       -ENOMEM,
       "pager: the processes of this tree fill the DRAM budget of %s with what each needs for "
-      "itself; give "
-      "more (--dram)",
+      "itself; give more (--dram)",
       format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text);
 }
 
 int start_threads(PagerState& state, ErrorText* why) {
-  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does a
-  // process that becomes active after others.
+  // A forked child gets an eighth, because it usually saves or execs while its parent goes on. So
+  // does a process that becomes active after others.
   const bool first = state.fork.generation == 0 && !state.account.others_active();
-  // The tree's fixed pages must leave room to fault in, or all its processes would wait forever. (A
-  // fork has made sure of that.)
+  // The tree's fixed pages must leave room for faults, or all its processes would wait forever. For
+  // a forked child the fork's check has reserved its part.
   const int64_t prepaid = state.account.reserved(), before = state.account.own_fixed();
   const OwnNeed need =
       own_need(state, first, state.account.cap_pages() - state.account.fixed_total() + prepaid);

@@ -22,23 +22,24 @@ namespace {
 struct CheckedForks {
   std::atomic<int> count{0};  // changes under the lock
   sys::SpinLock lock;
-  uint64_t committed = 0;  // pages, while there were any, since the process began
+  uint64_t committed = 0;  // pages committed while there were such forks, since the process began
 };
 constinit CheckedForks g_forks;
 
-// What this thread's check of a fork has reserved: in our name until prepare gives it to the
-// child's member.
+// The reservations of this thread's check of a fork. This process is charged for them until prepare
+// gives them to the child's member.
 struct ForkChecked {
   bool plain = false;  // charged as plain memory
   int64_t fixed = 0, tables = 0, lun_bytes = 0;
-  int member = -1;  // prepare has taken it over
+  int member = -1;  // the child's, which prepare has made
   uint64_t ticket = 0;
-  bool counted = false;  // by enter(), which gave `since`
+  bool counted = false;  // by enter(), which returned `since`
   uint64_t since = 0;
 };
 constinit thread_local ForkChecked t_checked __attribute__((tls_model("initial-exec")));
 
-// Before the check adds up what is committed. The result is for the call that ends it.
+// Counts the fork, before the check adds up what is committed. The result is the argument of
+// leave().
 uint64_t enter() {
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_forks.lock);
@@ -46,7 +47,7 @@ uint64_t enter() {
   return g_forks.committed;
 }
 
-// Returns the bytes that were charged for this child since; they are the caller's now.
+// Ends that. Returns the bytes that were charged for this child since; they are the caller's now.
 int64_t leave(PagerState& state, uint64_t since) {
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_forks.lock);
@@ -54,7 +55,8 @@ int64_t leave(PagerState& state, uint64_t since) {
   return static_cast<int64_t>((g_forks.committed - since) << state.page_shift);
 }
 
-// Returns what was reserved for the child, with what was committed since; that is the caller's now.
+// Returns the LUN space reserved for the child, with what was committed since; it is the caller's
+// now.
 int64_t take_checked(PagerState& state) {
   int64_t bytes = t_checked.lun_bytes;
   if (t_checked.counted) bytes += leave(state, t_checked.since);
@@ -63,7 +65,7 @@ int64_t take_checked(PagerState& state) {
   return bytes;
 }
 
-// Reserves what a child needs of the tree's account: several processes may fork at the same moment.
+// Reserves what a child needs of the tree's account, from which several processes may fork at once.
 int reserve_for_child(PagerState& state, uint64_t pages) {
   const int64_t fixed = own_need(state, false, state.account.cap_pages()).pages() + table_pages(),
                 tables = promise_pages();
@@ -73,8 +75,7 @@ int reserve_for_child(PagerState& state, uint64_t pages) {
     (void)state.account.promise_tables(-tables, INT64_MIN);
     LUNAR_LOG_LIMITED(log_warning, 4,
                       "fork refused: the processes of this tree fill the DRAM budget with what "
-                      "each needs for itself; "
-                      "give more (--dram)");
+                      "each needs for itself; give more (--dram)");
     return -ENOMEM;
   }
   const auto bytes = static_cast<int64_t>(pages << state.page_shift);
@@ -92,11 +93,10 @@ int reserve_for_child(PagerState& state, uint64_t pages) {
   return 0;
 }
 
-// Whether the limits on memory, which a child inherits with what is mapped, leave what its own
-// pager maps: frames, windows, threads and rings, the tables of a LUN; and what our prepare handler
-// does. Tried, as the limits are on what the whole process has. The answer errs towards no: what a
-// child does not inherit is not counted in its favour. The fork itself takes nothing of these
-// limits.
+// Whether the limits on memory allow what a child's own pager maps (frames, windows, threads and
+// rings, the tables of a LUN), and what our prepare handler maps. The child inherits the limits,
+// which are on all that a process has mapped, so this tries to map as much. The answer errs towards
+// no, because it also counts what a child does not inherit.
 bool child_may_map(const PagerState& state) {
   if (!sys::memory_is_limited()) return true;
   constexpr uint64_t kThreadBytes = kMiB, kOtherBytes = 2 * kMiB;
@@ -110,8 +110,8 @@ bool child_may_map(const PagerState& state) {
   return probe != nullptr;
 }
 
-// While the pager is not active: charges parent and child as plain memory. If they would pass what
-// the tree may hold plain, the pager becomes active, and makes room for the copies.
+// While the pager is not active: charges the child as plain memory. If the tree may not hold so
+// much plain memory, the pager becomes active, which can make room.
 int charge_plain_or_activate(PagerState& state) {
   if (state.is_active()) return 0;
   {
@@ -125,11 +125,12 @@ int charge_plain_or_activate(PagerState& state) {
   return activate(state, &why) < 0 ? -ENOMEM : 0;
 }
 
-// The own LUN takes its space from the device here, where waiting for the file system does no harm.
+// Makes the own LUN reserve the space on its device, here where waiting for the file system does no
+// harm.
 int grow_lun(PagerState& state, uint64_t pages) {
   if (!state.luns.ready.load()) return 0;
   int rc = slots_charge(state, pages);
-  if (rc < 0) {  // what is held for children that are gone
+  if (rc < 0) {  // space may be held for children that have ended
     wait_for_sweep(state);
     rc = slots_charge(state, pages);
   }
@@ -181,7 +182,7 @@ int fork_check(PagerState& state) {
   t_checked = {};
   if (forked_past_us(state) != 0) return 0;
   if (const int rc = charge_plain_or_activate(state); rc < 0 || t_checked.plain) return rc;
-  sys::ScopedSignalBlock signals;  // a handler's fork would wait for the locks taken here
+  sys::ScopedSignalBlock signals;  // a fork in a signal handler would wait for the locks taken here
   const int rc = reserve_all(state);
   if (rc < 0) fork_failed(state);
   return rc;
@@ -194,14 +195,15 @@ void fork_failed(PagerState& state) {
   t_checked = {};
   if (was.plain) {
     sys::Locked<sys::Mutex> lock(g_activation.lock);
-    if (!state.is_active()) plain_uncharge_fork(state);  // else activation has
+    if (!state.is_active()) plain_uncharge_fork(state);  // else activation has done that
   }
   if (was.fixed != 0) state.account.give_fixed(was.fixed);
   if (was.tables != 0) (void)state.account.promise_tables(-was.tables, INT64_MIN);
   if (lun_bytes != 0) state.account.lun_give(lun_bytes);
   if (was.member < 0) return;
   state.account.release_child(static_cast<unsigned>(was.member), was.ticket);
-  if (state.is_active()) housekeeping_wake(state, kHousekeepingSweep);  // what was held for it
+  // frees the slots that were held for the child
+  if (state.is_active()) housekeeping_wake(state, kHousekeepingSweep);
 }
 
 CheckedFork fork_take_checked(PagerState& state) {
@@ -216,7 +218,7 @@ void fork_has_member(int member, uint64_t ticket) {
 }
 
 bool checked_forks_charge(PagerState& state, uint64_t pages) {
-  // A check that is not seen here sees the pages.
+  // A check that is not counted yet will count the pages itself.
   if (g_forks.count.load(std::memory_order_seq_cst) == 0) return true;
   sys::ScopedSignalBlock signals;
   sys::Locked<sys::SpinLock> lock(g_forks.lock);
@@ -228,7 +230,7 @@ bool checked_forks_charge(PagerState& state, uint64_t pages) {
   return true;
 }
 
-// Those of the parent's other threads are not this process'.
+// Forks of the parent's other threads are not this process'.
 void checked_forks_enter_child() {
   t_checked = {};
   g_forks.lock.unlock();

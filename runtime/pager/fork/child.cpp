@@ -44,7 +44,7 @@ void set_inheritable(PagerState& state, bool yes, bool in_child) {
 
 namespace {
 
-// Whether a relative maps the page, too, or it is the kernel's page of zeros.
+// Whether a relative maps the page as well, or it is the kernel's page of zeros.
 bool is_shared(const char* at) {
   const void* const page = at;
   sys::PageFacts facts;
@@ -53,11 +53,12 @@ bool is_shared(const char* at) {
          !facts.exclusive;
 }
 
-// The child has a page whose word is that of an evicted one. Either the parent has brought it in
-// and not released it yet: it has been write-protected since (fork_guards), so its content is the
-// evicted one. Or something has touched its place in the child, where nothing serves faults yet,
-// and has met zeros. What cannot be read, nothing has touched. Without write protection threads of
-// the parent may have written to it, but it is shared with the parent then.
+// The page is present, and its word says that it is evicted. Either the parent has brought it in
+// and not released it yet: it has been write-protected since (fork_guards), so its content still
+// has the evicted hash. Or something has touched it in the child, where nothing serves faults yet,
+// and has met zeros; then this ends the child. Memory that cannot be read was not touched. Without
+// write protection, threads of the parent may have written to the page, but then it is shared with
+// the parent.
 void check_brought_in(PagerState& state, const Region& region, uint64_t page) {
   static char* content = nullptr;
   if (content == nullptr)
@@ -69,16 +70,16 @@ void check_brought_in(PagerState& state, const Region& region, uint64_t page) {
   if (!state.write_protect && !page_is_zero(content) && is_shared(at)) return;
   fatal(
       "fork: page %p was evicted, and something has touched it in the child before Lunar served "
-      "it; a fork handler of "
-      "the program's that may do so must be registered (pthread_atfork) after lunar_init",
+      "it; a fork handler of the program's that may do so must be registered (pthread_atfork) "
+      "after lunar_init",
       static_cast<void*>(at));
 }
 
-// A page's state as the child must see it. The kernel copied words and pages at different moments,
-// while handlers went on bringing pages in: what is present counts, whatever the word says, and
-// what is missing is where it was before it came.
+// A page's word for the child. The kernel copied words and pages at different moments, while
+// handlers went on bringing pages in. So a page that is present is resident, whatever its word
+// says, and a missing page is where it was before it came in.
 PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool present) {
-  const bool on_touch = region.on_touch;  // a page that is there is charged
+  const bool on_touch = region.on_touch;  // then a present page is charged
   PageWord word = region.table.peek(page);
   word = word.with_state(word.settled());
   word.raw &= ~PageWord::kWaiter;
@@ -97,7 +98,7 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
           .with_epoch(shared_epoch())
           .with_charged(on_touch);
     case PageState::kInFrame: {
-      // its content stayed with the parent; its slot is written
+      // the frame stayed with the parent; its slot is written
       const Frame& frame = state.frames.at(word.index());
       if (present) {
         check_brought_in(state, region, page);
@@ -108,14 +109,14 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
               static_cast<void*>(region.address_of(PageIndex(page))));
       return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
     }
-    // lost: nothing will be read there, and the number of its LUN may get another meaning
+    // a lost page, whose slot will not be read: its LUN number may be given to another LUN
     default:
       return word.with_slot(kNoSlot);
   }
 }
 
-// Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how
-// many are resident.
+// Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns the
+// number of resident pages.
 int64_t settle_words(PagerState& state) {
   int64_t resident = 0, pinned = 0;
   uint8_t present[kChunkPages];
@@ -134,8 +135,7 @@ int64_t settle_words(PagerState& state) {
           rc < 0)
         fatal(
             "fork: the child cannot tell which pages it has: it may not read /proc/self/pagemap "
-            "(%s), and the host "
-            "has swap space",
+            "(%s), and the host has swap space",
             errno_name(rc));
       int32_t in_chunk = 0;
       int64_t evicted = 0;
@@ -148,8 +148,8 @@ int64_t settle_words(PagerState& state) {
           state.luns.referred |= 1u << next.lun();
         if (next.charged()) ++charged;
         if (next.pinned()) ++pinned;
-        if (next.raw == region.table.peek(at + i).raw)
-          continue;  // spares the table a copy-on-write
+        // a store would copy the page of the table
+        if (next.raw == region.table.peek(at + i).raw) continue;
         // libc may have touched an empty page
         if (table_reach(state, region, at + i, at + i + 1, 0) < 0)
           fatal("fork: the child has no memory for page tables");
@@ -161,12 +161,12 @@ int64_t settle_words(PagerState& state) {
     }
     if (region.on_touch) region.committed_pages.store(charged);  // as its words say
   }
-  // another thread of the parent's may have been in the midst of a pin
+  // another thread of the parent may have been pinning
   state.pinned_pages.store(pinned);
   return resident;
 }
 
-int child_restart(PagerState& state, const ForkInHand& fork, ErrorText* why) {
+int child_restart(PagerState& state, const ForkInProgress& fork, ErrorText* why) {
   thread_resolver_forget();
   fork_descriptors_child(state, fork.descriptors);
   program_end_forget();
@@ -183,12 +183,13 @@ int child_restart(PagerState& state, const ForkInHand& fork, ErrorText* why) {
   state.fork.gate_closing.store(false);
   state.fork.gate_used.store(fork.gate);
   set_inheritable(state, false, true);
-  // Here, and not at the first eviction: what a service thread opens is not in the program's
-  // descriptor table. (Nothing is reserved on it yet. When there is none now, the evictor tries
-  // again.)
+  // Opened here, not at the first eviction: a descriptor that a service thread opens is not in the
+  // program's table. No space is reserved on it yet. If it cannot be opened now, the evictor tries
+  // again.
   Device* inherited = state.luns.devices[state.luns.parent];
   if (inherited != nullptr && !inherited->growable()) {
-    // known to a child of ours too, should it fork before it needs its piece
+    // so that a child of this process finds the device even if this process has not carved its part
+    // yet
     share_device(state, state.luns.own, state.luns.parent);
   } else if (inherited != nullptr) {
     DeviceOptions options;
@@ -197,7 +198,8 @@ int child_restart(PagerState& state, const ForkInHand& fork, ErrorText* why) {
       state.luns.devices[state.luns.own] = nullptr;
   }
   if (int rc = start_threads(state, why); rc < 0) return rc;
-  if (fork.gate) {  // a fork keeps no protection. Handlers are there: our stack may be tiered
+  // A fork keeps no write protection. Handlers run by now, as this thread's stack may be tiered.
+  if (fork.gate) {
     gate_close(state);
     kept_pages_open(state);
   }
@@ -211,22 +213,22 @@ bool lun_take_or_sweep(PagerState& state, int64_t bytes) {
   return state.account.lun_take(bytes) == 0;
 }
 
-// In the child of a process that is not active: all memory is there, and was charged by the prepare
-// handler.
-void enter_plain_child(PagerState& state, const ForkInHand& fork) {
+// In the child of a process that is not active: all memory is present, and was charged by the
+// prepare handler.
+void enter_plain_child(PagerState& state, const ForkInProgress& fork) {
   if (fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(fork.member), fork.ticket) < 0)
     fatal(
-        "fork: the child stood still for too long before it began; its place in the account is "
+        "fork: the child was stopped for too long before it began; its place in the account is "
         "given up");
   state.account.become_plain();
   state.member.pid.store(getpid());
   state.member.copy.store(sys::memory_copy());
-  g_activation.plain_forks = 0;  // of the parent's other threads
+  g_activation.plain_forks = 0;  // those were of the parent's other threads
   g_activation.plain_fork_pages = 0;
   g_activation.failed.store(false);
   g_activation.next_ns.store(0);
-  // What other threads of the parent's were in the midst of.
+  // Other threads of the parent may have been changing these.
   kept_pages_enter_child();
   tables_enter_child(state);
   promise_enter_child(state);
@@ -237,14 +239,14 @@ void enter_plain_child(PagerState& state, const ForkInHand& fork) {
   g_activation.lock.unlock();
 }
 
-// Makes the page table, the LUNs and the counts, which are copies of the parent's, this process'
-// own. Returns the pages that are resident.
-int64_t take_over(PagerState& state, const ForkInHand& fork) {
+// Turns the page table, the LUNs and the counts, which are copies of the parent's, into this
+// process' own. Returns the number of resident pages.
+int64_t take_over(PagerState& state, const ForkInProgress& fork) {
   keep_own_files();
-  g_activation.lock.reset_in_child();  // another thread of the parent's may have held it
+  g_activation.lock.reset_in_child();  // another thread of the parent may have held it
   counters().evicted.store(0);
   const int64_t resident = settle_words(state);
-  // A LUN of its own: what ancestors wrote is read-only.
+  // From now on this process writes to its own LUN, and only reads its ancestors'.
   ++state.fork.generation;
   state.luns.parent = state.luns.own;
   state.luns.own = static_cast<unsigned>(fork.lun);
@@ -264,8 +266,9 @@ int64_t take_over(PagerState& state, const ForkInHand& fork) {
   return resident;
 }
 
-// What the child has, where it differs from what the parent's prepare handler charged for it.
-void charge_difference(PagerState& state, const ForkInHand& fork, int64_t resident) {
+// Charges the difference between what the child has and what the parent's prepare handler charged
+// for it.
+void charge_difference(PagerState& state, const ForkInProgress& fork, int64_t resident) {
   const uint64_t committed = committed_pages(state);
   if (resident > fork.charged)
     state.account.take_always(resident - fork.charged);
@@ -284,25 +287,26 @@ void charge_difference(PagerState& state, const ForkInHand& fork, int64_t reside
           space_remedy(state, space_bound(state, static_cast<uint64_t>(more))));
 }
 
-// A foreign piece that the program keeps from its children (MADV_DONTFORK) leaves a hole. No map of
-// the child's own may come to lie there: the place is still the region's.
+// A foreign piece with MADV_DONTFORK leaves a hole in the child. It is reserved again, because the
+// place is still the region's, and no other map may come to lie there.
 void close_foreign_holes(PagerState& state) {
   for (const Region& region : state.regions) {
     char* end = region.base + (region.pages << state.page_shift);
-    for (char *at = region.base, *stop; at < end; at = stop) {
+    for (char* at = region.base; at < end;) {
       bool foreign = false;
-      stop = state.foreign.run(at, end, &foreign);
-      if (!foreign) continue;
+      char* const stop = state.foreign.run(at, end, &foreign);
       const uint64_t first = region.page_of(at).value,
                      count = static_cast<uint64_t>(stop - at) >> state.page_shift;
-      claim_holes(region, first, first + count);
+      if (foreign) claim_holes(region, first, first + count);
+      at = stop;
     }
   }
 }
 
 }  // namespace
 
-void fork_enter_child(PagerState& state, const ForkInHand& fork, bool of_libc, const void* here) {
+void fork_enter_child(PagerState& state, const ForkInProgress& fork, bool of_libc,
+                      const void* here) {
   close_foreign_holes(state);
   checked_forks_enter_child();
   sys::note_memory_owner();
@@ -315,9 +319,8 @@ void fork_enter_child(PagerState& state, const ForkInHand& fork, bool of_libc, c
           errno_name(fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(fork.member), fork.ticket) < 0)
     fatal(
-        "fork: the child stood still for too long before it began; its place in the account, and "
-        "its memory with it, "
-        "is given up");
+        "fork: the child was stopped for too long before it began; its place in the account, and "
+        "its memory with it, is given up");
   state.member.pid.store(getpid());
   state.member.copy.store(sys::memory_copy());
   state.fork.thread_id.store(sys::thread_id());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The three fork handlers. They run on the forking thread; in the child it is the only thread, and
-// libc's and jemalloc's locks may be held by threads that no longer exist: nothing here may
-// allocate from the host. They need more of a stack than a plain fork, which fits into a signal
-// handler's of 8 KiB: so they have one of their own.
+// The three fork handlers. They run on the forking thread, which is the only thread in the child.
+// Threads that do not exist there may have held libc's and jemalloc's locks, so nothing here
+// allocates from the host. A plain fork fits on a signal handler's stack of 8 KiB. These handlers
+// need more, so they have a stack of their own.
 #include "pager/fork/fork.h"
 
 #include <langinfo.h>
@@ -44,18 +44,18 @@ namespace lunar {
 
 namespace {
 
-// The forking thread's: fork.lock is held from prepare to parent/child.
-ForkInHand g_fork;
+// Used by the forking thread, which holds fork.lock from prepare to parent or child.
+ForkInProgress g_fork;
 constinit sys::OwnStack g_stack;
 
 struct ForkOrigin {
-  const void* here;         // the stack of the program's on which the fork is made
-  const void* child_stack;  // on which the child begins, if that is another one
-  bool of_libc;             // fork(), which runs fork handlers
+  const void* here;         // an address on the program's stack
+  const void* child_stack;  // the end of the child's stack, if it is another one
+  bool of_libc;             // libc's fork()
 };
 
-// Brings in the pages of a region that lie from `below` under `at` to `above` over it; where it has
-// none to read (a guard page, its end), no further that way.
+// Brings in the pages from `below` bytes under `at` to `above` bytes over it, each way up to the
+// first page that cannot be read (a guard page, the end of the region).
 void touch_around(const PagerState& state, const void* at, size_t below, size_t above) {
   const uintptr_t middle = round_down(reinterpret_cast<uintptr_t>(at), state.page_size);
   auto touch = [&](uintptr_t page) {
@@ -67,11 +67,11 @@ void touch_around(const PagerState& state, const void* at, size_t below, size_t 
   for (size_t n = state.page_size; n <= above && touch(middle + n); n += state.page_size) {}
 }
 
-// The forking thread's stack, with its local storage (at its top, if the program gave the memory),
-// and the stack that a child of clone() begins on: a coroutine's, a thread's, or a clone's may be
-// tiered.
+// Brings in the forking thread's stack with its thread-local storage (at the top, if the program
+// gave the memory), and the stack on which a child of clone() begins. Stacks of threads, coroutines
+// and clones may be tiered.
 void touch_stack(const PagerState& state, const void* here, const void* child_stack) {
-  // of ours and libc's; several times what they use
+  // several times what our functions and libc's use
   constexpr size_t kDepth = 64 * 1024, kCallers = 16 * 1024;
   touch_around(state, here, kDepth, kCallers);
   touch_around(state, __builtin_thread_pointer(), kCallers, kCallers);
@@ -79,8 +79,8 @@ void touch_stack(const PagerState& state, const void* here, const void* child_st
     touch_around(state, static_cast<const char*>(child_stack) - 1, kDepth, 0);
 }
 
-// libc's fork touches every open FILE and its lock in the child before there is a handler. They may
-// lie on the heap of the program.
+// Brings in open FILEs and their locks, which may be on the program's heap: libc's fork touches
+// them in the child before there is a handler.
 void touch_files() {
   if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr ||
       _IO_iter_file == nullptr || _IO_list_lock == nullptr || _IO_list_unlock == nullptr)
@@ -97,7 +97,8 @@ void touch_files() {
   _IO_list_unlock();
 }
 
-// What a new thread reads when it begins (__ctype_init), so our handlers themselves.
+// Brings in the locale, which a new thread reads when it begins (__ctype_init), our handlers in the
+// child among them.
 void touch_locale() {
   const locale_t own = uselocale(LC_GLOBAL_LOCALE);
   for (const nl_item item : {_NL_CTYPE_CLASS, _NL_CTYPE_TOUPPER, _NL_CTYPE_TOLOWER})
@@ -111,10 +112,11 @@ void touch_for_child(const PagerState& state, const ForkOrigin& origin) {
   touch_stack(state, origin.here, origin.child_stack);
 }
 
-// The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it
-// enters are of the last time round, 16,384 forks ago and more: those pages become "not known to be
-// exclusive". Eviction is at rest. A page in a handler's hands that was resident before is waited
-// for (a few system calls, and they end without us): its word may be put back as it was.
+// The two steps of a fork take the epoch from `now` to `next`. If it enters the other half of its
+// values, marks with such values are of the last round, 16,384 forks ago or more: these pages
+// become "not known to be exclusive". Eviction is at rest. A busy page that was resident before is
+// waited for, because its word may be restored; its owner needs only a few system calls, and does
+// not wait for the fork.
 void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   if (same_epoch_half(now, next)) return;
   for (const Region& region : state.regions) {
@@ -131,16 +133,16 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   }
 }
 
-// Pages that have come back, and perhaps been written since, are resident in their words, too. What
-// comes back from now on is write-protected until then (fork_guards).
+// Waits until pages that have come back, and may have been written since, are resident by their
+// words as well. Pages that come back from now on are write-protected until then (fork_guards).
 void wait_for_release(const PagerState& state) {
   for (unsigned i = 0; i < state.services.handler_count; ++i)
     g_fault.handlers[i]->wait_for_release();
   thread_resolvers_wait_for_release();
 }
 
-// The child is charged for what it inherits, in its own name: its parent may be gone before it can
-// do that itself.
+// Charges the child's member for the pages that the child inherits: the parent may have ended
+// before the child could do that itself.
 void charge_child(PagerState& state) {
   g_fork.charged = counters().resident.load();
   if (state.account.take_for_child(static_cast<unsigned>(g_fork.member), g_fork.charged,
@@ -148,8 +150,8 @@ void charge_child(PagerState& state) {
       !state.write_protect)
     return;
   g_fork.gate = true;
-  // What handlers bring in from now on is protected too; what they have in hand is there before the
-  // walk.
+  // Pages that handlers bring in from now on are protected as well; those that they are installing
+  // now are present before gate_close walks over all pages.
   state.fork.gate_used.store(true);
   state.fork.gate_closing.store(true, std::memory_order_seq_cst);
   for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->wait_for_round();
@@ -180,7 +182,7 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
   state.fork.thread_id.store(sys::thread_id(), std::memory_order_seq_cst);
   state.fork.since_ns.store(sys::now_ns());
   state.evictor->pause();
-  touch_for_child(state, origin);  // what was evicted again meanwhile
+  touch_for_child(state, origin);  // pages that were evicted again meanwhile
   wait_for_release(state);
   state.regions.lock.lock();
   state.luns.open_lock.lock();
@@ -210,7 +212,8 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
 }
 
 void prepare(PagerState& state, const void* child_stack, bool of_libc) {
-  sys::block_signals();  // until parent/child: a handler that forks would wait for this fork
+  sys::block_signals();  // until parent or child: a signal handler that forks would wait for this
+                         // fork
   state.fork.lock.lock();
   const ForkOrigin origin{__builtin_frame_address(0), child_stack, of_libc};
   g_stack.call([&] { prepare_locked(state, origin); });
@@ -228,13 +231,13 @@ void release_parent(PagerState& state) {
 void parent(PagerState& state) {
   if (g_fork.engaged) {
     counters().forks.add();
-    // before the count: a raw fork would share what is marked with the new one
+    // before the epoch advances: a raw fork would share pages that are marked with the new epoch
     set_inheritable(state, false);
-    // what was installed up to now may be shared with the child
+    // pages that were installed before may be shared with the child
     state.fork.epoch.fetch_add(1, std::memory_order_acq_rel);
     fork_descriptors_parent(g_fork.descriptors);
     release_parent(state);
-    // it waits for this child's end, too, from now on
+    // so that it waits for this child's end as well
     housekeeping_wake(state, kHousekeepingSweep);
   } else {
     state.regions.lock.unlock();
@@ -248,13 +251,13 @@ void parent(PagerState& state) {
 void child(PagerState& state, bool of_libc) {
   const void* here = __builtin_frame_address(0);
   g_stack.call([&] { fork_enter_child(state, g_fork, of_libc, here); });
-  state.fork.lock.unlock();  // back on the program's stack: the next to fork takes the other one
+  state.fork.lock.unlock();  // after g_stack.call: the next fork uses that stack
   sys::unblock_signals();
 }
 
 }  // namespace
 
-// What a process that was forked past us has, its own children inherit without us.
+// False in a process that was forked past Lunar: the kernel alone handles its forks.
 static thread_local bool t_prepared = false;
 
 void pager_fork_prepare(const void* child_stack) {
@@ -288,7 +291,7 @@ int pager_parent_past_us(const void* address) {
   auto& state = pager_state();
   const int parent = forked_past_us(state);
   if (parent == 0) return 0;
-  // Not by find(): in the child no thread ends a change of the table that was under way.
+  // Not by find(): in the child no thread completes a change of the table that was under way.
   for (const Region& region : state.regions)
     if (region.holds(address)) return parent;
   return 0;

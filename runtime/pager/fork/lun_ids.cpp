@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// See lun_ids.h.
-//
-// Idea: what counts is not how many ancestors there were but on which of their LUNs pages still
-// lie. A child counts them once, when it reads all words anyway, and forgets LUNs without a page,
-// whose numbers become free. Where all numbers are in use, the fork first gives up the LUN with the
-// fewest pages: they come into DRAM, lose their slots there, and go to our own LUN at their next
-// eviction, as any written page does.
+// See lun_ids.h. A number is needed only for a LUN on which pages lie, not for each ancestor. A
+// child notes these LUNs when it reads all words, and forgets the others, whose numbers become
+// free. If all numbers are in use, a fork first gives up the LUN with the fewest pages: they come
+// into DRAM, lose their slots there, and their next eviction writes them to the own LUN.
 #include "pager/fork/lun_ids.h"
 
 #include <errno.h>
 #include <sys/mman.h>
+
+#include <algorithm>
 
 #include "pager/fault/bring_in.h"
 #include "pager/state/descriptors.h"
@@ -23,13 +22,13 @@ constexpr unsigned kNoLun = kLunIds;
 constexpr unsigned kRoundsMax = 1000;
 constexpr unsigned kRangesMax = 128;
 
-// The LUN that a page's content lies on, of a word that is not busy: kNoLun when on none.
+// Returns the LUN on which a page's content lies, by its word, which is not busy; kNoLun: on none.
 unsigned lun_of(PagerState& state, PageWord seen) {
   switch (seen.state()) {
     case PageState::kResident:
     case PageState::kEvicted:
       return seen.has_slot() ? seen.lun() : kNoLun;
-    // the frame may have been reused: see settled()
+    // the frame may have been reused, so settled() checks the word again
     case PageState::kInFrame:
       return state.frames.at(seen.index()).lun;
     default:
@@ -37,7 +36,7 @@ unsigned lun_of(PagerState& state, PageWord seen) {
   }
 }
 
-// The word and its LUN, together and at rest.
+// Waits until the page is not busy. Returns its word, and the LUN that belongs to this word.
 PageWord settled(PagerState& state, const Region& region, uint64_t page, unsigned* lun) {
   for (unsigned spins = 0;; ++spins) {
     const TableScope scope;
@@ -51,7 +50,7 @@ PageWord settled(PagerState& state, const Region& region, uint64_t page, unsigne
   }
 }
 
-// False: the word is not `seen` any more.
+// Takes the slot out of the page's word. False: the word has changed.
 bool lose_slot(const Region& region, uint64_t page, PageWord seen) {
   const TableScope scope;
   AtomicPageWord* word = region.table.find(page);
@@ -81,8 +80,8 @@ void count_pages(PagerState& state, uint64_t (&pages)[kLunIds + 1]) {
   });
 }
 
-// Pages [first, end) that lie on `lun` come into DRAM and lose their slots. An eviction may be
-// faster: again, then.
+// Brings the pages of [first, end) that lie on `lun` into DRAM, and takes away their slots. Repeats
+// that while evictions are faster.
 int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, unsigned lun) {
   for (unsigned round = 0; round < kRoundsMax; ++round) {
     bool left = false;
@@ -109,8 +108,8 @@ int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, un
   return -EAGAIN;
 }
 
-// Asks for the pages of [first, end) that are only on `lun`, at once: one by one they would cost a
-// latency of the device each. What that leaves, or eviction takes again, take_off reads.
+// Prefetches the pages of [first, end) that are only on `lun`: read one by one, each would cost a
+// latency of the device. take_off reads the pages that this leaves out, or that are evicted again.
 void read_ahead_of(PagerState& state, Region& region, uint64_t first, uint64_t end, unsigned lun) {
   lunar_range ranges[kRangesMax];
   unsigned count = 0;
@@ -132,7 +131,7 @@ void read_ahead_of(PagerState& state, Region& region, uint64_t first, uint64_t e
   if (count > 1) (void)bring_in_ranges(state, ranges, count, Want::kRead);
 }
 
-// Some chunks at a time, so that what is read ahead stays until it is taken off.
+// Some chunks at a time, so that prefetched pages stay until take_off.
 int empty_lun(PagerState& state, unsigned lun) {
   constexpr uint64_t kPagesAtOnce = 8 * kChunkPages;
   uint64_t ahead_to = 0;
@@ -140,8 +139,7 @@ int empty_lun(PagerState& state, unsigned lun) {
   return for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
     if (&region != ahead_in || first >= ahead_to) {
       ahead_in = &region;
-      ahead_to = first + kPagesAtOnce < region.table_pages.load() ? first + kPagesAtOnce
-                                                                  : region.table_pages.load();
+      ahead_to = std::min(first + kPagesAtOnce, region.table_pages.load());
       read_ahead_of(state, region, first, ahead_to, lun);
     }
     return take_off(state, region, first, end, lun);

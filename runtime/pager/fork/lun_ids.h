@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers that page words have for LUNs. A word has room for 16; a chain of forks may be longer
-// than that. Threading: the forking thread, under fork's lock; the child. May wait for page faults
-// and the device.
+// The LUN numbers in page words. A word can hold 16 numbers; a chain of forks may be longer.
+// Threading: the forking thread, under fork's lock; the child. May wait for page faults and the
+// device.
 #pragma once
 
 namespace lunar {
 
 struct PagerState;
 
-// A number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN
-// that has the fewest into DRAM: before a fork, while there is eviction. -EAGAIN: none available.
+// Returns a number for the LUN of a future child. If none is free, frees one by bringing the pages
+// of the LUN with the fewest into DRAM. Called before a fork, while there is eviction. -EAGAIN: no
+// number can be freed.
 [[nodiscard]] int lun_id_for_child(PagerState& state);
-// In the child: forgets the LUNs that none of its pages refers to, and closes their descriptors.
+// In the child: forgets the LUNs that no page of the child refers to, and closes their descriptors.
 void lun_ids_forget_unused(PagerState& state);
 
 }  // namespace lunar
