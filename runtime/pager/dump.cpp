@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Diagnostics of the pager: pager_dump (timeouts, fatal errors) and pager_validate (whole-structure
-// check). Threading: dump reads racily and takes no lock; validate brings the evictor to rest and
+// Diagnostics of the pager: pager_dump and pager_validate.
+// Threading: dump reads without synchronization and takes no lock; validate pauses the evictor and
 // expects no faults meanwhile.
 #include <errno.h>
 
@@ -87,8 +87,7 @@ struct Tally {
 
   void check(bool fact, const char* what, const void* where, int64_t found, int64_t expected) {
     if (fact) return;
-    if (good)
-      // the first one tells
+    if (good)  // the first difference is enough
       log_error("validate: %s at %p: %ld, expected %ld", what, where, found, expected);
     good = false;
   }
@@ -152,8 +151,7 @@ bool pager_validate() {
   return tally.good;
 }
 
-// The service threads stay asleep, and a later pager_create takes them over. A process can then
-// still change the sizes.
+// The service threads stay asleep, until a later pager_create uses them again.
 int pager_destroy() {
   auto& state = pager_state();
   if (!pager_created()) return -EINVAL;

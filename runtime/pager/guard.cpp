@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork); the page table
-// knows them so that nothing is copied over a marker: UFFDIO_COPY would replace it.
-// Threading: any thread; see seize.h.
+// Guard pages. The kernel's own markers raise SIGSEGV and are inherited by fork. The page table has
+// a state for them, so that nothing is copied over a marker: UFFDIO_COPY would replace it.
+// Threading: any thread; see lock_pages.h.
 #include "pager/guard.h"
 
 #include <errno.h>
@@ -9,8 +9,8 @@
 
 #include "pager/activation/activation.h"
 #include "pager/fault/kept_pages.h"
+#include "pager/lock_pages.h"
 #include "pager/pager.h"
-#include "pager/seize.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
 #include "pager/table/tables.h"
@@ -18,22 +18,23 @@
 
 namespace lunar {
 
-// In one chunk at most, inside a MutatorScope (or before activation, under its lock).
+// pre: in one chunk; inside a MutatorScope, or before activation under its lock.
 static int guard_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
                        bool install) {
   PageWord was[kChunkPages];
   bool done[kChunkPages] = {}, taken[kChunkPages] = {};
-  if (int rc = install ? take_all(state, region, first, end, was) : 0; rc < 0) return rc;
+  if (int rc = install ? lock_pages(state, region, first, end, was) : 0; rc < 0) return rc;
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
-    taken[p - first] = install || take_there(region, p, &was[p - first]);
+    taken[p - first] = install || lock_page(region, p, &was[p - first]);
     if (install && pinned_by_program(region, p)) rc = -EINVAL;
   }
   if (rc == 0) {
     const int advice = install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE;
     rc =
         sys::advise(region.address_of(PageIndex(first)), (end - first) << state.page_shift, advice);
-    for (uint64_t p = first; p < end; ++p)  // what stopped it may have done so half way
+    // after an error some pages may be done: page by page shows which
+    for (uint64_t p = first; p < end; ++p)
       done[p - first] =
           rc == 0 || sys::advise(region.address_of(PageIndex(p)), state.page_size, advice) == 0;
   }
@@ -76,10 +77,9 @@ int pager_guard(void* address, size_t bytes, bool install) {
   PageRange range;
   int rc = pages_of(state, address, bytes, true, &range);
   if (rc < 0 || range.first == range.end) return rc;
-  // Of no bytes, it only says whether the kernel knows it. From the first guard page on, every
-  // discard removes them.
-  if (rc = sys::advise(address, 0, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE); rc < 0)
-    return rc;
+  // with 0 bytes it only shows whether the kernel knows the advice
+  rc = sys::advise(address, 0, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE);
+  if (rc < 0) return rc;
   if (install) range.region->has_guards.store(true, std::memory_order_release);
   return install || range.region->has_guards.load(std::memory_order_acquire)
              ? guard_range(state, range, install, true)

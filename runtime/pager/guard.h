@@ -5,7 +5,8 @@
 
 namespace lunar {
 
-// Installs or removes guard pages. 0 or -errno. `wait`: for a fork under way; else -EAGAIN.
+// Installs or removes guard pages. 0 or -errno. wait: waits for a running fork. If false, returns
+// -EAGAIN instead.
 [[nodiscard]] int guard_range(PagerState& state, const PageRange& range, bool install, bool wait);
 
 }  // namespace lunar

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Giving places of a region to the kernel, and taking them back (foreign.h): what the program maps
-// over them (MAP_FIXED), and code that it generates, which stays in DRAM like all other code. Words
-// of pages that are given away are kEmpty; where the page table is not in use they are not touched.
-// Threading: any thread, one at a time; see seize.h. Waits for the device and for room.
+// Gives places of a region to the kernel, and takes them back (foreign.h): for maps that the
+// program puts over them (MAP_FIXED), for code that it generates, which stays in DRAM like all
+// other code, and for MADV_WIPEONFORK. Pages that are given away are kEmpty. Threading: any thread,
+// one at a time; see lock_pages.h. Waits for the device and for room.
 #include <errno.h>
 #include <sys/mman.h>
 
 #include "pager/activation/activation.h"
 #include "pager/fault/map_events.h"
+#include "pager/lock_pages.h"
 #include "pager/pager.h"
-#include "pager/seize.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/install.h"
 #include "pager/table/tables.h"
@@ -25,8 +25,8 @@ bool in_use(const Region& region, uint64_t chunk) {
   return region.table.uses(chunk * kChunkPages, chunk * kChunkPages + region.chunk_size(chunk));
 }
 
-// A page that is held has gone with its place.
-void forget_held(PagerState& state, Region& region, uint64_t page, PageWord was) {
+// The place of a locked page is given away.
+void forget_locked(PagerState& state, Region& region, uint64_t page, PageWord was) {
   AtomicPageWord& word = region.table.at(page);
   if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
   release_page(state, region, PageIndex(page),
@@ -38,12 +38,12 @@ void forget_pages(PagerState& state, Region& region, uint64_t first, uint64_t en
   PageWord was;
   for (uint64_t p = region.table.next_used(first, end); p < end;
        p = region.table.next_used(p + 1, end))
-    if (region.table.peek(p).state() != PageState::kEmpty && take_there(region, p, &was))
-      forget_held(state, region, p, was);
+    if (region.table.peek(p).state() != PageState::kEmpty && lock_page(region, p, &was))
+      forget_locked(state, region, p, was);
   table_retire(state, region, first, end);
 }
 
-// Also of a range of which most has no page table in use.
+// The same for a large range, in most of which no page table is in use.
 void forget_range(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   for (uint64_t p = first, next; p < end; p = next) {
     next = chunk_end(p, end);
@@ -51,9 +51,10 @@ void forget_range(PagerState& state, Region& region, uint64_t first, uint64_t en
   }
 }
 
-// 0: none of them is on the LUN any more, and they are taken. Else none is: -EAGAIN, or -ENOMEM.
-int take_present(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
-  if (int rc = take_all(state, region, first, end, was); rc < 0) return rc;
+// Locks the pages. 0: no content of theirs is on the LUN. -EAGAIN: some is, and no page is locked;
+// -ENOMEM: likewise.
+int lock_present(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
+  if (int rc = lock_pages(state, region, first, end, was); rc < 0) return rc;
   bool all = true;
   for (uint64_t p = first; p < end; ++p)
     all &= was[p - first].state() != PageState::kEvicted &&
@@ -63,7 +64,7 @@ int take_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   return all ? 0 : -EAGAIN;
 }
 
-// From now on forks leave it alone.
+// From now on the range is foreign.
 int end_watch(PagerState& state, char* address, uint64_t bytes) {
   if (const int rc = sys::uffd_unregister(state.uffd, address, bytes); rc < 0) return rc;
   (void)sys::advise(address, bytes, MADV_DOFORK);
@@ -77,15 +78,16 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
   const lunar_range range{address, (end - first) << state.page_shift};
   for (;;) {
     int rc = pager_prefetch(&range, 1);
-    if (rc < 0 && rc != -EIO && rc != -EFAULT) return rc;  // a poisoned page stays one
+    // a poisoned page stays poisoned, a guard page a guard page
+    if (rc < 0 && rc != -EIO && rc != -EFAULT) return rc;
     MutatorScope scope(state);
-    rc = take_present(state, region, first, end, was);
+    rc = lock_present(state, region, first, end, was);
     if (rc == -EAGAIN) continue;
     if (rc < 0) return rc;
     rc = end_watch(state, address, range.bytes);
     for (uint64_t p = first; p < end; ++p) {
       if (rc == 0)
-        forget_held(state, region, p, was[p - first]);
+        forget_locked(state, region, p, was[p - first]);
       else
         release_page(state, region, PageIndex(p), was[p - first]);
     }
@@ -94,12 +96,13 @@ int hand_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t 
   }
 }
 
-// Nothing of it has been used.
+// pre: no page of the range is in use.
 int hand_over_unused(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   MutatorScope scope(state);
   const int rc =
       end_watch(state, region.address_of(PageIndex(first)), (end - first) << state.page_shift);
-  if (rc == 0) forget_range(state, region, first, end);  // but for what a thread touches just now
+  if (rc == 0)
+    forget_range(state, region, first, end);  // pages that a thread has touched meanwhile
   return rc;
 }
 
@@ -108,39 +111,39 @@ int map_in_place(char* at, size_t bytes, const OtherMap& map) {
   return sys::map(at, bytes, map.prot, map.flags | MAP_FIXED, map.fd, map.offset, &out);
 }
 
-// The words that a range has, kBusy until release: a thread that faults in between waits and then
-// finds the new map.
-class HeldPages {
+// Locks the pages of a range that have words, until release(): a thread that faults in between
+// waits and then finds the new map.
+class LockedPages {
  public:
-  HeldPages(Region& region, uint64_t first, uint64_t end)
+  LockedPages(Region& region, uint64_t first, uint64_t end)
       : region_(region), first_(first), end_(end) {
     held_ = static_cast<bool*>(map_private(leaves(), ForkPolicy::kDontFork));
     PageWord was;
     for (uint64_t p = region.table.next_used(first, end); held_ != nullptr && p < end;
          p = region.table.next_used(p + 1, end)) {
-      if (take_there(region, p, &was)) held(p) = true;
-      // it has been retired; all of a leaf is held, or nothing
-      else
+      if (lock_page(region, p, &was))
+        held(p) = true;
+      else  // the leaf has been retired: its pages are all locked, or none is
         p = last_of_leaf(p);
     }
   }
-  ~HeldPages() {
+  ~LockedPages() {
     if (held_ != nullptr) unmap_private(held_, leaves());
   }
-  HeldPages(const HeldPages&) = delete;
-  HeldPages& operator=(const HeldPages&) = delete;
+  LockedPages(const LockedPages&) = delete;
+  LockedPages& operator=(const LockedPages&) = delete;
   bool ready() const { return held_ != nullptr; }
 
   void release(PagerState& state, bool gone) {
     for (uint64_t p = region_.table.next_used(first_, end_); p < end_;
          p = region_.table.next_used(p + 1, end_)) {
       if (!held(p)) {
-        if (gone) forget_pages(state, region_, p, p + 1);  // used meanwhile
+        if (gone) forget_pages(state, region_, p, p + 1);  // a thread has touched it meanwhile
         continue;
       }
       const PageWord now = region_.table.peek(p), was = now.with_state(now.settled());
       if (gone)
-        forget_held(state, region_, p, was);
+        forget_locked(state, region_, p, was);
       else
         release_page(state, region_, PageIndex(p), was);
     }
@@ -161,7 +164,7 @@ int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t e
   char* at = region.address_of(PageIndex(first));
   const uint64_t bytes = (end - first) << state.page_shift;
   MutatorScope scope(state);
-  HeldPages pages(region, first, end);
+  LockedPages pages(region, first, end);
   if (!pages.ready()) return -ENOMEM;
   const int rc = [&] {
     const OwnUnmap own(state, at, bytes);
@@ -184,7 +187,7 @@ int forget_advice(PagerState& state, const Region& region, char* at, uint64_t by
                  [](char* from, size_t part) { return pager_advise(from, part, LUNAR_NORMAL); });
 }
 
-// An empty place, watched if the process is active.
+// Reserves the place again, registered if the process is active. vacated: only if no map is there.
 int take_back(PagerState& state, char* at, size_t bytes, bool vacated) {
   constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   int rc = vacated ? sys::claim(at, bytes) : map_in_place(at, bytes, {PROT_NONE, kReserved, -1, 0});
@@ -207,7 +210,7 @@ int take_back_vacated(PagerState& state, char* at, size_t bytes) {
   return rc < 0 ? rc : take_back_vacated(state, at + half, bytes - half);
 }
 
-// Plain(): before activation, which cannot begin meanwhile. Active(): otherwise.
+// Calls plain() before activation, which cannot begin meanwhile, otherwise active().
 template <class Plain, class Active>
 int before_or_active(PagerState& state, Plain plain, Active active) {
   if (!pager_active()) {
@@ -231,7 +234,7 @@ int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap&
         const int rc = map_in_place(at, bytes, map);
         if (rc < 0) return rc;
         state.foreign.add(at, bytes);
-        forget_range(state, *region, first, end);  // guard pages
+        forget_range(state, *region, first, end);  // words of guard pages
         return 0;
       },
       [&] { return map_over_pages(state, *region, first, end, map); });

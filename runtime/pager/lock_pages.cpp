@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "pager/seize.h"
+#include "pager/lock_pages.h"
 
 #include <errno.h>
 
@@ -19,10 +19,10 @@ PageWord wait_while_busy(const Region& region, uint64_t page) {
   }
 }
 
-PageWord seize(Region& region, uint64_t page) {
+PageWord lock_page_with_content(Region& region, uint64_t page) {
   for (;;) {
     PageWord seen = wait_while_busy(region, page);
-    if (!seized(seen) || region.table.lock(page, seen)) return seen;
+    if (!has_content(seen) || region.table.lock(page, seen)) return seen;
   }
 }
 
@@ -38,17 +38,17 @@ void drop_content(PagerState& state, PageWord was) {
   }
 }
 
-bool take_there(Region& region, uint64_t page, PageWord* was) {
+bool lock_page(Region& region, uint64_t page, PageWord* was) {
   for (;;) {
-    *was = seize(region, page);
-    if (seized(*was) || region.table.lock(page, *was)) return true;
+    *was = lock_page_with_content(region, page);
+    if (has_content(*was) || region.table.lock(page, *was)) return true;
     if (region.table.find(page) == nullptr) return false;
   }
 }
 
-int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
+int lock_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, PageWord* was) {
   for (uint64_t p = first; p < end; ++p)
-    while (!take_there(region, p, &was[p - first])) {
+    while (!lock_page(region, p, &was[p - first])) {
       if (table_reach(state, region, p, p + 1, 0) == 0) continue;
       while (p-- > first) release_page(state, region, PageIndex(p), was[p - first]);
       return -ENOMEM;
@@ -63,7 +63,7 @@ PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord w
     still_exclusive(was.epoch(), exclusive_epoch(state)) ? state.account.give(1)
                                                          : state.account.give_maybe_shared(1);
   }
-  if (seized(was)) drop_content(state, was);
+  if (has_content(was)) drop_content(state, was);
   uncharge_touched(state, region, was);
   return was.emptied(next);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the range operations that empty, move or mark pages: seizing a page.
+// Locking pages, for the range operations that empty, move or mark them.
 // Threading: the caller's thread, inside a MutatorScope.
 #pragma once
 #include <cstddef>
@@ -12,24 +12,25 @@ namespace lunar {
 
 struct PagerState;
 
-// Whether the kernel has something in its place: content, or the mark of a lost page.
+// Whether the kernel has content in the page's place, or the mark of a lost page.
 inline bool is_present(PageWord word) {
   return word.state() == PageState::kResident || word.state() == PageState::kPoisoned;
 }
-// Waits for the thread that has a page busy; returns the word it leaves.
+// Waits until no thread has locked the page. Returns its word.
 PageWord wait_while_busy(const Region& region, uint64_t page);
-// Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages and guard
-// pages are not locked: seized() is false for them.
-PageWord seize(Region& region, uint64_t page);
-inline bool seized(PageWord was) {
-  return was.state() != PageState::kEmpty && was.state() != PageState::kGuard;
+// Empty pages and guard pages have no content.
+inline bool has_content(PageWord word) {
+  return word.state() != PageState::kEmpty && word.state() != PageState::kGuard;
 }
-// The same, but also takes empty and guard pages (a neighbour's first touch fills in runs). False:
-// it has no word.
-[[nodiscard]] bool take_there(Region& region, uint64_t page, PageWord* was);
-// The same for all of [first, end), which gets words. 0, or -ENOMEM: none is taken.
-[[nodiscard]] int take_all(PagerState& state, Region& region, uint64_t first, uint64_t end,
-                           PageWord* was);
+// Locks a page if it has content; waits while another thread has locked it. Returns its word from
+// before.
+PageWord lock_page_with_content(Region& region, uint64_t page);
+// Locks a page, also without content, because a neighbour's first touch may fill it. False: it has
+// no word.
+[[nodiscard]] bool lock_page(Region& region, uint64_t page, PageWord* was);
+// Gives all pages of [first, end) words, and locks them. 0; -ENOMEM: none is locked.
+[[nodiscard]] int lock_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
+                             PageWord* was);
 // Frees and uncharges all that the pager has of the page's content. Returns the word for
 // release_page.
 PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next);

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// pager_move: what mremap moves, while other threads use both places.
+// pager_move: moves memory for mremap, while other threads use both places.
 //
 // An active process moves runs of pages:
-//   1 take      the words of both places: a thread that faults there waits until the run is done
-//   2 clear     what the target held is dropped, and its protection becomes that of the source
-//   3 hold      the source is write-protected by userfaultfd: a write from here on waits, and then
+//   1 lock      the pages of both places: a thread that faults there waits until the run is done
+//   2 clear     drops the target's old content, and gives it the protection of the source
+//   3 hold      write-protects the source by userfaultfd: a write from here on waits, and then
 //               finds the page gone
-//   4 copy      UFFDIO_COPY, which heeds no protection of the target; what may not be read, through
-//               /proc/self/mem. What is evicted, or in a frame, changes its word only
-//   5 drop      the source. If it ends (is no MREMAP_DONTUNMAP) it becomes PROT_NONE, before a
-//               waiter looks again
-// Threading: any thread of the program; see seize.h. A failure puts back what has been moved.
+//   4 copy      by UFFDIO_COPY, which ignores the target's protection. Pages that the program may
+//               not read are read through /proc/self/mem. For pages that are evicted, or in a
+//               frame, only words change
+//   5 drop      the source. If it ends (without MREMAP_DONTUNMAP) it becomes PROT_NONE, before a
+//               waiting thread tries again
+// Threading: any thread of the program; see lock_pages.h. After a failure the pages that were moved
+// are moved back.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -19,8 +21,8 @@
 #include "pager/activation/activation.h"
 #include "pager/fault/bring_in.h"
 #include "pager/fault/kept_pages.h"
+#include "pager/lock_pages.h"
 #include "pager/pager.h"
-#include "pager/seize.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/install.h"
@@ -32,17 +34,16 @@
 namespace lunar {
 namespace {
 
-// copied before the old ones are dropped: so much is there twice
-constexpr uint64_t kRunPages = 32;
+constexpr uint64_t kRunPages = 32;  // present twice while they are copied
 
 // ---- plain memory -------------------------------------------------------------------------------
 
-// The kernel's own mremap: away by MREMAP_DONTUNMAP, so that the place which is left stays
-// reserved, and on from there by MREMAP_FIXED. If the place ends it is PROT_NONE before, and what
-// is moved accessible again in between.
-// By halves where the kernel has several maps. *done grows by what has been moved. Not in one step:
-// to a fixed place the kernel (before 6.17) unmaps what is there before it looks whether it is one
-// map that is to be moved.
+// Uses the kernel's mremap twice: MREMAP_DONTUNMAP moves the memory to any place, so that the old
+// place stays reserved, and MREMAP_FIXED moves it from there to its target. One call is not enough:
+// the kernel (before 6.17) unmaps a fixed target before it checks whether the source is one map. If
+// the source ends, it is PROT_NONE before the call, and the moved memory becomes accessible again
+// between the two steps. Several maps of the kernel are moved by halving the range. Adds the moved
+// bytes to *done.
 int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
   void *place = nullptr, *out = nullptr;
   int rc = sys::remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr, &place);
@@ -72,13 +73,13 @@ int move_plain(char* to, char* from, size_t bytes, const Move& how) {
   int undone = done == 0 ? 0 : remap(from, to, done, {how.prot, false, true}, &back);
   if (undone == 0 && how.ends) undone = sys::protect(from, bytes, how.prot);
   if (undone < 0)
-    fatal("move: memory at %p could be moved in part only, and not back (%s)",
+    fatal("move: memory at %p was moved only in part and could not be moved back (%s)",
           static_cast<void*>(from), errno_name(undone));
   return rc;
 }
 
-// Words for the guard pages that are to come there: a process that is not active takes no DRAM for
-// them.
+// Makes words for the guard pages that will be at the target: a process that is not active takes no
+// DRAM for them.
 int reach_guards(PagerState& state, const PageRange& to, const PageRange& from) {
   for (uint64_t p = from.first;
        p < from.end && from.region->has_guards.load(std::memory_order_acquire); ++p) {
@@ -90,7 +91,7 @@ int reach_guards(PagerState& state, const PageRange& to, const PageRange& from) 
   return 0;
 }
 
-// The kernel's markers have gone along.
+// Changes the words of guard pages. The kernel has moved their markers.
 void move_guard_words(const PageRange& to, const PageRange& from) {
   Region &target = *to.region, &source = *from.region;
   const bool some = source.has_guards.load(std::memory_order_acquire);
@@ -109,7 +110,7 @@ void move_guard_words(const PageRange& to, const PageRange& from) {
 
 // ---- an active process --------------------------------------------------------------------------
 
-// Reads what may not be read, page by page.
+// Reads pages that the program may not read, one by one.
 class Unreadable {
  public:
   Unreadable() = default;
@@ -138,14 +139,14 @@ class Unreadable {
   char* page_ = nullptr;
 };
 
-// Pages in our hands, and their words from before.
+// Locked pages, and their words from before.
 struct Run {
   Region& to;
   Region& from;
   uint64_t target, source;
   unsigned count;
   PageWord there[kRunPages] = {}, was[kRunPages] = {};
-  unsigned contents = 0;  // that have been moved
+  unsigned contents = 0;  // pages with content that were moved
 
   char* target_at(unsigned i) const { return to.address_of(PageIndex(target + i)); }
   char* source_at(unsigned i) const { return from.address_of(PageIndex(source + i)); }
@@ -156,27 +157,27 @@ void release_words(PagerState& state, Region& region, uint64_t first, const Page
   for (unsigned i = 0; i < count; ++i) release_page(state, region, PageIndex(first + i), words[i]);
 }
 
-// Both in the order of addresses, the order of all code that takes several. 0, or -ENOMEM: none is
-// taken.
-int take_run(PagerState& state, Run& run) {
-  const auto take_target = [&] {
-    return take_all(state, run.to, run.target, run.target + run.count, run.there);
+// Locks both places in the order of addresses, as all code does that locks several pages. 0;
+// -ENOMEM: no page is locked.
+int lock_run(PagerState& state, Run& run) {
+  const auto lock_target = [&] {
+    return lock_pages(state, run.to, run.target, run.target + run.count, run.there);
   };
-  const auto take_source = [&] {
-    return take_all(state, run.from, run.source, run.source + run.count, run.was);
+  const auto lock_source = [&] {
+    return lock_pages(state, run.from, run.source, run.source + run.count, run.was);
   };
   const bool target_first = run.target_at(0) < run.source_at(0);
-  int rc = target_first ? take_target() : take_source();
+  int rc = target_first ? lock_target() : lock_source();
   if (rc < 0) return rc;
-  rc = target_first ? take_source() : take_target();
+  rc = target_first ? lock_source() : lock_target();
   if (rc < 0 && target_first) release_words(state, run.to, run.target, run.there, run.count);
   if (rc < 0 && !target_first) release_words(state, run.from, run.source, run.was, run.count);
   return rc;
 }
 
-// Drops what is there: all of it, or an error and it may be a part.
-int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord* words,
-               unsigned count) {
+// Drops the present pages. After an error some may be dropped.
+int drop_present(PagerState& state, Region& region, uint64_t first, const PageWord* words,
+                 unsigned count) {
   const size_t bytes = state.page_size;
   iovec pages[kRunPages];
   bool dropped[kRunPages] = {};
@@ -191,9 +192,10 @@ int drop_there(PagerState& state, Region& region, uint64_t first, const PageWord
   return 0;
 }
 
-// What was at the target is gone, and locks with it; the protection is the source's.
+// Drops the target's old content, with its pins and guard pages, and gives it the source's
+// protection.
 int clear_target(PagerState& state, Run& run, const Move& how) {
-  if (int rc = drop_there(state, run.to, run.target, run.there, run.count); rc < 0) return rc;
+  if (int rc = drop_present(state, run.to, run.target, run.there, run.count); rc < 0) return rc;
   for (unsigned i = 0; i < run.count; ++i) {
     PageWord& there = run.there[i];
     AtomicPageWord& word = run.to.table.at(run.target + i);
@@ -220,15 +222,15 @@ void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end,
     else if (copy.outcome == Installed::kBorder)
       most = 1;
     else if (copy.error == -EFAULT && !unreadable.opened() && unreadable.open())
-      most = 1;  // a raw mprotect
+      most = 1;  // a raw mprotect has made it unreadable
     else
       fatal("move: page %p could not be copied (%s)", static_cast<void*>(run.source_at(i)),
             errno_name(copy.error));
   }
 }
 
-// The program has dropped some by a raw system call: zeros, and to copy them would be a fault that
-// waits for ourselves.
+// Pages that the program has dropped by a raw system call become empty: copying them would be a
+// fault, which would wait for this thread.
 void note_dropped(PagerState& state, Run& run) {
   uint8_t present[kRunPages];
   if (sys::present_pages(run.source_at(0), run.count, present) < 0) return;
@@ -237,7 +239,7 @@ void note_dropped(PagerState& state, Run& run) {
       run.was[i] = empty_word(state, run.from, run.source + i, run.was[i], PageState::kEmpty);
 }
 
-// Contents are in both places, or in the word, then in the new one alone.
+// Steps 3 to 5: contents are in both places, then in the new one alone.
 void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
   bool resident = false;
   for (unsigned i = 0; i < run.count; ++i) resident |= run.was[i].state() == PageState::kResident;
@@ -257,13 +259,13 @@ void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unread
             errno_name(rc));
     (void)sys::advise(run.source_at(i), state.page_size, MADV_GUARD_REMOVE);
   }
-  if (int rc = drop_there(state, run.from, run.source, run.was, run.count); rc < 0)
+  if (int rc = drop_present(state, run.from, run.source, run.was, run.count); rc < 0)
     fatal("move: page %p or one behind it cannot be dropped (%s); its old content would come back",
           static_cast<void*>(run.source_at(0)), errno_name(rc));
   if (how.ends) (void)sys::protect(run.source_at(0), run.count * state.page_size, PROT_NONE);
 }
 
-// The word of a page at its new place: a row for each state. Its content is there already.
+// Returns the word of a page at its new place, where its content is already: a row for each state.
 PageWord moved_word(PagerState& state, Run& run, unsigned i) {
   const PageWord was = run.was[i];
   const PageIndex from(run.source + i), to(run.target + i);
@@ -273,11 +275,11 @@ PageWord moved_word(PagerState& state, Run& run, unsigned i) {
     case PageState::kGuard:
       return run.there[i].with_state(PageState::kGuard);
     case PageState::kResident:
-      // a relative may have the old one still
+      // a relative may still map the old page
       if (!still_exclusive(was.epoch(), exclusive_epoch(state))) state.account.unshare_always(1);
       count_resident(state, run.from, from, -1);
       count_resident(state, run.to, to, 1);
-      // no fork goes on during a mutation
+      // exclusive_epoch: no fork runs during a MutatorScope
       return resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch(state));
     case PageState::kInFrame:
       state.frames.at(was.index())
@@ -292,19 +294,19 @@ PageWord moved_word(PagerState& state, Run& run, unsigned i) {
   return was;
 }
 
-// The words of one page, its hash, charge and lock.
+// Moves the word of one page, its hash, charge and pin.
 void move_word(PagerState& state, Run& run, unsigned i) {
   const PageWord was = run.was[i];
   const uint64_t s = run.source + i, d = run.target + i;
-  if (seized(was)) run.to.table.hash(d) = run.from.table.hash(s);
+  if (has_content(was)) run.to.table.hash(d) = run.from.table.hash(s);
   PageWord moved = moved_word(state, run, i);
-  if (seized(was)) {
+  if (has_content(was)) {
     ++run.contents;
     if (run.from.on_touch) run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
     if (run.to.on_touch) run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
     moved = moved.with_charged(run.to.on_touch);
   }
-  // A lock goes along: on the new place before the old one is unlocked, so that no eviction comes
+  // The new place is pinned before the old one is unpinned, so that the page cannot be evicted in
   // between.
   if (pinned_by_program(run.from, s)) {
     state.pinned_pages.fetch_add(1 - page_set_pinned(run.to.table.at(d)));
@@ -320,7 +322,7 @@ int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadabl
   if (int rc = table_reach_waiting(state, run.from, run.source, run.source + run.count); rc < 0)
     return rc;
   MutatorScope scope(state);
-  if (int rc = take_run(state, run); rc < 0) return rc;
+  if (int rc = lock_run(state, run); rc < 0) return rc;
   if (int rc = clear_target(state, run, how); rc < 0) {
     release_words(state, run.to, run.target, run.there, run.count);
     release_words(state, run.from, run.source, run.was, run.count);
@@ -331,8 +333,8 @@ int move_run(PagerState& state, Run& run, const Move& how, Unreadable& unreadabl
   return 0;
 }
 
-// With the space of what is moved to a map of the other kind: one is charged as a whole, the other
-// by page.
+// Moves a run, and charges or uncharges LUN space if one map is charged as a whole and the other by
+// page.
 int move_charged(PagerState& state, Run& run, const Move& how, Unreadable& unreadable) {
   const bool by_page = run.to.on_touch, was_by_page = run.from.on_touch;
   if (by_page == was_by_page) return move_run(state, run, how, unreadable);
@@ -342,9 +344,9 @@ int move_charged(PagerState& state, Run& run, const Move& how, Unreadable& unrea
   return rc;
 }
 
-// Where the next page of the source with a word is, from `page` on. An untouched part that ends is
-// PROT_NONE before it is looked at once more: what a thread wrote there meanwhile has words, and
-// goes along.
+// Finds the next page of the source with a word, from `page` on. If the source ends, the untouched
+// part before it becomes PROT_NONE first, and is searched once more: pages that a thread wrote to
+// meanwhile have words and are moved.
 int find_used(const PageRange& from, uint64_t page, const Move& how, uint64_t* used) {
   const PageTable& table = from.region->table;
   *used = table.next_used(page, from.end);
@@ -360,14 +362,14 @@ int find_used(const PageRange& from, uint64_t page, const Move& how, uint64_t* u
   return *used == end ? 0 : protect(*used, end, how.prot);
 }
 
-// An untouched part of the source: the target reads as zeros.
+// For an untouched part of the source: the target reads as zeros.
 int move_nothing(char* target, size_t bytes, const Move& how) {
   if (!how.replaces) return 0;
   if (int rc = pager_discard(target, bytes, Discard::kMapping); rc < 0) return rc;
   return sys::protect(target, bytes, how.prot);
 }
 
-// *done: pages of `from` that are at `to`.
+// *done: pages that have been moved.
 int move_runs(PagerState& state, const PageRange& to, const PageRange& from, const Move& how,
               uint64_t* done) {
   const uint64_t count = from.end - from.first;
@@ -424,7 +426,7 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
       now{to.region, to.first, to.first + done};
   uint64_t back = 0;
   if (int undone = move_runs(state, old, now, {how.prot, false, true}, &back); undone < 0)
-    fatal("move: memory at %p could be moved in part only, and not back (%s)", src,
+    fatal("move: memory at %p was moved only in part and could not be moved back (%s)", src,
           errno_name(undone));
   return rc;
 }

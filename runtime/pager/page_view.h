@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The view of pages that the rest of Lunar has: whether a touch would wait, and noting that a page
-// is in use. An answer may be out of date at once, and be that of another page once this one is
-// given up (page_table.h).
+// The view of pages for the rest of Lunar: whether a touch would wait, and noting that a page is in
+// use. An answer may be stale. After the page is freed it may describe another page (page_table.h).
 // Threading: any thread, even if the page's region ends meanwhile; nothing here waits or allocates.
 #pragma once
 #include <cstddef>
@@ -22,15 +21,15 @@ class PageView {
   bool operator==(const PageView&) const = default;
 
   bool resident() const { return look().state() == PageState::kResident; }
-  // Touching the page waits, at least for a copy: it is evicted, on its way, or in a frame.
+  // A touch of the page would wait, at least for a copy: it is evicted, in a frame, or busy.
   bool cold() const {
     const PageState state = look().state();
     return state == PageState::kEvicted || state == PageState::kInFrame ||
            state == PageState::kBusy;
   }
-  bool busy() const { return look().state() == PageState::kBusy; }  // some thread owns it
-  // For an evicted page, otherwise 0: a value that changes when the page is brought in, even if it
-  // is evicted again.
+  bool busy() const { return look().state() == PageState::kBusy; }  // some thread has locked it
+  // For an evicted page a value that changes when the page is brought in, even if it is evicted
+  // again. Otherwise 0.
   uint64_t evicted_mark() const {
     const PageWord seen = look();
     return seen.state() == PageState::kEvicted ? seen.raw : 0;
@@ -57,15 +56,15 @@ class PageView {
   AtomicPageWord* word_ = nullptr;
 };
 
-// The pages that contain `bytes` bytes from `address` on, up to the end of the region; none outside
-// of regions. bytes: not 0.
+// The pages that contain `bytes` bytes from `address` on, up to the end of the region; outside of
+// regions there are none. bytes: not 0.
 struct PageSpan {
-  char* begin = nullptr;  // of the first page
+  char* begin = nullptr;  // address of the first page
   uint64_t count = 0;
   const Region* region = nullptr;
   uint64_t first = 0;
   PageView at(uint64_t i) const {
-    static constinit AtomicPageWord empty;  // of all pages that have no word
+    static constinit AtomicPageWord empty;  // for pages that have no word
     AtomicPageWord* word = region->table.find(first + i);
     return PageView(word != nullptr ? word : &empty);
   }
@@ -81,7 +80,7 @@ struct PageSpan {
   }
 };
 
-// The page of an address; none outside of regions.
+// The page of an address; false outside of regions.
 inline PageView page_view(const void* address) {
   const PageSpan span = PageSpan::of(address, 1);
   return span.count == 0 ? PageView() : span.at(0);

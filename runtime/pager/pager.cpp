@@ -30,10 +30,10 @@ namespace {
 
 constexpr uint64_t kDramMin = 16 * kMiB, kPagesMin = 1024;
 
-// Frames, windows and what eviction keeps free are counted in pages: with large pages the least is
-// more.
+// The least budget. Frames, windows and the pages that eviction keeps free are counted in pages, so
+// it is larger if pages are.
 uint64_t dram_least(const PagerState& state) {
-  return kDramMin > kPagesMin << state.page_shift ? kDramMin : kPagesMin << state.page_shift;
+  return std::max(kDramMin, kPagesMin << state.page_shift);
 }
 
 // Whether `lunar run` has checked the options, for the whole tree.
@@ -50,7 +50,7 @@ int check_dram(const PagerState& state, uint64_t bytes, ErrorText* why) {
   if (total != 0 && bytes > total)
     return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less",
                     format_size(bytes).text, format_size(total).text);
-  // one process of a tree may be in a smaller group than the others
+  // one process of a tree may be in a smaller cgroup than the others
   if (has_account(state.options)) return 0;
   if (const sys::UsableMemory memory = sys::usable_memory(); bytes > memory.limit_bytes)
     return why->set(-EINVAL, "dram: %s is more than the memory cgroup allows (%s in %s); give less",
@@ -72,8 +72,8 @@ int check_sizes(PagerState& state, ErrorText* why) {
   return 0;
 }
 
-// -1: the process has its own account. Searches for it where a raw system call has closed it since
-// the start.
+// Returns the account's descriptor; -1: the process makes its own account; else -errno. Searches
+// for it if a raw system call has closed it since the start.
 int account_descriptor(const Options& options, ErrorText* why) {
   if (!has_account(options)) return -1;
   return account_is(account_number()) ? account_number()
@@ -88,8 +88,7 @@ int join_account(PagerState& state, ErrorText* why) {
   if (rc == -EPROTO)
     return why->set(rc,
                     "pager: another build of Lunar made this tree's DRAM account; start the whole "
-                    "tree again, with "
-                    "`lunar run` of one build");
+                    "tree again, with `lunar run` of one build");
   if (rc == 0) rc = state.account.join();
   if (rc < 0)
     return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
@@ -100,7 +99,7 @@ int join_account(PagerState& state, ErrorText* why) {
 
 }  // namespace
 
-// After pager_destroy: the service threads and the LUN are still there and serve the new tier.
+// After pager_destroy: the service threads and the LUN still exist, and serve the new tier.
 static int create_again(PagerState& state, const Options& options, ErrorText* why) {
   if (strcmp(options.lun, state.options.lun) != 0)
     return why->set(
@@ -121,18 +120,16 @@ static int create_again(PagerState& state, const Options& options, ErrorText* wh
   return 0;
 }
 
-// Limits against which the kernel counts tiered memory, although it lies on the LUN.
+// Checks limits against which the kernel counts tiered memory, although it is on the LUN.
 static int check_limits(ErrorText* why) {
   if (sys::commits_are_counted())
     return why->set(-ENOTSUP,
                     "vm.overcommit_memory is 2, under which memory on the LUN counts against the "
-                    "machine's commit "
-                    "limit; run `sysctl vm.overcommit_memory=0`");
+                    "machine's commit limit; run `sysctl vm.overcommit_memory=0`");
   if (sys::data_is_limited())
     return why->set(-ENOTSUP,
                     "a limit on data (RLIMIT_DATA) is set, against which memory on the LUN counts; "
-                    "run `ulimit -d "
-                    "unlimited`: --dram and --size limit the program");
+                    "run `ulimit -d unlimited`: --dram and --size limit the program");
   return 0;
 }
 
@@ -152,7 +149,7 @@ int pager_create(const Options& options, ErrorText* why) {
   g_activation.next_ns.store(0);
   g_activation.failed.store(false);
   state.options = options;
-  // What loads libraries, or looks into them: now, not where the program allocates.
+  // These load libraries or search them, which is not possible later, while the program allocates.
   pager_read_nodes();
   sys::threads_prepare();
   state.page_size = sys::page_bytes();

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lunar_stats tells: sums over counters, the account and our LUN, none of them stopped
-// meanwhile. Threading: any thread, at any time. Takes no lock.
+// Fills in lunar_stats from counters, the account and the own LUN, which may change meanwhile.
+// Threading: any thread, at any time. Takes no lock.
+#include <algorithm>
+
 #include "pager/evict/evictor.h"
 #include "pager/fault/fault_state.h"
 #include "pager/pager.h"
 
 namespace lunar {
 
-// The space that both the tree's account and our own LUN still have: a living child holds its
-// charge in the account, and in our LUN what it can reach there. The one appears before the other
-// as the child begins, and disappears after it when it has ended.
+// LUN space that both the tree's account and the own LUN still have. A living child has its charge
+// in the account, and holds in the own LUN what it can reach there. The charge begins before the
+// other and ends after it, so the larger one counts.
 static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_stats* out) {
   const int64_t used = state.account.lun_cap() - state.account.lun_free();
   int64_t free = state.account.lun_free(), forked = used - static_cast<int64_t>(committed);
@@ -19,11 +21,11 @@ static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_s
                charged = static_cast<int64_t>(lun.charged_slots()) * page;
     const int64_t own = static_cast<int64_t>(lun.capacity_slots()) * page - charged,
                   held = charged - static_cast<int64_t>(committed);
-    if (own < free) free = own;
-    if (held > forked) forked = held;
+    free = std::min(free, own);
+    forked = std::max(forked, held);
   }
-  out->lun_free_bytes = static_cast<uint64_t>(free > 0 ? free : 0);
-  out->lun_forked_bytes = static_cast<uint64_t>(forked > 0 ? forked : 0);
+  out->lun_free_bytes = static_cast<uint64_t>(std::max<int64_t>(free, 0));
+  out->lun_forked_bytes = static_cast<uint64_t>(std::max<int64_t>(forked, 0));
 }
 
 void pager_watch_thread(int thread_id) {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Range operations: touch, prefetch, discard, advise, pin, evict. Run on the caller's thread, which
-// must not be a service thread; they wait for the device but never take a page fault on tiered
-// memory themselves.
+// Range operations: touch, prefetch, discard, advise, pin, evict.
+// Threading: the caller's thread, which must not be a service thread. They wait for the device, but
+// take no page fault on tiered memory.
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+
+#include <algorithm>
 
 #include "pager/activation/activation.h"
 #include "pager/evict/evictor.h"
@@ -13,8 +15,8 @@
 #include "pager/fault/kept_pages.h"
 #include "pager/fault/zero_fill.h"
 #include "pager/guard.h"
+#include "pager/lock_pages.h"
 #include "pager/pager.h"
-#include "pager/seize.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/state/install.h"
@@ -31,8 +33,9 @@ int drop_advice(Discard what) {
   return what == Discard::kContents ? MADV_DONTNEED : MADV_DONTNEED_LOCKED;
 }
 
-// Drops the pages of [first, end) that `was` says are present: those and no other, as any thread
-// may fill an empty one meanwhile. Marks in `stays` what cannot be dropped. 0, or the first error.
+// Drops the pages of [first, end) that are present by `was`. It drops no other page, because any
+// thread may fill an empty one meanwhile. Marks the pages that cannot be dropped in `stays`. 0, or
+// the first error.
 int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end,
                  const PageWord* was, Discard what, bool* stays) {
   constexpr unsigned kRunsMax = 32;
@@ -70,7 +73,7 @@ int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   return rc;
 }
 
-// At once: threads with the smallest stacks (16 KiB) free memory, too.
+// At once. Not more, because threads with the smallest stacks (16 KiB) free memory as well.
 constexpr uint64_t kDiscardPages = kChunkPages / 2;
 
 int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t end, Discard what) {
@@ -78,9 +81,10 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
   bool stays[kDiscardPages] = {};
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
-    PageWord w = was[p - first] = seize(region, p);
+    const PageWord w = lock_page_with_content(region, p);
+    was[p - first] = w;
     if (what != Discard::kContents || !pinned_by_program(region, p)) continue;
-    if (seized(w)) release_page(state, region, PageIndex(p), w);
+    if (has_content(w)) release_page(state, region, PageIndex(p), w);
     end = p;
     rc = -EINVAL;
   }
@@ -90,7 +94,7 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
     PageWord w = was[p - first];
     if (what == Discard::kMapping && w.pinned())
       state.pinned_pages.fetch_sub(page_clear_pinned(region.table.at(p)));
-    if (!seized(w)) continue;
+    if (!has_content(w)) continue;
     if (stays[p - first]) {
       release_page(state, region, PageIndex(p), w);
       continue;
@@ -135,23 +139,23 @@ int pager_prefetch(const lunar_range* ranges, size_t count) {
 
 namespace {
 
-// A piece of which less than half is covered keeps its pattern.
+// A piece (kPatternPages) of which less than half is covered keeps its pattern.
 void set_pattern(const PageRange& range, Access access) {
   Region& region = *range.region;
   if (access != Access::kNormal) region.has_patterns.store(true, std::memory_order_relaxed);
   if (!region.has_patterns.load(std::memory_order_relaxed)) return;
   for (uint64_t p = range.first; p < range.end;) {
-    uint64_t piece = p / kPatternPages, begin = piece * kPatternPages,
-             limit = begin + kPatternPages < region.pages ? begin + kPatternPages : region.pages;
-    uint64_t to = limit < range.end ? limit : range.end;
+    const uint64_t piece = p / kPatternPages, begin = piece * kPatternPages,
+                   limit = std::min(begin + kPatternPages, region.pages),
+                   to = std::min(limit, range.end);
     if (2 * (to - p) >= limit - begin)
       region.patterns[piece].store(access, std::memory_order_relaxed);
     p = to;
   }
 }
 
-// The loop of the discards. `wait`: for a fork under way; else -EAGAIN, with everything before it
-// discarded.
+// wait: waits for a running fork. If false, returns -EAGAIN instead; some pages may be discarded by
+// then.
 int discard(PagerState& state, void* address, size_t bytes, Discard what, bool wait) {
   PageRange range;
   int rc = pages_of(state, address, bytes, true, &range);
@@ -168,13 +172,11 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
       return sys::advise(from, length, drop_advice(what));
     }
   }
-  uint64_t limit = range.region->table_pages.load(std::memory_order_acquire);
-  if (range.end > limit) range.end = limit;
+  range.end = std::min(range.end, range.region->table_pages.load(std::memory_order_acquire));
   for (uint64_t p = range.first; p < range.end;) {
     p = range.region->table.next_used(p, range.end);
     if (p == range.end) break;
-    uint64_t next = (p / kDiscardPages + 1) * kDiscardPages;
-    if (next > range.end) next = range.end;
+    const uint64_t next = std::min((p / kDiscardPages + 1) * kDiscardPages, range.end);
     MutatorScope scope(state, wait);
     if (!scope.entered()) return -EAGAIN;
     int one = discard_piece(state, *range.region, p, next, what);
@@ -224,7 +226,7 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
   auto& state = pager_state();
   Region* region = state.regions.find(address);
   if (region == nullptr) return -EINVAL;
-  // not a hint: success would mean a huge page
+  // MADV_COLLAPSE is not a hint: success would mean a huge page
   const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;
   if (pager_active()) return refused;
   sys::Locked<sys::Mutex> lock(g_activation.lock);
@@ -240,25 +242,25 @@ int pager_pin(const void* address, size_t bytes) {
   if (rc < 0) return rc;
   if (!pager_active()) {
     ErrorText why;
-    if (rc = pager_activate(&why); rc < 0) return rc;
+    rc = pager_activate(&why);
+    if (rc < 0) return rc;
   }
-  // What is pinned already counts once.
+  // Pages that are pinned already count once.
   const int64_t pages = static_cast<int64_t>(range.end - range.first);
   const int64_t cap = state.account.cap_pages();
   if (pages > cap / 2) return -ENOMEM;
   int64_t more = 0;
   for (uint64_t p = range.first; p < range.end; ++p)
     more += !word_of(*range.region, PageIndex(p)).pinned();
-  // Nor may the program's tables, which may come to take what they are promised, leave it without
-  // room.
+  // Beside the pins there must be room for the page tables that are promised.
   const int64_t beside = cap - state.account.fixed_total() - kTableRoom;
   if (const int64_t pinned = state.pinned_pages.fetch_add(more) + more;
       pinned > cap / 2 || pinned > beside) {
     state.pinned_pages.fetch_sub(more);
     return -ENOMEM;
   }
-  // Mark first, then bring in: an evictor that does not have the page busy yet will not take it any
-  // more. Other threads may have pinned and unpinned some meanwhile.
+  // The pages are pinned before they are brought in: the evictor takes no pinned page, except one
+  // that it has locked already. Other threads may have pinned and unpinned some meanwhile.
   const int64_t were_pinned = program_pins(state, *range.region, range.first, range.end, true);
   if (were_pinned < 0) {
     state.pinned_pages.fetch_sub(more);
@@ -301,11 +303,12 @@ int64_t pager_evict(const void* address, size_t bytes) {
   Evictor& evictor = *state.evictor;
   const int64_t evicted =
       evictor.evict_range(range.region, PageIndex(range.first), PageIndex(range.end));
-  // The evictor passes over a page in another thread's hands and one that a fork holds back, which
-  // may be resident when they are released: once more, for those.
+  // The evictor passes over a page that another thread has locked, which may be resident when it is
+  // released: once more for these.
   bool left = false;
   const PageTable& table = range.region->table;
-  for (uint64_t p = range.first; (p = table.next_used(p, range.end)) < range.end; ++p) {
+  for (uint64_t p = table.next_used(range.first, range.end); p < range.end;
+       p = table.next_used(p + 1, range.end)) {
     const sys::ScopedSignalBlock signals;
     const TableScope scope;
     const PageWord word = wait_while_busy(*range.region, p);
@@ -319,18 +322,19 @@ int64_t pager_evict(const void* address, size_t bytes) {
 void pager_note_pinning(const char* sign) {
   auto& state = pager_state();
   pins_note(sign);
-  // in a child that was forked past us there is no evictor
+  // a process that was forked past Lunar has no evictor
   if (pager_active() && !pager_forked_past_us()) state.account.wait_for_own_batch();
 }
 
 long pager_write_elsewhere(const long (&arguments)[6]) {
   Account& account = pager_state().account;
-  const sys::ScopedSignalBlock signals;  // a handler that leaves by longjmp would never end it
+  const sys::ScopedSignalBlock
+      signals;  // write_elsewhere would not end if a handler left by longjmp
   if (!account.write_elsewhere_begin()) {
     LUNAR_LOG_LIMITED(log_warning, 4,
                       "process_vm_writev fails with EAGAIN: a process of this tree was stopped in "
-                      "the middle of an "
-                      "eviction, which would lose what is written to its pages; let it go on");
+                      "the middle of an eviction, which would lose what is written to its pages; "
+                      "let it go on");
     errno = EAGAIN;
     return -1;
   }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of regions: reserved, committed, given back.
+// The memory of regions: reserving, committing and giving it back.
 // Threading: not for the fault path.
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <optional>
 #include <type_traits>
 
@@ -25,14 +26,15 @@
 
 namespace lunar {
 
-constexpr size_t kUsableStep = 64 * kMiB;  // a grow-only region is made read/write in such steps
+constexpr size_t kUsableStep =
+    64 * kMiB;  // steps in which a region that only grows is made read/write
 // size of the last commit that found no space; 0: none, or it was logged
 static constinit std::atomic<uint64_t> g_refused_bytes{0};
 // that space was of page tables, not of the LUN
 static constinit std::atomic<bool> g_refused_by_tables{false};
 
-// Address space on a chunk's boundary, so that a chunk can be a huge page. Small regions lie
-// anywhere.
+// Reserves address space from a chunk's boundary on, so that a chunk can be a huge page; for a
+// small region anywhere.
 static int reserve_aligned(const PagerState& state, size_t bytes, void** out) {
   const size_t chunk = kChunkPages << state.page_shift, spare = bytes >= chunk ? chunk : 0;
   void* at = nullptr;
@@ -49,8 +51,8 @@ static int reserve_aligned(const PagerState& state, size_t bytes, void** out) {
   return 0;
 }
 
-// The arrays with an element per chunk, or per group of pages, lie in one map: a program may have
-// thousands of regions, and the kernel counts maps (vm.max_map_count).
+// The arrays with an element per chunk, or per group of pages, are in one map: a program may have
+// thousands of regions, and the kernel limits the number of maps (vm.max_map_count).
 static uint64_t chunk_count(const Region& region) {
   return (region.pages + kChunkPages - 1) / kChunkPages;
 }
@@ -112,13 +114,13 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
 int region_destroy(Region* region) {
   auto& state = pager_state();
   if (region->committed_pages.load() != 0) return -EBUSY;
-  // Outside of the scope: it takes its own scopes, and a fork between the two would wait for us
-  // while we wait for it.
+  // Outside of the scope, because it enters scopes of its own: nested, they would wait for a fork
+  // that waits for this one.
   if (pager_active())
     (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
   MutatorScope scope(state);
-  // No thread may hold a page of it any more: the evictor comes to rest, handlers finish what they
-  // have in hand.
+  // Afterwards no thread holds a page of the region: the evictor rests, and handlers end their
+  // rounds.
   if (pager_active()) state.evictor->pause();
   state.regions.remove(region);
   if (pager_active()) {
@@ -133,7 +135,7 @@ int region_destroy(Region* region) {
   }
   table_retire_all(state, *region);
   unmap_tables(*region);
-  return 0;  // the Region object itself stays in the arena: a late look-up may still read it
+  return 0;  // the Region object stays in the arena, as a late look-up may still read it
 }
 
 char* region_base(const Region* region) { return region->base; }
@@ -149,8 +151,7 @@ static int make_usable(PagerState& state, Region* region, size_t offset, size_t 
   if (region->strict) return sys::protect(region->base + offset, bytes, protection);
   size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
   if (end > usable) {
-    size_t to = round_up(end, kUsableStep), size = region_size(region);
-    if (to > size) to = size;
+    const size_t to = std::min(round_up(end, kUsableStep), region_size(region));
     if (int rc = sys::protect(region->base + usable, to - usable, PROT_READ | PROT_WRITE); rc < 0)
       return rc;
     region->usable_pages.store(to >> state.page_shift);
@@ -168,8 +169,7 @@ void pager_say_refused() {
     LUNAR_LOG_LIMITED(
         log_warning, 1,
         "allocation refused: the page tables that %s more may take do not fit into the DRAM budget "
-        "of %s "
-        "(%s are promised to what this process has); give a larger --dram",
+        "of %s (%s are promised to what this process has); give a larger --dram",
         format_size(bytes).text,
         format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text,
         format_size(static_cast<uint64_t>(promise_pages()) << state.page_shift).text);
@@ -260,7 +260,7 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift;
   region->committed_pages.fetch_sub(pages);
-  CommitLock lock(state);  // not across activation
+  CommitLock lock(state);  // activation cannot run meanwhile
   if (lock.plain()) return plain_uncommit(state, *region, first, first + pages);
   promise_uncommit(state, *region, first, first + pages);
   space_uncharge(state, pages);
@@ -290,8 +290,8 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
                    (offset + bytes) >> state.page_shift);
 }
 
-// While the process is not active: a fresh map takes content, locks, guard pages and advice with
-// the old one. -EAGAIN: it is active, or about to be.
+// While the process is not active: maps the place anew, so that content, locks, guard pages and
+// advice end with the old map. -EAGAIN: it is active, or will be.
 static int map_plain_anew(PagerState& state, const Region& region, size_t offset, size_t bytes) {
   if (pager_active()) return -EAGAIN;
   CommitLock lock(state);
@@ -304,11 +304,10 @@ static int map_plain_anew(PagerState& state, const Region& region, size_t offset
 int region_clear(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   char* const address = region->base + offset;
-  // One call to the kernel instead of two: programs end maps by the thousand.
+  // One system call instead of two: programs end maps by the thousand.
   if (map_plain_anew(state, *region, offset, bytes) == 0)
     return pager_advise(address, bytes, LUNAR_NORMAL);
-  // First: what another thread writes after the discard would be what the next owner of the place
-  // finds.
+  // Before the discard: the next owner of the place would find what another thread writes after it.
   (void)sys::protect(address, bytes, PROT_NONE);
   return pager_discard(address, bytes, Discard::kMapping);
 }
