@@ -100,6 +100,10 @@ class TimeLimit {
 void cpu_relax();
 void yield_cpu();
 void sleep_ns(uint64_t ns);
+// A pause that a test has asked for (base/test_switches.h). 0: none.
+inline void test_delay(uint64_t us) {
+  if (us != 0) sleep_ns(us * 1000);
+}
 
 [[noreturn]] void start_failed(const char* what);
 template <class Begun>

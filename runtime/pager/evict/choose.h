@@ -24,7 +24,7 @@ constexpr int64_t kTicksPerBudget = 16;  // of PagerState::eviction_time
 // Heat of a page that comes back from the LUN. asked: an explicit call brings it in, so it is
 // needed soon.
 inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
-  uint16_t age = static_cast<uint16_t>(now - evicted.epoch());
+  uint16_t age = static_cast<uint16_t>(now - evicted.eviction_time());
   if (age < kTicksPerBudget / 4) return 6;
   if (age < kTicksPerBudget / 2) return 3;
   return age < kTicksPerBudget || asked ? 1 : 0;

@@ -250,7 +250,7 @@ bool Evictor::decide(Victim& victim) {
   release_page(state_, *victim.region, victim.page,
                was.with_state(PageState::kInFrame)
                    .with_index(victim.frame)
-                   .with_epoch(state_.eviction_time.load(std::memory_order_relaxed)));
+                   .with_eviction_time(state_.eviction_time.load(std::memory_order_relaxed)));
   return true;
 }
 

@@ -255,7 +255,7 @@ void Taker::gather(Batch& batch, const Picks& picks) {
   bool gone[kBatchPages] = {};
   for (unsigned i = 0; i < going.count; ++i)
     pages[i] = {batch.victims[going.at[i]].address(), state_.page_size};
-  if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
+  sys::test_delay(test_switches.evict_delay_us);
   const unsigned dropped = sys::drop_pages(pages, going.count, gone);
   if (dropped == 0 && going.count != 0)
     fatal_if_refused(sys::advise(staging_, state_.page_size, MADV_DONTNEED), "madvise");

@@ -62,8 +62,8 @@ bool Answerer::answer(const sys::UffdMessage& message, bool again) {
 // A page that is not there: a row for each state of its word. A row that finds that the word has
 // changed looks again.
 bool Answerer::answer_missing(Region& region, PageIndex page, int thread_id) {
-  Demand demand{1, kHeatFault, true};
-  Ahead ahead;
+  FillRequest request{1, kHeatFault, true};
+  ReadAhead ahead;
   bool looked = false, first_touch = false;
   const auto look_ahead =
       [&](bool first) {  // once a fault: to a stream, the same page again is its end
@@ -71,23 +71,23 @@ bool Answerer::answer_missing(Region& region, PageIndex page, int thread_id) {
         looked = true;
         first_touch = first;
         ahead = ahead_of(region, page, thread_id, first);
-        if (ahead.stride == 1) demand.run = ahead.window;
+        if (ahead.stride == 1) request.run = ahead.window;
       };
-  Begun begun;
-  while (begun.outcome == Outcome::kChanged) {
+  FillResult result;
+  while (result.outcome == Outcome::kChanged) {
     const PageWord seen = region.table.peek(page.value);
     switch (seen.state()) {
       case PageState::kEmpty:
         look_ahead(true);
-        begun = zero_fill(state_, region, page, demand);
+        begun = zero_fill(state_, region, page, request);
         break;
       case PageState::kInFrame:
         look_ahead(false);
-        begun = resolver_.from_frame(region, page, seen, demand);
+        begun = resolver_.from_frame(region, page, seen, request);
         break;
       case PageState::kEvicted:
         look_ahead(false);
-        begun = resolver_.start_read(region, page, seen, demand);
+        begun = resolver_.start_read(region, page, seen, request);
         break;
       case PageState::kBusy:
         look_ahead(false);
@@ -103,23 +103,23 @@ bool Answerer::answer_missing(Region& region, PageIndex page, int thread_id) {
         mark_lost(region, page, seen);
         return true;
     }
-    if (begun.outcome == Outcome::kNoRoom && demand.keep_free >= 0 && may_pass_budget(thread_id)) {
-      demand.run = 1;
-      demand.keep_free = INT32_MIN;
+    if (result.outcome == Outcome::kNoRoom && request.keep_free >= 0 && may_pass_budget(thread_id)) {
+      request.run = 1;
+      request.keep_free = INT32_MIN;
       begun = {};
     }
   }
-  if (begun.outcome == Outcome::kNoRoom) return false;
-  if (begun.outcome == Outcome::kBusy) g_fault.watched.is_in_other_hands();
-  if (begun.outcome == Outcome::kResident)
+  if (result.outcome == Outcome::kNoRoom) return false;
+  if (result.outcome == Outcome::kBusy) g_fault.watched.is_in_other_hands();
+  if (result.outcome == Outcome::kResident)
     g_fault.watched.ends(g_fault.watched.take(region.address_of(page), state_.page_size), false);
   state_.evictor->wake_if_low();
-  if (!first_touch && begun.outcome != Outcome::kBusy) read_ahead(region, page, ahead, begun.pages);
+  if (!first_touch && result.outcome != Outcome::kBusy) read_ahead(region, page, ahead, result.pages);
   return true;
 }
 
 // Plans what to bring in with a page: as advised for its range, else by the thread's stream.
-Ahead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch) {
+ReadAhead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch) {
   switch (region.access_of(page)) {
     case Access::kNormal:
       return streams_.on_fault(thread_id, &region, page.value, first_touch);
@@ -134,7 +134,7 @@ Ahead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bo
 
 // Starts to read the rest of a window, of which `taken` pages have been begun: further runs of a
 // sequence, or the next steps of a stride.
-void Answerer::read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken) {
+void Answerer::read_ahead(Region& region, PageIndex page, const ReadAhead& ahead, unsigned taken) {
   const int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
   for (unsigned covered = taken; covered < ahead.window;) {
     const uint64_t next =
@@ -142,12 +142,12 @@ void Answerer::read_ahead(Region& region, PageIndex page, const Ahead& ahead, un
     if (next >= region.pages) break;
     const PageWord there = region.table.peek(next);
     if (there.state() == PageState::kEmpty) break;
-    Begun begun;
+    FillResult result;
     if (there.state() == PageState::kEvicted)
       begun = resolver_.start_read(region, PageIndex(next), there,
                                    {step == 0 ? ahead.window - covered : 1, kHeatReadAhead});
-    if (begun.outcome == Outcome::kNoRoom) break;
-    covered += begun.pages != 0 ? begun.pages : 1;
+    if (result.outcome == Outcome::kNoRoom) break;
+    covered += result.pages != 0 ? result.pages : 1;
   }
 }
 
@@ -160,8 +160,7 @@ void Answerer::check_resident(Region& region, PageIndex page) {
   const PageWord seen = region.table.peek(page.value);
   if (seen.state() == PageState::kResident && region.table.lock(page.value, seen)) {
     const bool dropped = install(state_, address, zero_run(), 1).outcome == Installed::kDone;
-    if (dropped && test_switches.installed_delay_us != 0)
-      sys::sleep_ns(test_switches.installed_delay_us * 1000);
+    if (dropped) sys::test_delay(test_switches.installed_delay_us);
     // It stays charged and resident. Its slot does not hold the zeros.
     const Slot slot = dropped ? kNoSlot : seen.slot();
     // It is not known to be exclusive, as the epoch was not read before the copy.

@@ -24,8 +24,8 @@ class Answerer {
   void check_resident(Region& region, PageIndex page);
   bool check_guard(Region& region, PageIndex page, PageWord was);
   void mark_lost(Region& region, PageIndex page, PageWord seen);
-  Ahead ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch);
-  void read_ahead(Region& region, PageIndex page, const Ahead& ahead, unsigned taken);
+  ReadAhead ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch);
+  void read_ahead(Region& region, PageIndex page, const ReadAhead& ahead, unsigned taken);
   bool may_pass_budget(int thread_id);
   bool is_forking(int thread_id) const;
 

@@ -113,7 +113,7 @@ int pages_of(const PagerState& state, const void* address, size_t bytes, bool in
 namespace {
 
 // Backs off: each pause is a quarter of the time waited so far.
-class Patience {
+class Backoff {
  public:
   void wait() {
     const uint64_t now = sys::now_ns();
@@ -140,24 +140,24 @@ struct Pass {
       false;  // stopped: no command ring can be made (no descriptor or address space left)
 };
 
-// Begins to bring in a page: a row for each state of its word. 0 or the page's error; *begun is
+// Begins to bring in a page: a row for each state of its word. 0 or the page's error; *result is
 // unchanged where nothing is begun.
 int begin_page(PagerState& state, Resolver& r, Region& region, PageIndex page, Want want,
-               const Demand& demand, Begun* begun) {
+               const FillRequest& request, FillResult* result) {
   const TableScope scope;
   const PageWord seen = region.table.peek(page.value);
   switch (seen.state()) {
     case PageState::kEmpty:
-      if (want == Want::kTouch) *begun = zero_fill(state, region, page, demand);
+      if (want == Want::kTouch) *result = zero_fill(state, region, page, request);
       return 0;
     case PageState::kInFrame:
-      *begun = r.from_frame(region, page, seen, demand);
+      *result = r.from_frame(region, page, seen, request);
       return 0;
     case PageState::kEvicted:
-      *begun = r.start_read(region, page, seen, demand);
+      *result = r.start_read(region, page, seen, request);
       return 0;
     case PageState::kBusy:
-      *begun = {set_waiter(region, page, seen) ? Outcome::kBusy : Outcome::kChanged};
+      *result = {set_waiter(region, page, seen) ? Outcome::kBusy : Outcome::kChanged};
       return 0;
     case PageState::kResident:
       return 0;
@@ -177,17 +177,17 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
     if (want == Want::kRead) page = range.region->table.next_used(page, range.end);
     if (page == range.end) break;
     const uint64_t left = range.end - page;
-    const Demand demand{static_cast<unsigned>(std::min<uint64_t>(left, kReadRunMax)), kHeatFault};
-    Begun begun{Outcome::kResident, 0};
+    const FillRequest request{static_cast<unsigned>(std::min<uint64_t>(left, kReadRunMax)), kHeatFault};
+    FillResult result{Outcome::kResident, 0};
     if (const int error =
-            begin_page(state, r, *range.region, PageIndex(page), want, demand, &begun);
+            begin_page(state, r, *range.region, PageIndex(page), want, request, &result);
         error < 0)
       rc = error;
-    switch (begun.outcome) {
+    switch (result.outcome) {
       case Outcome::kResident:
       case Outcome::kStarted:
-        page += begun.pages != 0 ? begun.pages : 1;
-        if (begun.pages != 0 && ++pass->begun % 16 == 0) (void)r.progress(false, 0);
+        page += result.pages != 0 ? result.pages : 1;
+        if (result.pages != 0 && ++pass->begun % 16 == 0) (void)r.progress(false, 0);
         break;
       case Outcome::kChanged:
         break;
@@ -266,22 +266,22 @@ int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, 
     return bring_in_by_faults(state, ranges, count, want);
   int rc = 0;
   Pass pass;
-  Patience patience;
+  Backoff backoff;
   for (unsigned busy_rounds = 0;;) {
     const int one = bring_in_some(state, ranges, count, want, &pass);
     if (one < 0 && rc == 0) rc = one;
-    if (pass.begun != 0) patience.renew();
+    if (pass.begun != 0) backoff.renew();
     pass.begun = 0;
     if (pass.no_ring || ((pass.no_room || rc < 0) && !descriptors_in_place(state)))
       return bring_in_by_faults(state, ranges, count, want);
     if (pass.no_room) {
-      if (want == Want::kRead && patience.lasted_ns() > kHintNs) return rc;
-      patience.wait();
+      if (want == Want::kRead && backoff.lasted_ns() > kHintNs) return rc;
+      backoff.wait();
       continue;
     }
     if (!pass.busy || want == Want::kRead || rc < 0) return rc;
     pass = {};
-    ++busy_rounds < kYields ? sys::yield_cpu() : patience.wait();
+    ++busy_rounds < kYields ? sys::yield_cpu() : backoff.wait();
   }
 }
 

@@ -99,9 +99,9 @@ int Resolver::watch(int fd, uint64_t tag) {
 }
 
 // The page's content is still in a frame: copies it back.
-Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand) {
+FillResult Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const FillRequest& request) {
   Reservation room(state_.account);
-  if (!room.take(1, demand.keep_free)) return {Outcome::kNoRoom};
+  if (!room.take(1, request.keep_free)) return {Outcome::kNoRoom};
   if (!region.table.lock(page.value, seen)) return {Outcome::kChanged};
   FramePool& frames = state_.frames;
   uint32_t id = seen.index();
@@ -110,7 +110,7 @@ Begun Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const 
   const sys::Section::Inside releasing(releases_);
   const bool guarded = fork_guards(state_);
   const Installed outcome = install(state_, address, frames.memory(id), 1, guarded).outcome;
-  if (test_switches.installed_delay_us != 0) sys::sleep_ns(test_switches.installed_delay_us * 1000);
+  sys::test_delay(test_switches.installed_delay_us);
   const bool there = outcome == Installed::kThere;
   if (outcome != Installed::kDone && !there) {
     release_page(state_, region, page, seen,
@@ -147,10 +147,10 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
   return n;
 }
 
-Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const Demand& demand) {
+FillResult Resolver::start_read(Region& region, PageIndex page, PageWord seen, const FillRequest& request) {
   if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return {Outcome::kNoRoom};
   auto run = static_cast<unsigned>(
-      std::min<uint64_t>({demand.run, kReadRunMax, region.pages - page.value}));
+      std::min<uint64_t>({request.run, kReadRunMax, region.pages - page.value}));
   int first = window_.take(run);
   while (first < 0 && run > 1) {
     run /= 2;
@@ -159,11 +159,11 @@ Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const 
   if (first < 0) return {Outcome::kNoRoom};
   const auto window = static_cast<unsigned>(first);
   Reservation room(state_.account);
-  if (run > 1 && !room.take(run, demand.keep_free + state_.evictor->low_water() / 2)) {
+  if (run > 1 && !room.take(run, request.keep_free + state_.evictor->low_water() / 2)) {
     window_.give(window + 1, run - 1);
     run = 1;
   }
-  if (room.pages() == 0 && !room.take(1, demand.keep_free)) {
+  if (room.pages() == 0 && !room.take(1, request.keep_free)) {
     window_.give(window, 1);
     return {Outcome::kNoRoom};
   }
@@ -178,8 +178,8 @@ Begun Resolver::start_read(Region& region, PageIndex page, PageWord seen, const 
                  static_cast<uint16_t>(locked),
                  static_cast<uint16_t>(window),
                  static_cast<uint8_t>(seen.lun()),
-                 static_cast<uint8_t>(demand.heat),
-                 demand.fault,
+                 static_cast<uint8_t>(request.heat),
+                 request.fault,
                  0,
                  seen.slot(),
                  {window_.at(window), locked * state_.page_size}};
@@ -371,8 +371,7 @@ void Resolver::install_read(ReadOp& op, unsigned from, unsigned count) {
         step = 1;
         break;
       case Installed::kDone:
-        if (test_switches.installed_delay_us != 0)
-          sys::sleep_ns(test_switches.installed_delay_us * 1000);
+        sys::test_delay(test_switches.installed_delay_us);
         for (unsigned i = 0; i < run.pages; ++i) unlock_installed(op, at + i, false, epoch);
         if (guarded) fork_guard_lift(state_, address, run.pages * state_.page_size);
         count_evicted(-static_cast<int64_t>(run.pages));

@@ -5,7 +5,7 @@
 //
 // It has one function for each state from which a page comes in. The caller looks at the page's
 // word and calls the function for its state: Answerer::answer_missing for a fault, bring_in.cpp for
-// the next page of a range. The functions return an Outcome (demand.h). Empty pages are filled by
+// the next page of a range. The functions return an Outcome (fill_request.h). Empty pages are filled by
 // zero_fill.h, without a resolver.
 //
 // Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is
@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "pager/fault/demand.h"
+#include "pager/fault/fill_request.h"
 #include "pager/fault/read_window.h"
 #include "pager/state/install.h"
 #include "pager/state/state.h"
@@ -45,10 +45,10 @@ class Resolver {
 
   // A function for each state from which `page` comes in. Its word was `seen` a moment ago.
   // kInFrame: installs this page.
-  Begun from_frame(Region& region, PageIndex page, PageWord seen, const Demand& demand);
+  FillResult from_frame(Region& region, PageIndex page, PageWord seen, const FillRequest& request);
   // kEvicted: begins to read it, with the pages behind it whose slots are consecutive. The next
   // progress() submits the read.
-  Begun start_read(Region& region, PageIndex page, PageWord seen, const Demand& demand);
+  FillResult start_read(Region& region, PageIndex page, PageWord seen, const FillRequest& request);
 
   // Submits the reads that were begun, and installs finished ones. wait: for at least one response,
   // or until the timeout. Returns the number of responses handled.

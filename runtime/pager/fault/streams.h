@@ -14,14 +14,14 @@
 
 namespace lunar {
 
-struct Ahead {
+struct ReadAhead {
   int64_t stride = 1;   // pages
   unsigned window = 1;  // pages to bring in, the faulting one included
 };
 
 class Streams {
  public:
-  Ahead on_fault(int thread_id, const Region* region, uint64_t page, bool first_touch) {
+  ReadAhead on_fault(int thread_id, const Region* region, uint64_t page, bool first_touch) {
     uint32_t key = static_cast<uint32_t>(thread_id) * 2 + (first_touch ? 1 : 0);
     Entry* entry = nullptr;
     uint32_t at = (key * 2654435761u) >> 26;  // 64 entries

@@ -59,12 +59,12 @@ unsigned fill_run(const PagerState& state, const Region& region, PageIndex page,
 
 // Locks empty pages from `page` on, at most `run`, and charges their LUN space if it is charged at
 // first touch. Returns how many.
-unsigned lock_empty(PagerState& state, Region& region, PageIndex page, const Demand& demand,
+unsigned lock_empty(PagerState& state, Region& region, PageIndex page, const FillRequest& request,
                     unsigned run) {
-  const bool on_touch = region.on_touch, is_needed = demand.heat != kHeatReadAhead;
+  const bool on_touch = region.on_touch, is_needed = request.heat != kHeatReadAhead;
   for (unsigned locked = 0; locked < run; ++locked) {
     const uint64_t at = page.value + locked;
-    if (const int rc = table_reach(state, region, at, at + 1, demand.keep_free); rc < 0) {
+    if (const int rc = table_reach(state, region, at, at + 1, request.keep_free); rc < 0) {
       if (rc == -ENOMEM && locked == 0 && is_needed && g_tables_out.for_a_while())
         fatal(
             "the page tables take all that they may of the DRAM budget: there is no room for that "
@@ -118,7 +118,7 @@ void settle_filled(PagerState& state, Region& region, PageIndex page, uint16_t e
 // Fills locked pages with zeros and releases them. Returns how many; the others are empty again.
 unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned locked,
                      Reservation& room) {
-  if (test_switches.reach_delay_us != 0) sys::sleep_ns(test_switches.reach_delay_us * 1000);
+  sys::test_delay(test_switches.reach_delay_us);
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);
     const uint16_t epoch = exclusive_epoch(state);
@@ -130,7 +130,7 @@ unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned
         leave_empty(state, region, PageIndex(page.value + locked - 1), Wake::kWaiters);
       continue;
     }
-    if (test_switches.release_delay_us != 0) sys::sleep_ns(test_switches.release_delay_us * 1000);
+    sys::test_delay(test_switches.release_delay_us);
     const bool there = run.outcome == Installed::kThere;
     const unsigned filled = run.outcome == Installed::kDone ? run.pages : 1;
     if (run.outcome == Installed::kGone) {
@@ -155,8 +155,8 @@ const char* zero_run() {
   return zeros;
 }
 
-Begun zero_fill(PagerState& state, Region& region, PageIndex page, const Demand& demand) {
-  const unsigned wanted = demand.fault ? fill_run(state, region, page, demand.run) : 1;
+FillResult zero_fill(PagerState& state, Region& region, PageIndex page, const FillRequest& request) {
+  const unsigned wanted = request.fault ? fill_run(state, region, page, request.run) : 1;
   auto run =
       static_cast<unsigned>(std::min<uint64_t>({wanted, kZeroPages, region.pages - page.value}));
   bool foreign = false;
@@ -165,9 +165,9 @@ Begun zero_fill(PagerState& state, Region& region, PageIndex page, const Demand&
       static_cast<size_t>(state.foreign.run(at, at + run * state.page_size, &foreign) - at) >>
       state.page_shift);
   Reservation room(state.account);
-  while (run > 1 && !room.take(run, demand.keep_free + state.evictor->low_water() / 2)) run /= 2;
-  const bool has_room = run > 1 || room.take(1, demand.keep_free);
-  const unsigned locked = has_room ? lock_empty(state, region, page, demand, run) : 0;
+  while (run > 1 && !room.take(run, request.keep_free + state.evictor->low_water() / 2)) run /= 2;
+  const bool has_room = run > 1 || room.take(1, request.keep_free);
+  const unsigned locked = has_room ? lock_empty(state, region, page, request, run) : 0;
   room.shrink(locked);
   const unsigned filled = locked == 0 ? 0 : fill_locked(state, region, page, locked, room);
   if (filled != 0) return {Outcome::kResident, filled};

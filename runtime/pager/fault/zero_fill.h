@@ -3,7 +3,7 @@
 // Threading: any thread that may use the pager's descriptors. Fault path: no allocation, no host
 // lock.
 #pragma once
-#include "pager/fault/demand.h"
+#include "pager/fault/fill_request.h"
 
 namespace lunar {
 
@@ -14,6 +14,6 @@ struct Region;
 const char* zero_run();
 
 // Makes `page` resident; for a fault, with empty pages behind it. kResident, kNoRoom or kChanged.
-Begun zero_fill(PagerState& state, Region& region, PageIndex page, const Demand& demand);
+FillResult zero_fill(PagerState& state, Region& region, PageIndex page, const FillRequest& request);
 
 }  // namespace lunar

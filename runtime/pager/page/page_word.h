@@ -78,6 +78,7 @@ struct PageWord {
   constexpr unsigned heat() const { return (raw >> kHeatShift) & kHeatMax; }
   constexpr unsigned lun() const { return (raw >> kLunShift) & 15; }
   constexpr uint16_t epoch() const { return static_cast<uint16_t>(raw >> kEpochShift); }
+  constexpr uint16_t eviction_time() const { return epoch(); }  // of kInFrame, kEvicted
   constexpr uint32_t index() const { return static_cast<uint32_t>(raw >> kIndexShift); }
   constexpr Slot slot() const { return Slot(index()); }
   constexpr bool has_slot() const { return index() != kNoSlot.value; }
@@ -113,6 +114,7 @@ struct PageWord {
   constexpr PageWord with_epoch(uint16_t e) const {
     return {(raw & ~(uint64_t{0xffff} << kEpochShift)) | (static_cast<uint64_t>(e) << kEpochShift)};
   }
+  constexpr PageWord with_eviction_time(uint16_t t) const { return with_epoch(t); }
   constexpr PageWord with_index(uint32_t i) const {
     return {(raw & 0xffffffffu) | (static_cast<uint64_t>(i) << kIndexShift)};
   }

@@ -19,13 +19,13 @@ constexpr int kThread = 4321;
 struct Walk {
   Streams streams;
   Region one, other;
-  Ahead fault(uint64_t page, int thread = kThread, bool first_touch = false) {
+  ReadAhead fault(uint64_t page, int thread = kThread, bool first_touch = false) {
     return streams.on_fault(thread, &one, page, first_touch);
   }
   // Faults of a reader that finds each window in memory: the next one is behind the last window.
   // Its last answer.
-  Ahead follow(uint64_t page, int64_t stride, unsigned faults, int thread = kThread) {
-    Ahead ahead;
+  ReadAhead follow(uint64_t page, int64_t stride, unsigned faults, int thread = kThread) {
+    ReadAhead ahead;
     for (unsigned i = 0; i < faults; ++i) {
       ahead = fault(page, thread);
       page += static_cast<uint64_t>(stride * static_cast<int64_t>(ahead.window));
@@ -49,7 +49,7 @@ TEST_CASE("a walk doubles its window up to 64 pages and stays there") {
     uint64_t page = 1'000'000;
     unsigned last = 0, most = 0;
     for (int i = 0; i < 20; ++i) {
-      const Ahead ahead = walk.fault(page);
+      const ReadAhead ahead = walk.fault(page);
       INFO("stride " << stride << ", fault " << i << ", window " << ahead.window << " after "
                      << last);
       REQUIRE(ahead.window >= 1);
@@ -73,7 +73,7 @@ TEST_CASE("a fault that the last window should have covered starts over") {
   // that a walk goes on.
   Walk inside;
   uint64_t page = 1000;
-  Ahead ahead;
+  ReadAhead ahead;
   for (int i = 0; i < 6; ++i, page += ahead.window) ahead = inside.fault(page);
   CHECK(ahead.window > 1);
   CHECK(inside.fault(page - 1).window == 1);
@@ -86,12 +86,12 @@ TEST_CASE("a walk goes on over pages that were in memory, as far as the slack") 
     for (const int beyond : {0, slack, slack + 1}) {
       Walk walk;
       uint64_t page = 1'000'000;
-      Ahead ahead;
+      ReadAhead ahead;
       for (int i = 0; i < 5;
            ++i, page += static_cast<uint64_t>(stride * static_cast<int64_t>(ahead.window)))
         ahead = walk.fault(page);
       REQUIRE(ahead.window > 1);
-      const Ahead after = walk.fault(page + static_cast<uint64_t>(stride * beyond));
+      const ReadAhead after = walk.fault(page + static_cast<uint64_t>(stride * beyond));
       INFO("stride " << stride << ", " << beyond << " steps beyond the window");
       CHECK(after.window == (beyond <= slack ? 2 * ahead.window : 1));
     }
@@ -101,7 +101,7 @@ TEST_CASE("a walk goes on over pages that were in memory, as far as the slack") 
 TEST_CASE("a step that is no multiple of the stride ends the walk") {
   Walk walk;
   uint64_t page = 9000;
-  Ahead ahead;
+  ReadAhead ahead;
   for (int i = 0; i < 4; ++i, page += 6 * ahead.window) ahead = walk.fault(page);
   REQUIRE(ahead.stride == 6);
   REQUIRE(ahead.window > 1);
@@ -116,7 +116,7 @@ TEST_CASE("the same page again is no walk") {
 TEST_CASE("a filling run and a reading run of one thread do not disturb each other") {
   Walk walk;
   uint64_t read_at = 10'000, fill_at = 90'000'000;
-  Ahead reading, filling;
+  ReadAhead reading, filling;
   for (int i = 0; i < 12; ++i) {
     reading = walk.fault(read_at, kThread, false);
     filling = walk.fault(fill_at, kThread, true);
@@ -133,7 +133,7 @@ TEST_CASE("threads do not disturb each other, and one that moved to another regi
   CHECK(walk.fault(77, 2).window == 1);
   Walk two;
   uint64_t page = 0;
-  Ahead ahead;
+  ReadAhead ahead;
   for (int i = 0; i < 10; ++i, page += ahead.window)
     ahead = two.streams.on_fault(kThread, &two.one, page, false);
   REQUIRE(ahead.window == kWindowMax);
@@ -144,7 +144,7 @@ TEST_CASE("threads do not disturb each other, and one that moved to another regi
 TEST_CASE("more threads than entries: the walks that are at work keep theirs") {
   Walk walk;
   uint64_t page = 1000;
-  Ahead ahead;
+  ReadAhead ahead;
   for (int i = 0; i < 200; ++i, page += ahead.window) {
     ahead = walk.fault(page);
     walk.fault(static_cast<uint64_t>(i) * 100'000, 100'000 + i);  // each of these once
@@ -159,7 +159,8 @@ TEST_CASE(
   constexpr int kFaults = 100'000;
   uint64_t ahead = 0;
   for (int i = 0; i < kFaults; ++i) {
-    const Ahead got = walk.fault(random() % (uint64_t{1} << 24), static_cast<int>(random() % 4));
+    const ReadAhead got =
+        walk.fault(random() % (uint64_t{1} << 24), static_cast<int>(random() % 4));
     REQUIRE(got.window >= 1);
     REQUIRE(got.window <= kWindowMax);
     REQUIRE(got.stride != 0);

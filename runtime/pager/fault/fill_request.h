@@ -16,12 +16,12 @@ enum class Outcome : uint8_t {
   kChanged,   // its word has changed: look again
 };
 
-struct Begun {
+struct FillResult {
   Outcome outcome = Outcome::kChanged;
   unsigned pages = 0;  // kResident, kStarted: how many, from the page on
 };
 
-struct Demand {
+struct FillRequest {
   unsigned run = 1;  // most pages to bring in, from the page on
   unsigned heat = 0;
   bool fault = false;                  // a thread waits for this page
