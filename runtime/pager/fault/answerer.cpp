@@ -59,67 +59,82 @@ bool Answerer::answer(const sys::UffdMessage& message, bool again) {
              : answer_missing(*region, region->page_of(address), message.thread_id);
 }
 
-// A page that is not there: a row for each state of its word. A row that finds that the word has
-// changed looks again.
+// A message for a missing page.
 bool Answerer::answer_missing(Region& region, PageIndex page, int thread_id) {
-  FillRequest request{1, kHeatFault, true};
-  ReadAhead ahead;
-  bool looked = false, first_touch = false;
-  const auto look_ahead =
-      [&](bool first) {  // once a fault: to a stream, the same page again is its end
-        if (looked) return;
-        looked = true;
-        first_touch = first;
-        ahead = ahead_of(region, page, thread_id, first);
-        if (ahead.stride == 1) request.run = ahead.window;
-      };
+  Missing fault{region, page, thread_id};
   FillResult result;
   while (result.outcome == Outcome::kChanged) {
-    const PageWord seen = region.table.peek(page.value);
-    switch (seen.state()) {
-      case PageState::kEmpty:
-        look_ahead(true);
-        begun = zero_fill(state_, region, page, request);
-        break;
-      case PageState::kInFrame:
-        look_ahead(false);
-        begun = resolver_.from_frame(region, page, seen, request);
-        break;
-      case PageState::kEvicted:
-        look_ahead(false);
-        begun = resolver_.start_read(region, page, seen, request);
-        break;
-      case PageState::kBusy:
-        look_ahead(false);
-        begun = {set_waiter(region, page, seen) ? Outcome::kBusy : Outcome::kChanged};
-        break;
-      case PageState::kResident:
-        check_resident(region, page);
-        return true;
-      case PageState::kGuard:
-        if (region.table.lock(page.value, seen) && check_guard(region, page, seen)) return true;
-        break;
-      case PageState::kPoisoned:
-        mark_lost(region, page, seen);
-        return true;
-    }
-    if (result.outcome == Outcome::kNoRoom && request.keep_free >= 0 && may_pass_budget(thread_id)) {
-      request.run = 1;
-      request.keep_free = INT32_MIN;
-      begun = {};
+    const std::optional<FillResult> resolved = resolve(fault);
+    if (!resolved.has_value()) return true;
+    result = *resolved;
+    if (result.outcome == Outcome::kNoRoom && fault.request.keep_free >= 0 &&
+        may_pass_budget(thread_id)) {
+      fault.request.run = 1;
+      fault.request.keep_free = INT32_MIN;
+      result = {};
     }
   }
   if (result.outcome == Outcome::kNoRoom) return false;
-  if (result.outcome == Outcome::kBusy) g_fault.watched.is_in_other_hands();
-  if (result.outcome == Outcome::kResident)
-    g_fault.watched.ends(g_fault.watched.take(region.address_of(page), state_.page_size), false);
-  state_.evictor->wake_if_low();
-  if (!first_touch && result.outcome != Outcome::kBusy) read_ahead(region, page, ahead, result.pages);
+  after_answer(fault, result);
   return true;
 }
 
+// A row for each state of the page's word. Nothing: the message is answered, and nothing was
+// brought in.
+std::optional<FillResult> Answerer::resolve(Missing& fault) {
+  Region& region = fault.region;
+  const PageIndex page = fault.page;
+  const PageWord seen = region.table.peek(page.value);
+  switch (seen.state()) {
+    case PageState::kEmpty:
+      plan(fault, true);
+      return zero_fill(state_, region, page, fault.request);
+    case PageState::kInFrame:
+      plan(fault, false);
+      return resolver_.from_frame(region, page, seen, fault.request);
+    case PageState::kEvicted:
+      plan(fault, false);
+      return resolver_.start_read(region, page, seen, fault.request);
+    case PageState::kBusy:
+      plan(fault, false);
+      return FillResult{set_waiter(region, page, seen) ? Outcome::kBusy : Outcome::kChanged};
+    case PageState::kResident:
+      check_resident(region, page);
+      return std::nullopt;
+    case PageState::kGuard:
+      if (region.table.lock(page.value, seen) && check_guard(region, page, seen))
+        return std::nullopt;
+      break;
+    case PageState::kPoisoned:
+      mark_lost(region, page, seen);
+      return std::nullopt;
+  }
+  return FillResult{};
+}
+
+// Plans the read-ahead, once a fault: to a stream, the same page again is its end.
+void Answerer::plan(Missing& fault, bool first_touch) {
+  if (fault.planned) return;
+  fault.planned = true;
+  fault.first_touch = first_touch;
+  fault.ahead = ahead_of(fault.region, fault.page, fault.thread_id, first_touch);
+  if (fault.ahead.stride == 1) fault.request.run = fault.ahead.window;
+}
+
+// The page is resident, being read, or busy.
+void Answerer::after_answer(const Missing& fault, const FillResult& result) {
+  if (result.outcome == Outcome::kBusy) g_fault.watched.is_in_other_hands();
+  if (result.outcome == Outcome::kResident)
+    g_fault.watched.ends(
+        g_fault.watched.take(fault.region.address_of(fault.page), state_.page_size), false);
+  state_.evictor->wake_if_low();
+  if (!fault.first_touch && result.outcome != Outcome::kBusy)
+    read_ahead(fault.region, fault.page, fault.ahead, result.pages);
+}
+
 // Plans what to bring in with a page: as advised for its range, else by the thread's stream.
-ReadAhead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id, bool first_touch) {
+ReadAhead Answerer::ahead_of(const Region& region, PageIndex page, int thread_id,
+                             bool first_touch) {
   switch (region.access_of(page)) {
     case Access::kNormal:
       return streams_.on_fault(thread_id, &region, page.value, first_touch);
@@ -144,8 +159,8 @@ void Answerer::read_ahead(Region& region, PageIndex page, const ReadAhead& ahead
     if (there.state() == PageState::kEmpty) break;
     FillResult result;
     if (there.state() == PageState::kEvicted)
-      begun = resolver_.start_read(region, PageIndex(next), there,
-                                   {step == 0 ? ahead.window - covered : 1, kHeatReadAhead});
+      result = resolver_.start_read(region, PageIndex(next), there,
+                                    {step == 0 ? ahead.window - covered : 1, kHeatReadAhead});
     if (result.outcome == Outcome::kNoRoom) break;
     covered += result.pages != 0 ? result.pages : 1;
   }

@@ -2,6 +2,8 @@
 // Answerer: answers a fault message. README.md has a row for each state of the page.
 // Threading: the handler's thread. Never waits: an answer that is not possible now is refused.
 #pragma once
+#include <optional>
+
 #include "pager/fault/resolver.h"
 #include "pager/fault/streams.h"
 #include "sys/uffd.h"
@@ -17,7 +19,18 @@ class Answerer {
   [[nodiscard]] bool answer(const sys::UffdMessage& message, bool again);
 
  private:
+  struct Missing {  // a fault on a missing page, while it is answered
+    Region& region;
+    PageIndex page;
+    int thread_id;
+    FillRequest request{1, kHeatFault, true};
+    ReadAhead ahead{};
+    bool planned = false, first_touch = false;
+  };
   bool answer_missing(Region& region, PageIndex page, int thread_id);
+  std::optional<FillResult> resolve(Missing& fault);
+  void plan(Missing& fault, bool first_touch);
+  void after_answer(const Missing& fault, const FillResult& result);
   bool answer_protected(Region& region, PageIndex page, int thread_id);
   void answer_outside(const sys::UffdMessage& message);
   void answer_evictor(const sys::UffdMessage& message);

@@ -177,7 +177,8 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
     if (want == Want::kRead) page = range.region->table.next_used(page, range.end);
     if (page == range.end) break;
     const uint64_t left = range.end - page;
-    const FillRequest request{static_cast<unsigned>(std::min<uint64_t>(left, kReadRunMax)), kHeatFault};
+    const FillRequest request{static_cast<unsigned>(std::min<uint64_t>(left, kReadRunMax)),
+                              kHeatFault};
     FillResult result{Outcome::kResident, 0};
     if (const int error =
             begin_page(state, r, *range.region, PageIndex(page), want, request, &result);

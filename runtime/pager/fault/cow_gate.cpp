@@ -74,51 +74,88 @@ void gate_close(PagerState& state) {
   kept_pages_gate_closed();
 }
 
-Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, bool force) {
-  PageWord was[kLiftMax];
+namespace {
+
+// Pages that are locked to lift their protection, and their words from before.
+struct LiftRun {
+  Region& region;
+  uint64_t first;
+  unsigned count = 0;
+  PageWord was[kLiftMax] = {};
+
+  char* address(unsigned i) const { return region.address_of(PageIndex(first + i)); }
+  void release(PagerState& state, unsigned i) const {
+    release_page(state, region, PageIndex(first + i), was[i]);
+  }
+};
+
+// Locks the first page. kLifted: it is locked; else the result of gate_lift.
+Lift lock_first(LiftRun& run) {
   for (;;) {
-    was[0] = region.table.peek(page.value);
-    if (was[0].state() == PageState::kBusy) {
-      if (set_waiter(region, page, was[0])) return Lift::kBusy;
+    const PageWord seen = run.region.table.peek(run.first);
+    if (seen.state() == PageState::kBusy) {
+      if (set_waiter(run.region, PageIndex(run.first), seen)) return Lift::kBusy;
       continue;
     }
-    if (was[0].state() != PageState::kResident) return Lift::kNotThere;
-    if (region.table.lock(page.value, was[0])) break;
+    if (seen.state() != PageState::kResident) return Lift::kNotThere;
+    if (!run.region.table.lock(run.first, seen)) continue;
+    run.was[run.count++] = seen;
+    return Lift::kLifted;
   }
-  int64_t spare = state.account.free_pages() / kLiftShare;
-  unsigned want = force || spare < 1 ? 1
-                  : spare > kLiftMax || state.account.shared_pages() == 0
-                      ? kLiftMax
-                      : static_cast<unsigned>(spare);
-  unsigned count = 1;
-  for (; count < want && page.value + count < region.pages; ++count) {
-    was[count] = region.table.peek(page.value + count);
-    if (was[count].state() != PageState::kResident ||
-        !region.table.lock(page.value + count, was[count]))
-      break;
+}
+
+// How many pages may be lifted together.
+unsigned lift_limit(const PagerState& state, bool force) {
+  const int64_t spare = state.account.free_pages() / kLiftShare;
+  if (force || spare < 1) return 1;
+  if (state.account.shared_pages() == 0) return kLiftMax;
+  return static_cast<unsigned>(std::min<int64_t>(spare, kLiftMax));
+}
+
+// Locks the resident pages behind the first one, up to `limit` in all.
+void lock_following(LiftRun& run, unsigned limit) {
+  while (run.count < limit && run.first + run.count < run.region.pages) {
+    const uint64_t page = run.first + run.count;
+    const PageWord seen = run.region.table.peek(page);
+    if (seen.state() != PageState::kResident || !run.region.table.lock(page, seen)) return;
+    run.was[run.count++] = seen;
   }
-  bool room = false;
+}
+
+// Takes room for the copies of all pages, else of the first one alone, and releases the others. A
+// page that only this process maps is written in place.
+bool take_room(PagerState& state, LiftRun& run, int pagemap, bool force) {
   for (;;) {
-    int64_t shared = count_shared(region, page.value, count, pagemap);
+    const int64_t shared = count_shared(run.region, run.first, run.count, pagemap);
     if (force) state.account.unshare_always(shared);
-    // A page that only this process has is written in place.
-    room = force || shared == 0 || state.account.unshare(shared, kKeepFreePages);
-    if (room || count == 1) break;
-    while (count > 1) {
-      --count;
-      release_page(state, region, PageIndex(page.value + count), was[count]);
-    }
+    if (force || shared == 0 || state.account.unshare(shared, kKeepFreePages)) return true;
+    if (run.count == 1) return false;
+    while (run.count > 1) run.release(state, --run.count);
   }
-  // The protection goes before the words do: the next eviction of the page finds its true state.
-  bool lifted = room && lift(state, region.address_of(page), count << state.page_shift);
-  if (room && !lifted) {
-    lifted = lift(state, region.address_of(page), state.page_size);
-    for (unsigned i = 1; i < count; ++i)
-      (void)lift(state, region.address_of(PageIndex(page.value + i)), state.page_size);
-  }
-  for (unsigned i = 0; i < count; ++i)
-    release_page(state, region, PageIndex(page.value + i), was[i]);
-  return !room ? Lift::kNoRoom : lifted ? Lift::kLifted : Lift::kNotThere;
+}
+
+// Lifts the protection of all pages, one by one if a border of the kernel's maps is inside. False:
+// the first page's place is no longer registered.
+bool lift_run(PagerState& state, const LiftRun& run) {
+  if (lift(state, run.address(0), run.count << state.page_shift)) return true;
+  const bool lifted = lift(state, run.address(0), state.page_size);
+  for (unsigned i = 1; i < run.count; ++i) (void)lift(state, run.address(i), state.page_size);
+  return lifted;
+}
+
+}  // namespace
+
+Lift gate_lift(PagerState& state, Region& region, PageIndex page, int pagemap, bool force) {
+  LiftRun run{region, page.value};
+  if (const Lift locked = lock_first(run); locked != Lift::kLifted) return locked;
+  lock_following(run, lift_limit(state, force));
+  const bool room = take_room(state, run, pagemap, force);
+  // The protection is lifted before the words are released: the next eviction finds the page's true
+  // state.
+  const bool lifted = room && lift_run(state, run);
+  for (unsigned i = 0; i < run.count; ++i) run.release(state, i);
+  if (!room) return Lift::kNoRoom;
+  return lifted ? Lift::kLifted : Lift::kNotThere;
 }
 
 bool fork_guards(const PagerState& state) {

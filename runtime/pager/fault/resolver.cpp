@@ -99,7 +99,8 @@ int Resolver::watch(int fd, uint64_t tag) {
 }
 
 // The page's content is still in a frame: copies it back.
-FillResult Resolver::from_frame(Region& region, PageIndex page, PageWord seen, const FillRequest& request) {
+FillResult Resolver::from_frame(Region& region, PageIndex page, PageWord seen,
+                                const FillRequest& request) {
   Reservation room(state_.account);
   if (!room.take(1, request.keep_free)) return {Outcome::kNoRoom};
   if (!region.table.lock(page.value, seen)) return {Outcome::kChanged};
@@ -147,7 +148,8 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
   return n;
 }
 
-FillResult Resolver::start_read(Region& region, PageIndex page, PageWord seen, const FillRequest& request) {
+FillResult Resolver::start_read(Region& region, PageIndex page, PageWord seen,
+                                const FillRequest& request) {
   if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return {Outcome::kNoRoom};
   auto run = static_cast<unsigned>(
       std::min<uint64_t>({request.run, kReadRunMax, region.pages - page.value}));

@@ -5,8 +5,8 @@
 //
 // It has one function for each state from which a page comes in. The caller looks at the page's
 // word and calls the function for its state: Answerer::answer_missing for a fault, bring_in.cpp for
-// the next page of a range. The functions return an Outcome (fill_request.h). Empty pages are filled by
-// zero_fill.h, without a resolver.
+// the next page of a range. The functions return an Outcome (fill_request.h). Empty pages are
+// filled by zero_fill.h, without a resolver.
 //
 // Threading: used by one thread. Fault path: no allocation, no host lock, and tiered memory is
 // touched only through userfaultfd.

@@ -155,7 +155,8 @@ const char* zero_run() {
   return zeros;
 }
 
-FillResult zero_fill(PagerState& state, Region& region, PageIndex page, const FillRequest& request) {
+FillResult zero_fill(PagerState& state, Region& region, PageIndex page,
+                     const FillRequest& request) {
   const unsigned wanted = request.fault ? fill_run(state, region, page, request.run) : 1;
   auto run =
       static_cast<unsigned>(std::min<uint64_t>({wanted, kZeroPages, region.pages - page.value}));
