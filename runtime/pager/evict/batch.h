@@ -14,19 +14,28 @@ namespace lunar {
 constexpr unsigned kBatchPages = 64;
 
 struct Victim {
+  enum class Outcome : uint8_t {
+    kStays,     // it was not taken
+    kStaysHot,  // it could not be taken (locked, pinned): left alone for a while
+    kDropped,   // nothing maps it any more, and its content is in its frame
+    kGuard,     // dropped: a guard page that the program made by a raw call
+  };
+  // Which write protection keeps it from being made exclusive or moved.
+  enum class Protection : uint8_t {
+    kNone,     // none that is known
+    kProgram,  // its mapping is not writable
+    kEvictor,  // the evictor has write-protected it to copy it
+  };
   Region* region = nullptr;  // null: it is no longer in the batch
   PageIndex page{};
   PageWord word{};  // before busy
   uint32_t frame = UINT32_MAX;
-  bool dropped = false;
-  bool maybe_shared = false;  // another process may share the page: dropping it frees nothing
-  bool stuck = false;         // this page itself could not be taken (locked, pinned)
-  // cannot be made exclusive, or moved, while it is not writable
-  bool unwritable = false;
-  bool guard = false;            // a guard page that the program made by a raw call
-  bool protected_by_us = false;  // write-protected by the evictor, and copied
+  Outcome outcome = Outcome::kStays;
+  Protection protection = Protection::kNone;
+  bool may_be_shared = false;  // with another process: dropping it frees nothing
 
   char* address() const { return region->address_of(page); }
+  bool is_dropped() const { return outcome == Outcome::kDropped || outcome == Outcome::kGuard; }
 };
 
 struct Batch {

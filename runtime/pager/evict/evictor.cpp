@@ -41,6 +41,7 @@ int Evictor::open(uint32_t frame_count) {
   range_region_.store(nullptr);
   chooser_.reset();
   batch_.count = 0;
+  going_ = false;
   return 0;
 }
 
@@ -81,33 +82,49 @@ void Evictor::wake_if_low() {
 void Evictor::run() {
   state_.services.evictor_tid.store(sys::thread_id());
   taker_.attach();
-  bool going = false;
   for (;;) {
-    if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
-      rest_until_resumed();
-      continue;  // another pause may have begun, and have seen this thread rest: look again
-    }
-    const uint32_t seen = state_.account.pressure();
-    hand_over_room(state_, false);
-    (void)writer_.reap(false);
-    if (writer_.has_failed()) writer_.rewrite_failed();
-    if (range_region_.load(std::memory_order_acquire) != nullptr) {
-      evict_of_range();
-      continue;
-    }
-    const int64_t free = state_.account.free_pages();
-    going = (going && free < static_cast<int64_t>(high_water_) && state_.account.above_share()) ||
-            should_evict();
-    if (!going) {
-      sleep_or_reap(seen);
-    } else if (chooser_.choose(batch_, taker_.limit()) && evict() != 0) {
-      nothing_ns_ = kNothingFirstNs;
-    } else if (pause_requests_.load() == 0) {
-      // nothing can be evicted now: waits until DRAM is given back, or for some time
-      state_.account.wait_pressure(seen, nothing_ns_);
-      if (nothing_ns_ < kNothingMostNs) nothing_ns_ *= 2;
+    uint32_t pressure_seen = 0;
+    switch (next_action(&pressure_seen)) {
+      case Action::kRest:
+        rest_until_resumed();
+        break;
+      case Action::kEvictRange:
+        evict_of_range();
+        break;
+      case Action::kEvict:
+        evict_or_wait(pressure_seen);
+        break;
+      case Action::kSleep:
+        sleep_or_reap(pressure_seen);
+        break;
     }
   }
+}
+
+// Decides what to do next. Handles finished writes unless it rests. A pause that has ended is
+// looked at again, because another one may have begun, and have seen this thread rest.
+Evictor::Action Evictor::next_action(uint32_t* pressure_seen) {
+  if (pause_requests_.load(std::memory_order_seq_cst) != 0) return Action::kRest;
+  *pressure_seen = state_.account.pressure();
+  hand_over_room(state_, false);
+  (void)writer_.reap(false);
+  if (writer_.has_failed()) writer_.rewrite_failed();
+  if (range_region_.load(std::memory_order_acquire) != nullptr) return Action::kEvictRange;
+  const int64_t free = state_.account.free_pages();
+  going_ = (going_ && free < static_cast<int64_t>(high_water_) && state_.account.above_share()) ||
+           should_evict();
+  return going_ ? Action::kEvict : Action::kSleep;
+}
+
+// Evicts a batch. If nothing can be evicted now, waits until DRAM is given back, or for some time.
+void Evictor::evict_or_wait(uint32_t pressure_seen) {
+  if (chooser_.choose(batch_, taker_.limit()) && evict() != 0) {
+    nothing_ns_ = kNothingFirstNs;
+    return;
+  }
+  if (pause_requests_.load() != 0) return;
+  state_.account.wait_pressure(pressure_seen, nothing_ns_);
+  if (nothing_ns_ < kNothingMostNs) nothing_ns_ *= 2;
 }
 
 void Evictor::rest_until_resumed() {
@@ -185,16 +202,21 @@ unsigned Evictor::evict() {
 // Settles each victim of the batch: resident again if it was not dropped, else empty, clean or to
 // be written.
 void Evictor::settle() {
-  int64_t dropped = 0, maybe_shared = 0, in_frames = 0;
+  int64_t dropped = 0, may_be_shared = 0, in_frames = 0;
   for (Victim& victim : batch_) {
-    if (victim.dropped) {
-      victim.region->note_resident(victim.page, -1);
-      ++dropped;
-      maybe_shared += victim.maybe_shared;
-      continue;
+    switch (victim.outcome) {
+      case Victim::Outcome::kDropped:
+      case Victim::Outcome::kGuard:
+        victim.region->note_resident(victim.page, -1);
+        ++dropped;
+        may_be_shared += victim.may_be_shared;
+        break;
+      case Victim::Outcome::kStays:
+      case Victim::Outcome::kStaysHot:
+        frames_.put_free(victim.frame);
+        keep(state_, victim, victim.outcome == Victim::Outcome::kStaysHot ? kHeatHot : 0);
+        break;
     }
-    frames_.put_free(victim.frame);
-    keep(state_, victim, victim.stuck ? kHeatHot : 0);  // locked, pinned: left alone for a while
   }
   batch_.close_gaps();
   // Once for the whole batch: handlers write to these two counters at each fault.
@@ -202,8 +224,8 @@ void Evictor::settle() {
   count_evicted(dropped);
   counters().evictions.add(static_cast<uint64_t>(dropped));
   advance_time(dropped);
-  state_.account.give_maybe_shared(maybe_shared);
-  state_.account.give(dropped - maybe_shared);
+  state_.account.give_maybe_shared(may_be_shared);
+  state_.account.give(dropped - may_be_shared);
   hand_over_room(state_, false);
   for (Victim& victim : batch_) in_frames += decide(victim);
   for (const Victim& victim : batch_)  // pages of zeros are empty now
@@ -213,8 +235,7 @@ void Evictor::settle() {
 }
 
 void Evictor::advance_time(int64_t evicted) {
-  int64_t tick = state_.account.own_pages() / kTicksPerBudget;
-  if (tick < 1) tick = 1;
+  const int64_t tick = std::max<int64_t>(state_.account.own_pages() / kTicksPerBudget, 1);
   for (since_tick_ += evicted; since_tick_ >= tick; since_tick_ -= tick)
     state_.eviction_time.fetch_add(1, std::memory_order_relaxed);
 }
@@ -222,7 +243,8 @@ void Evictor::advance_time(int64_t evicted) {
 // Decides the state of a dropped page. Returns whether its content is now only in its frame.
 bool Evictor::decide(Victim& victim) {
   AtomicPageWord& word = victim.region->table.at(victim.page.value);
-  if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim))
+  if (victim.outcome != Victim::Outcome::kGuard && word.load(std::memory_order_acquire).waiter() &&
+      install_for_waiter(victim))
     return false;
   if (page_is_zero(frames_.memory(victim.frame))) {
     leave_empty(victim);
@@ -263,7 +285,8 @@ void Evictor::leave_empty(Victim& victim) {
   victim.frame = UINT32_MAX;
   counters().evicted_zero.add();
   release_page(state_, *victim.region, victim.page,
-               was.emptied(victim.guard ? PageState::kGuard : PageState::kEmpty));
+               was.emptied(victim.outcome == Victim::Outcome::kGuard ? PageState::kGuard
+                                                                     : PageState::kEmpty));
 }
 
 // A thread faulted on the page while it was being taken: installs it again at once.

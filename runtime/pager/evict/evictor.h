@@ -53,7 +53,10 @@ class Evictor {
   void dump(int fd) const;
 
  private:
+  enum class Action { kRest, kEvictRange, kEvict, kSleep };
   void run();
+  Action next_action(uint32_t* pressure_seen);
+  void evict_or_wait(uint32_t pressure_seen);
   void rest_until_resumed();
   void evict_of_range();
   void sleep_or_reap(uint32_t pressure_seen);
@@ -73,6 +76,7 @@ class Evictor {
   Taker taker_;
   Writer writer_;
   Batch batch_;
+  bool going_ = false;  // DRAM was short, and is not at high water yet
   uint64_t swept_ns_ = 0;
   static constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;
   int64_t nothing_ns_ = kNothingFirstNs;  // pause between attempts while nothing can be evicted

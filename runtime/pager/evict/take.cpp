@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "base/test_switches.h"
 #include "pager/evict/pins.h"
 #include "pager/state/install.h"
@@ -14,6 +16,9 @@
 #include "sys/memory_constants.h"
 
 namespace lunar {
+
+using Outcome = Victim::Outcome;
+using Protection = Victim::Protection;
 
 // Splits the chunk's huge page, so that its pages can be freed one by one. May fault, on pages that
 // are discarded meanwhile.
@@ -50,16 +55,13 @@ static void split_huge(PagerState& state, Region& region, uint64_t chunk) {
 }
 
 int Taker::open(uint32_t frame_count) {
-  size_t pipe_bytes = kBatchPages * state_.page_size;
-  if (pipe_bytes > 1024 * 1024) pipe_bytes = 1024 * 1024;
-  const int rc = sys::make_pipe(pipe_, pipe_bytes);
+  const int rc = sys::make_pipe(pipe_, std::min(kBatchPages * state_.page_size, size_t{kMiB}));
   if (rc < 0) return rc;
   // A pipe of an unprivileged user may be smaller than asked (pipe-user-pages-soft).
-  limit_ = static_cast<unsigned>(static_cast<size_t>(rc) / state_.page_size);
-  if (limit_ > kBatchPages) limit_ = kBatchPages;
-  if (limit_ > frame_count / 2) limit_ = frame_count / 2;
+  limit_ = std::min({static_cast<unsigned>(static_cast<size_t>(rc) / state_.page_size), kBatchPages,
+                     frame_count / 2});
   if (limit_ == 0) return -ENOSPC;
-  run_least_ = kRunBytes > state_.page_size ? kRunBytes / state_.page_size : 1;
+  run_least_ = std::max<size_t>(kRunBytes / state_.page_size, 1);
   if (!sys::moves_flush_once()) run_least_ = kBatchPages + 1;
   staging_ = static_cast<char*>(map_private(kBatchPages * state_.page_size, ForkPolicy::kDontFork));
   if (staging_ == nullptr) return -ENOMEM;
@@ -92,7 +94,7 @@ unsigned Taker::take(Batch& batch) {
   const Picks left = move_runs(batch, by_move);
   by_move ? take_immovable(batch, left) : gather(batch, left);
   unsigned dropped = 0;
-  for (const Victim& victim : batch) dropped += victim.dropped ? 1 : 0;
+  for (const Victim& victim : batch) dropped += victim.is_dropped() ? 1 : 0;
   return dropped;
 }
 
@@ -139,7 +141,7 @@ Taker::Picks Taker::to_make_exclusive(Batch& batch, bool by_move) const {
     return stale;
   for (unsigned i = 0; i < stale.count; ++i) {
     if (facts[i].write_protected)
-      batch.victims[stale.at[i]].maybe_shared = !facts[i].exclusive;
+      batch.victims[stale.at[i]].may_be_shared = !facts[i].exclusive;
     else
       left.add(stale.at[i]);
   }
@@ -161,7 +163,7 @@ void Taker::make_exclusive(Batch& batch, bool by_move) {
     // stays.
     const int one = sys::advise(pages[done].iov_base, state_.page_size, MADV_POPULATE_WRITE);
     if (one == -EFAULT || one == -EINVAL) {
-      batch.victims[stale.at[done]].unwritable = true;
+      batch.victims[stale.at[done]].protection = Protection::kProgram;
     } else if (one < 0) {
       keep(state_, batch.victims[stale.at[done]], kHeatHot);
       ++failed;
@@ -178,7 +180,8 @@ unsigned Taker::run_from(const Batch& batch, unsigned at) const {
   unsigned end = at + 1;
   for (; end < batch.count; ++end) {
     const Victim &one = batch.victims[end], &before = batch.victims[end - 1];
-    if (one.address() != before.address() + state_.page_size || one.maybe_shared || one.unwritable)
+    if (one.address() != before.address() + state_.page_size || one.may_be_shared ||
+        one.protection != Protection::kNone)
       break;
   }
   return end - at;
@@ -202,11 +205,11 @@ Taker::Picks Taker::move_runs(Batch& batch, bool by_move) {
     if (by_move && rc == -ENOENT) {  // a raw call has dropped it: zeros
       Victim& victim = batch.victims[at++];
       __builtin_memset(frames_.memory(victim.frame), 0, state_.page_size);
-      victim.dropped = true;
+      victim.outcome = Outcome::kDropped;
       continue;
     }
     if (by_move && rc == -EBUSY) counters().kept_pinned.add();
-    if (by_move && rc == -EINVAL) batch.victims[at].unwritable = true;
+    if (by_move && rc == -EINVAL) batch.victims[at].protection = Protection::kProgram;
     for (const unsigned end = at + run; at < end;) left.add(at++);
   }
   const iovec staged{staging_, moved * state_.page_size};
@@ -226,7 +229,7 @@ int64_t Taker::move(Batch& batch, unsigned at, unsigned run, unsigned staged) {
   for (int64_t i = 0; i < moved; ++i, content += page) {
     Victim& victim = batch.victims[at + static_cast<uint64_t>(i)];
     __builtin_memcpy(frames_.memory(victim.frame), content, page);
-    victim.dropped = true;
+    victim.outcome = Outcome::kDropped;
   }
   return moved;
 }
@@ -237,8 +240,8 @@ void Taker::take_immovable(Batch& batch, const Picks& left) {
   Picks immovable;
   for (unsigned i = 0; i < left.count; ++i) {
     Victim& victim = batch.victims[left.at[i]];
-    victim.stuck = true;
-    if (victim.unwritable) immovable.add(left.at[i]);
+    victim.outcome = Outcome::kStaysHot;
+    if (victim.protection == Protection::kProgram) immovable.add(left.at[i]);
   }
   if (immovable.count != 0 && !pins_registered() && !state_.account.someone_writes_elsewhere())
     gather(batch, immovable);
@@ -262,11 +265,13 @@ void Taker::gather(Batch& batch, const Picks& picks) {
   capture(batch, spliced);
   for (unsigned i = 0; i < going.count; ++i) {
     Victim& victim = batch.victims[going.at[i]];
-    victim.dropped = gone[i];
-    victim.stuck = !gone[i];
-    if (i >= spliced.count && gone[i]) counters().evicted_unreadable.add(1);
-    if (victim.protected_by_us && !gone[i]) protect(victim, false);
-    if (!gone[i]) victim.guard = false;
+    if (!gone[i]) {
+      victim.outcome = Outcome::kStaysHot;
+      if (victim.protection == Protection::kEvictor) protect(victim, false);
+      continue;
+    }
+    if (victim.outcome != Outcome::kGuard) victim.outcome = Outcome::kDropped;
+    if (i >= spliced.count) counters().evicted_unreadable.add(1);
   }
 }
 
@@ -277,13 +282,12 @@ void Taker::put_in_pipe(const Batch& batch, const Picks& picks, Picks* spliced, 
     pages[i] = {batch.victims[picks.at[i]].address(), state_.page_size};
   for (unsigned next = 0; next < picks.count;) {
     unsigned stop = next;
-    while (stop < picks.count && !batch.victims[picks.at[stop]].unwritable) ++stop;
+    while (stop < picks.count && batch.victims[picks.at[stop]].protection == Protection::kNone)
+      ++stop;
     const int64_t rc =
         stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
-    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state_.page_size)
-                             : 0;
-         n > 0; --n)
-      spliced->add(picks.at[next++]);
+    const uint64_t bytes = rc > 0 ? static_cast<uint64_t>(rc) : 0;
+    for (uint64_t n = bytes / state_.page_size; n > 0; --n) spliced->add(picks.at[next++]);
     if (rc == -EFAULT)
       unreadable->add(picks.at[next++]);
     else if (is_refusal(static_cast<int>(rc)))
@@ -323,14 +327,16 @@ bool Taker::protect(const Victim& victim, bool on) const {
 // dropped or kept. Adds the pages that may be dropped to `going`.
 void Taker::copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going) {
   sys::PageFacts before[kBatchPages], after[kBatchPages];
-  for (unsigned i = 0; i < unreadable.count; ++i) batch.victims[unreadable.at[i]].stuck = true;
+  for (unsigned i = 0; i < unreadable.count; ++i)
+    batch.victims[unreadable.at[i]].outcome = Outcome::kStaysHot;
   if (unreadable.count == 0 || memory_ < 0 || !look(batch, unreadable, before))
     return;  // the pages stay in DRAM
   bool read[kBatchPages];
   for (unsigned i = 0; i < unreadable.count; ++i) {
     Victim& victim = batch.victims[unreadable.at[i]];
     // not if it is protected by the copy-on-write gate
-    victim.protected_by_us = !before[i].write_protected && protect(victim, true);
+    if (!before[i].write_protected && protect(victim, true))
+      victim.protection = Protection::kEvictor;
     read[i] = sys::read_memory(memory_, victim.address(), frames_.memory(victim.frame),
                                state_.page_size) == 0;
   }
@@ -341,10 +347,12 @@ void Taker::copy_unreadable(Batch& batch, const Picks& unreadable, Picks* going)
       if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, state_.page_size);
       // present but unreadable: a guard marker that the program set by a raw call
       // (MADV_GUARD_INSTALL). Not present: the program has dropped the page
-      victim.guard = !read[i] && after[i].present;
-      if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
+      if (!read[i] && after[i].present) {
+        victim.outcome = Outcome::kGuard;
+        victim.region->has_guards.store(true, std::memory_order_release);
+      }
       going->add(unreadable.at[i]);
-    } else if (victim.protected_by_us) {
+    } else if (victim.protection == Protection::kEvictor) {
       protect(victim, false);
     }
   }

@@ -29,8 +29,8 @@ class Taker {
   unsigned limit() const { return limit_; }  // most pages of a batch
 
   void forbid_merging();  // before each batch
-  // Victims that are `dropped` have their content in their frames; what cannot leave has left the
-  // batch or is not dropped. Returns how many are. pre: there is a free frame for each.
+  // Sets the outcome of each victim; some leave the batch. Returns how many are dropped. pre: there
+  // is a free frame for each.
   unsigned take(Batch& batch);
 
  private:
