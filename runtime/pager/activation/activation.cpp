@@ -12,6 +12,7 @@
 
 #include "pager/activation/activate.h"
 #include "pager/evict/batch.h"
+#include "pager/page/present_chunks.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
 #include "pager/table/table_promise.h"
@@ -202,6 +203,57 @@ void close_holes(PagerState& state) {
   }
 }
 
+namespace {
+
+// Makes the words of present pages kResident. Returns how many, or -errno. Handlers fill pages
+// meanwhile.
+int adopt_words(PagerState& state, Region& region, uint64_t first, uint64_t count,
+                const uint8_t* present) {
+  int adopted = 0;
+  for (uint64_t page = first; page < first + count;) {
+    if (present[page - first] == 0) {
+      ++page;
+      continue;
+    }
+    const TableScope scope;
+    // the leaf's DRAM is a part of the charge for plain memory
+    if (int rc = table_reach(state, region, page, page + 1, 0); rc < 0) return rc;
+    AtomicPageWord* word = region.table.find(page);
+    PageWord seen =
+        word != nullptr ? word->load(std::memory_order_relaxed) : PageWord{PageWord::kRetired};
+    if (seen.retired()) continue;  // evicted zeros have just emptied the leaf: again
+    ++page;
+    if (seen.state() != PageState::kEmpty) continue;  // a handler was faster
+    // It may be shared by a fork, or the kernel's zero page, so it is not known to be exclusive.
+    const PageWord next = resident_word(seen, kNoSlot, state.luns.own, kHeatFault, shared_epoch())
+                              .with_charged(region.on_touch);
+    if (word->compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++adopted;
+  }
+  return adopted;
+}
+
+// Adopts the present pages of a chunk. Returns how many, or -errno.
+int adopt_chunk(PagerState& state, Region& region, uint64_t first, uint64_t count,
+                const uint8_t* present) {
+  const auto there = static_cast<uint64_t>(
+      std::count_if(present, present + count, [](uint8_t one) { return one != 0; }));
+  if (region.on_touch && there != 0 && space_charge(state, there, true) < 0)
+    fatal("activation: there is no LUN space for MAP_NORESERVE memory in use; %s",
+          space_remedy(state, space_bound(state, there << state.page_shift)));
+  const int adopted = adopt_words(state, region, first, count, present);
+  if (adopted < 0) return adopted;
+  if (region.on_touch) {
+    region.committed_pages.fetch_add(static_cast<uint64_t>(adopted));
+    space_uncharge(state, there - static_cast<uint64_t>(adopted));
+  }
+  if (adopted == 0) return 0;
+  region.chunk_large[first / kChunkPages].store(1, std::memory_order_release);
+  count_resident(state, region, PageIndex(first), adopted);
+  return adopted;
+}
+
+}  // namespace
+
 int64_t adopt_present(PagerState& state, Region& region) {
   const uint64_t bytes = region.pages << state.page_shift;
   // MADV_NOHUGEPAGE does not split present huge pages.
@@ -210,53 +262,16 @@ int64_t adopt_present(PagerState& state, Region& region) {
     return 0;
   });
   if (int rc = region_register(state, region, region.base, bytes); rc < 0) return rc;
-  uint8_t present[kChunkPages];
   int64_t found = 0;
-  const uint64_t chunks = (region.table_pages.load() + kChunkPages - 1) / kChunkPages;
-  for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    if (region.chunk_committed[chunk].load(std::memory_order_relaxed) == 0 &&
-        !region.table.uses(chunk * kChunkPages, chunk * kChunkPages + region.chunk_size(chunk)))
-      continue;
-    // a huge page reaches beyond what is committed
-    const uint64_t at = chunk * kChunkPages, n = region.chunk_size(chunk);
-    if (int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present); rc < 0)
-      return rc;
-    int in_chunk = 0;
-    const bool on_touch = region.on_touch;
-    const auto there = static_cast<uint64_t>(
-        std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));
-    if (on_touch && there != 0 && space_charge(state, there, true) < 0)
-      fatal("activation: there is no LUN space for MAP_NORESERVE memory in use; %s",
-            space_remedy(state, space_bound(state, there << state.page_shift)));
-    for (uint64_t i = 0; i < n; ++i) {
-      if (present[i] == 0) continue;
-      const TableScope scope;
-      // its DRAM is a part of the charge for plain memory
-      if (int rc = table_reach(state, region, at + i, at + i + 1, 0); rc < 0) return rc;
-      AtomicPageWord* word = region.table.find(at + i);
-      PageWord seen =
-          word != nullptr ? word->load(std::memory_order_relaxed) : PageWord{PageWord::kRetired};
-      if (seen.retired()) {
-        --i;  // evicted pages of zeros were all there was
-        continue;
-      }
-      if (seen.state() != PageState::kEmpty) continue;  // a handler was faster
-      // It may be shared by a fork, or the kernel's zero page: the evictor makes it exclusive
-      // first.
-      const PageWord next = resident_word(seen, kNoSlot, state.luns.own, kHeatFault, shared_epoch())
-                                .with_charged(on_touch);
-      if (word->compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++in_chunk;
-    }
-    if (on_touch) {
-      region.committed_pages.fetch_add(static_cast<uint64_t>(in_chunk));
-      space_uncharge(state, there - static_cast<uint64_t>(in_chunk));
-    }
-    if (in_chunk == 0) continue;
-    region.chunk_large[chunk].store(1, std::memory_order_release);
-    count_resident(state, region, PageIndex(at), in_chunk);
-    found += in_chunk;
-  }
-  return found;
+  // whole chunks, because a huge page may reach beyond committed memory
+  const uint64_t end = std::min(round_up(region.table_pages.load(), kChunkPages), region.pages);
+  const int rc = for_present_chunks(
+      state.foreign, region, end, [&](uint64_t first, uint64_t count, const uint8_t* present) {
+        const int adopted = adopt_chunk(state, region, first, count, present);
+        if (adopted > 0) found += adopted;
+        return std::min(adopted, 0);
+      });
+  return rc < 0 ? rc : found;
 }
 
 void activation_failure(PagerState& state, const ErrorText& why) {

@@ -57,40 +57,48 @@ unsigned fill_run(const PagerState& state, const Region& region, PageIndex page,
   return std::max(run, asked);
 }
 
+// Gives a page a word. False: there is no DRAM for a leaf now.
+bool reach(PagerState& state, Region& region, uint64_t page, int64_t keep_free, bool is_needed) {
+  const int rc = table_reach(state, region, page, page + 1, keep_free);
+  if (rc == -ENOMEM && is_needed && g_tables_out.for_a_while())
+    fatal(
+        "the page tables take all that they may of the DRAM budget: there is no room for that of "
+        "page "
+        "%p%s; give a larger --dram",
+        static_cast<void*>(region.address_of(PageIndex(page))),
+        region.on_touch ? ", of a map without reservation (MAP_NORESERVE)"
+                        : ", which was not committed");
+  return rc == 0;
+}
+
+// Charges the LUN space of a page that is charged at its first touch. False: there is none now.
+bool charge_touch(PagerState& state, const Region& region, uint64_t page, bool is_needed) {
+  const int rc = space_charge(state, 1, false);
+  if (rc == 0) return true;
+  // dead members may hold space, or more must be reserved
+  housekeeping_wake(state, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
+  if ((rc == -ENOMEM || state.luns.growth_refused.load()) && is_needed && g_space_out.for_a_while())
+    fatal(
+        "LUN space is used up: none is left for page %p of a map without reservation "
+        "(MAP_NORESERVE); %s",
+        static_cast<void*>(region.address_of(PageIndex(page))),
+        space_remedy(state, space_bound(state, state.page_size)));
+  return false;
+}
+
 // Locks empty pages from `page` on, at most `run`, and charges their LUN space if it is charged at
-// first touch. Returns how many.
+// first touch. Returns how many. If it cannot have the first one for a while, the process ends.
 unsigned lock_empty(PagerState& state, Region& region, PageIndex page, const FillRequest& request,
                     unsigned run) {
-  const bool on_touch = region.on_touch, is_needed = request.heat != kHeatReadAhead;
   for (unsigned locked = 0; locked < run; ++locked) {
     const uint64_t at = page.value + locked;
-    if (const int rc = table_reach(state, region, at, at + 1, request.keep_free); rc < 0) {
-      if (rc == -ENOMEM && locked == 0 && is_needed && g_tables_out.for_a_while())
-        fatal(
-            "the page tables take all that they may of the DRAM budget: there is no room for that "
-            "of page %p%s; give "
-            "a larger --dram",
-            static_cast<void*>(region.address_of(page)),
-            on_touch ? ", of a map without reservation (MAP_NORESERVE)"
-                     : ", which was not committed");
-      return locked;
-    }
+    const bool is_needed = locked == 0 && request.heat != kHeatReadAhead;
+    if (!reach(state, region, at, request.keep_free, is_needed)) return locked;
     const PageWord seen = region.table.peek(at);
     if (seen.state() != PageState::kEmpty) return locked;
-    if (int rc = on_touch ? space_charge(state, 1, false) : 0; rc < 0) {
-      // dead members may hold space, or more must be reserved
-      housekeeping_wake(state, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
-      if ((rc == -ENOMEM || state.luns.growth_refused.load()) && locked == 0 && is_needed &&
-          g_space_out.for_a_while())
-        fatal(
-            "LUN space is used up: none is left for page %p of a map without reservation "
-            "(MAP_NORESERVE); %s",
-            static_cast<void*>(region.address_of(page)),
-            space_remedy(state, space_bound(state, state.page_size)));
-      return locked;
-    }
+    if (region.on_touch && !charge_touch(state, region, at, is_needed)) return locked;
     if (region.table.lock(at, seen)) continue;
-    if (on_touch) space_uncharge(state, 1);
+    if (region.on_touch) space_uncharge(state, 1);
     return locked;
   }
   return run;

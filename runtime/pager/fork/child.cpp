@@ -16,6 +16,7 @@
 #include "pager/fault/kept_pages.h"
 #include "pager/fork/checked_forks.h"
 #include "pager/fork/lun_ids.h"
+#include "pager/page/present_chunks.h"
 #include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/program_end.h"
@@ -115,55 +116,64 @@ PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool pre
   }
 }
 
-// Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns the
-// number of resident pages.
-int64_t settle_words(PagerState& state) {
+// The sums over settled words.
+struct Settled {
   int64_t resident = 0, pinned = 0;
-  uint8_t present[kChunkPages];
+  uint64_t charged = 0;
+};
+
+// Settles the words of a chunk, counts its resident pages anew, and notes on which LUNs pages lie.
+void settle_chunk(PagerState& state, Region& region, uint64_t first, uint64_t count,
+                  const uint8_t* present, Settled* sum) {
+  int32_t resident = 0;
+  int64_t evicted = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t page = first + i;
+    const PageWord next = settled_word(state, region, page, present[i] != 0);
+    const bool is_resident = next.state() == PageState::kResident,
+               is_evicted = next.state() == PageState::kEvicted;
+    resident += is_resident;
+    evicted += is_evicted;
+    if ((is_resident || is_evicted) && next.has_slot()) state.luns.referred |= 1u << next.lun();
+    sum->charged += next.charged();
+    sum->pinned += next.pinned();
+    // a store would copy the page of the table
+    if (next.raw == region.table.peek(page).raw) continue;
+    // libc may have touched an empty page
+    if (table_reach(state, region, page, page + 1, 0) < 0)
+      fatal("fork: the child has no memory for page tables");
+    region.table.at(page).store(next, std::memory_order_relaxed);
+  }
+  region.chunk_resident[first / kChunkPages].store(resident, std::memory_order_relaxed);
+  sum->resident += resident;
+  count_evicted(evicted);
+}
+
+// Settles all words. Returns the number of resident pages.
+int64_t settle_words(PagerState& state) {
+  Settled sum;
   state.luns.referred = 0;
   tables_enter_child(state);
   promise_enter_child(state);
   for (Region& region : state.regions) {
     region.grow_lock.reset_in_child();
-    uint64_t end = region.table_pages.load(), charged = 0;
-    for (uint64_t at = 0; at < end; at += kChunkPages) {
-      uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
-      // libc may have touched a page that is committed and has no word
-      if (!region.table.uses(at, at + n) && region.chunk_committed[at / kChunkPages].load() == 0)
-        continue;
-      if (const int rc = present_own(state.foreign, region.address_of(PageIndex(at)), n, present);
-          rc < 0)
-        fatal(
-            "fork: the child cannot tell which pages it has: it may not read /proc/self/pagemap "
-            "(%s), and the host has swap space",
-            errno_name(rc));
-      int32_t in_chunk = 0;
-      int64_t evicted = 0;
-      for (uint64_t i = 0; i < n; ++i) {
-        PageWord next = settled_word(state, region, at + i, present[i] != 0);
-        if (next.state() == PageState::kResident) ++in_chunk;
-        if (next.state() == PageState::kEvicted) ++evicted;
-        if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) &&
-            next.has_slot())
-          state.luns.referred |= 1u << next.lun();
-        if (next.charged()) ++charged;
-        if (next.pinned()) ++pinned;
-        // a store would copy the page of the table
-        if (next.raw == region.table.peek(at + i).raw) continue;
-        // libc may have touched an empty page
-        if (table_reach(state, region, at + i, at + i + 1, 0) < 0)
-          fatal("fork: the child has no memory for page tables");
-        region.table.at(at + i).store(next, std::memory_order_relaxed);
-      }
-      region.chunk_resident[at / kChunkPages].store(in_chunk, std::memory_order_relaxed);
-      resident += in_chunk;
-      count_evicted(evicted);
-    }
-    if (region.on_touch) region.committed_pages.store(charged);  // as its words say
+    sum.charged = 0;
+    const int rc = for_present_chunks(state.foreign, region, region.table_pages.load(),
+                                      [&](uint64_t first, uint64_t count, const uint8_t* present) {
+                                        settle_chunk(state, region, first, count, present, &sum);
+                                        return 0;
+                                      });
+    if (rc < 0)
+      fatal(
+          "fork: the child cannot tell which pages it has: it may not read /proc/self/pagemap "
+          "(%s), "
+          "and the host has swap space",
+          errno_name(rc));
+    if (region.on_touch) region.committed_pages.store(sum.charged);
   }
   // another thread of the parent may have been pinning
-  state.pinned_pages.store(pinned);
-  return resident;
+  state.pinned_pages.store(sum.pinned);
+  return sum.resident;
 }
 
 int child_restart(PagerState& state, const ForkInProgress& fork, ErrorText* why) {

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "base/host_guard.h"
@@ -159,53 +160,84 @@ void charge_child(PagerState& state) {
   kept_pages_open(state);
 }
 
-void prepare_locked(PagerState& state, const ForkOrigin& origin) {
-  g_fork = {};
-  if (!state.is_active()) {
-    g_activation.lock.lock();
-    // activation.lock is held until parent or child: no activation meanwhile
-    if (!state.is_active()) {
-      state.regions.lock.lock();
-      g_fork.member = plain_reserve_child(state, &g_fork.ticket);
-      fork_has_member(g_fork.member, g_fork.ticket);
-      g_fork.refusal = g_fork.member < 0 ? g_fork.member : 0;
-      return;
-    }
+// The process is not active: makes the child's member. activation.lock and regions.lock are held
+// until parent or child, so that no activation runs meanwhile. False: the process is active.
+bool prepare_plain(PagerState& state) {
+  if (state.is_active()) return false;
+  g_activation.lock.lock();
+  if (state.is_active()) {
     g_activation.lock.unlock();
+    return false;
   }
-  g_fork.engaged = true;
-  g_fork.lun = lun_id_for_child(state);
+  state.regions.lock.lock();
+  g_fork.member = plain_reserve_child(state, &g_fork.ticket);
+  fork_has_member(g_fork.member, g_fork.ticket);
+  g_fork.refusal = std::min(g_fork.member, 0);
+  return true;
+}
+
+// From here on no thread enters a MutatorScope; returns when none is inside. Pages for the child
+// are brought in while there is eviction to make room.
+void stop_mutators(PagerState& state, const ForkOrigin& origin) {
   state.fork.since_ns.store(sys::now_ns());
   state.fork.forking.store(true, std::memory_order_seq_cst);
-  touch_for_child(state, origin);  // while there is eviction to make room
+  touch_for_child(state, origin);
   while (state.fork.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
+}
+
+void stop_eviction(PagerState& state, const ForkOrigin& origin) {
   state.fork.thread_id.store(sys::thread_id(), std::memory_order_seq_cst);
   state.fork.since_ns.store(sys::now_ns());
   state.evictor->pause();
   touch_for_child(state, origin);  // pages that were evicted again meanwhile
-  wait_for_release(state);
-  state.regions.lock.lock();
-  state.luns.open_lock.lock();
+}
+
+// Returns the epoch of this fork.
+uint32_t advance_epoch(PagerState& state) {
   const uint32_t before = state.fork.epoch.load(std::memory_order_acquire);
   retire_epochs(state, static_cast<uint16_t>(before), static_cast<uint16_t>(before + 2));
-  uint32_t epoch = state.fork.epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
+  return state.fork.epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
+}
+
+// Makes the child's member, descriptors and slots. The first error is the fork's refusal.
+void make_child(PagerState& state, uint32_t epoch) {
   g_fork.member = state.account.reserve_child(epoch, &g_fork.ticket);
   g_fork.refusal = g_fork.member < 0 ? g_fork.member
                    : g_fork.lun < 0  ? g_fork.lun
                                      : deferred_slots_prepare(state);
-  int found = fork_descriptors_prepare(state, &g_fork.descriptors);
+  const int found = fork_descriptors_prepare(state, &g_fork.descriptors);
   if (g_fork.refusal == 0) g_fork.refusal = found;
   if (g_fork.refusal == 0 && state.luns.ready.load())
     g_fork.refusal = reservation_make(state, epoch);
-  if (g_fork.member >= 0) {
-    g_fork.checked = fork_take_checked(state);
-    state.account.hand_to_child(static_cast<unsigned>(g_fork.member), g_fork.checked.fixed,
-                                g_fork.checked.lun_bytes, g_fork.checked.tables);
-    fork_has_member(g_fork.member, g_fork.ticket);
-    charge_child(state);
-  } else {
+}
+
+// Gives the member what the check has reserved, and charges it for what the child inherits.
+void endow_child(PagerState& state) {
+  if (g_fork.member < 0) {
     fork_failed(state);
+    return;
   }
+  g_fork.checked = fork_take_checked(state);
+  state.account.hand_to_child(static_cast<unsigned>(g_fork.member), g_fork.checked.fixed,
+                              g_fork.checked.lun_bytes, g_fork.checked.tables);
+  fork_has_member(g_fork.member, g_fork.ticket);
+  charge_child(state);
+}
+
+// README.md has the steps.
+void prepare_locked(PagerState& state, const ForkOrigin& origin) {
+  g_fork = {};
+  if (prepare_plain(state)) return;
+  g_fork.engaged = true;
+  g_fork.lun = lun_id_for_child(state);
+  stop_mutators(state, origin);
+  stop_eviction(state, origin);
+  wait_for_release(state);
+  state.regions.lock.lock();
+  state.luns.open_lock.lock();
+  const uint32_t epoch = advance_epoch(state);
+  make_child(state, epoch);
+  endow_child(state);
   uint32_t none = 0;
   state.fork.oldest_child.compare_exchange_strong(none, epoch);
   set_inheritable(state, true);
