@@ -138,22 +138,54 @@ void pager_read_nodes() {
   (void)sys::numa_nodes();
 }
 
+// Nothing may remain of an earlier attempt with other options (a module whose first load failed).
+static void forget_attempt(PagerState& state) {
+  close_device(state, 0);
+  g_activation.next_ns.store(0);
+  g_activation.failed.store(false);
+}
+
+// These load libraries or search them, which is not possible later, while the program allocates.
+static void load_early(PagerState& state) {
+  pager_read_nodes();
+  sys::threads_prepare();
+  state.page_size = sys::page_bytes();
+  state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
+}
+
+// Checks what activation needs. A program of the tree for which `lunar run` has checked the options
+// may have fewer rights: if it stays small, it needs none.
+static int check_host(PagerState& state, bool vouched, ErrorText* why) {
+  if (!vouched) {
+    int rc = sys::kernel_check(why);
+    if (rc == 0 && state.uffd < 0) rc = open_uffd(state, why);
+    if (rc < 0) return rc;
+  }
+  if (state.luns.devices[0] == nullptr && (!vouched || state.luns.bytes == 0)) {
+    const int rc = check_lun(state, why);
+    if (rc < 0 && !vouched) return rc;
+    if (rc == 0) close_device(state, 0);
+  }
+  return 0;
+}
+
+static int open_stats_file(const Options& options, ErrorText* why) {
+  if (options.stats_file == nullptr || options.stats_file[0] == 0) return 0;
+  const int rc = stats_file_open(options.stats_file, pager_stats);
+  return rc == 0 ? 0
+                 : why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file,
+                            errno_text(rc));
+}
+
 int pager_create(const Options& options, ErrorText* why) {
   auto& state = pager_state();
   if (state.created.load(std::memory_order_acquire))
     return why->set(-EEXIST, "pager: started already");
   HostGuard guard;
   if (pager_active()) return create_again(state, options, why);
-  // Nothing may remain of an earlier attempt with other options (a module whose first load failed).
-  close_device(state, 0);
-  g_activation.next_ns.store(0);
-  g_activation.failed.store(false);
+  forget_attempt(state);
   state.options = options;
-  // These load libraries or search them, which is not possible later, while the program allocates.
-  pager_read_nodes();
-  sys::threads_prepare();
-  state.page_size = sys::page_bytes();
-  state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
+  load_early(state);
   int rc = check_limits(why);
   if (rc == 0) rc = check_sizes(state, why);
   if (rc < 0) return rc;
@@ -161,29 +193,16 @@ int pager_create(const Options& options, ErrorText* why) {
   if (rc < 0) return why->set(rc, "pager: no random numbers (getrandom: %s)", errno_text(rc));
   standby_open(state, false);
   if (!has_lun_directory(state)) signature_prepare();
-  // a program of the tree that has fewer rights, and stays small, needs none
   const bool vouched = has_account(options);
-  if (!vouched) {
-    if (rc = sys::kernel_check(why); rc < 0) return rc;
-    if (state.uffd < 0) rc = open_uffd(state, why);
-    if (rc < 0) return rc;
-  }
-  if (state.luns.devices[0] == nullptr && (!vouched || state.luns.bytes == 0)) {
-    rc = check_lun(state, why);
-    if (rc < 0 && !vouched) return rc;
-    if (rc == 0) close_device(state, 0);
-  }
-  if (rc = join_account(state, why); rc < 0) return rc;
+  rc = check_host(state, vouched, why);
+  if (rc == 0) rc = join_account(state, why);
+  if (rc < 0) return rc;
   if (!vouched) {  // an earlier attempt may have had others
     state.account.set_cap(static_cast<int64_t>(state.dram_bytes >> state.page_shift));
     state.account.set_lun_cap(static_cast<int64_t>(pager_lun_bytes()));
   }
-  if (options.stats_file != nullptr && options.stats_file[0] != 0) {
-    rc = stats_file_open(options.stats_file, pager_stats);
-    if (rc < 0)
-      return why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file,
-                      errno_text(rc));
-  }
+  rc = open_stats_file(options, why);
+  if (rc < 0) return rc;
   rc = fork_handlers_install();
   if (rc < 0) return why->set(rc, "pager: fork handlers cannot be installed (%s)", errno_name(rc));
   activation_prepare();

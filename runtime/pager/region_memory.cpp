@@ -196,26 +196,83 @@ void pager_say_refused() {
                     format_size(bytes).text, reason, space_remedy(state, bound));
 }
 
+namespace {
+
+void note_refused(size_t bytes, bool by_tables) {
+  g_refused_by_tables.store(by_tables, std::memory_order_relaxed);
+  g_refused_bytes.store(bytes, std::memory_order_relaxed);
+}
+
+// The charges of a commit in an active process, which are taken back unless it is kept.
+class ChargedCommit {
+ public:
+  ChargedCommit(PagerState& state, Region& region, uint64_t first, uint64_t end)
+      : state_(state), region_(region), first_(first), end_(end) {}
+  ~ChargedCommit() {
+    if (kept_) return;
+    if (has_space_) region_.committed_pages.fetch_sub(end_ - first_);
+    if (has_tables_) promise_uncommit(state_, region_, first_, end_);
+    if (has_space_) space_uncharge(state_, end_ - first_);
+  }
+  ChargedCommit(const ChargedCommit&) = delete;
+  ChargedCommit& operator=(const ChargedCommit&) = delete;
+
+  // 0 or -ENOMEM. A refusal is noted for pager_say_refused, unless it was logged.
+  int charge() {
+    const uint64_t pages = end_ - first_;
+    const size_t bytes = pages << state_.page_shift;
+    if (promise_commit(state_, region_, first_, end_) < 0) {
+      note_refused(bytes, true);
+      return -ENOMEM;
+    }
+    has_tables_ = true;
+    g_refused_by_tables.store(false, std::memory_order_relaxed);
+    if (const int rc = space_charge(state_, pages, true); rc < 0) {
+      if (rc != -EFBIG) note_refused(bytes, false);  // -EFBIG has been logged
+      return -ENOMEM;
+    }
+    has_space_ = true;
+    region_.committed_pages.fetch_add(pages);
+    if (checked_forks_charge(state_, pages)) return 0;
+    note_refused(bytes, false);
+    return -ENOMEM;
+  }
+  void keep() { kept_ = true; }
+
+ private:
+  PagerState& state_;
+  Region& region_;
+  uint64_t first_, end_;
+  bool has_tables_ = false, has_space_ = false, kept_ = false;
+};
+
+// 0; -ENOMEM (logged); -EAGAIN: the process must become active first.
+int commit_plain(PagerState& state, Region* region, size_t offset, size_t bytes, int protection) {
+  const uint64_t first = offset >> state.page_shift, pages = bytes >> state.page_shift;
+  if (plain_commit(state, *region, first, first + pages) < 0) return -EAGAIN;
+  if (make_usable(state, region, offset, bytes, protection) < 0) {
+    plain_uncommit(state, *region, first, first + pages);
+    pager_say_limited(bytes);
+    return -ENOMEM;
+  }
+  region->committed_pages.fetch_add(pages);
+  return 0;
+}
+
+}  // namespace
+
 int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region))
     return -EINVAL;
-  const uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift,
-                 end = first + pages;
+  const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
   table_note_committed(*region, end);
   bool passed = false;
   if (!pager_active()) {
     CommitLock lock(state);
     passed = lock.passed();
-    if (lock.plain() && plain_commit(state, *region, first, end) == 0) {
-      if (make_usable(state, region, offset, bytes, protection) < 0) {
-        plain_uncommit(state, *region, first, end);
-        pager_say_limited(bytes);
-        return -ENOMEM;
-      }
-      region->committed_pages.fetch_add(pages);
-      return 0;
-    }
+    const int rc = lock.plain() ? commit_plain(state, region, offset, bytes, protection) : -EAGAIN;
+    if (rc != -EAGAIN) return rc;
   }
   ErrorText why;
   if (!passed && pager_activate(&why) < 0) return -ENOMEM;
@@ -223,30 +280,13 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     pager_say_limited(bytes);
     return -ENOMEM;
   }
-  if (promise_commit(state, *region, first, end) < 0) {
-    g_refused_by_tables.store(true, std::memory_order_relaxed);
-    g_refused_bytes.store(bytes, std::memory_order_relaxed);
+  ChargedCommit commit(state, *region, first, end);
+  if (const int rc = commit.charge(); rc < 0) return rc;
+  if (make_usable(state, region, offset, bytes, protection) < 0) {
+    pager_say_limited(bytes);
     return -ENOMEM;
   }
-  g_refused_by_tables.store(false, std::memory_order_relaxed);
-  if (const int rc = space_charge(state, pages, true); rc < 0) {
-    promise_uncommit(state, *region, first, end);
-    // -EFBIG has been logged
-    if (rc != -EFBIG) g_refused_bytes.store(bytes, std::memory_order_relaxed);
-    return -ENOMEM;
-  }
-  region->committed_pages.fetch_add(pages);
-  const bool has_space = checked_forks_charge(state, pages);
-  if (!has_space || make_usable(state, region, offset, bytes, protection) < 0) {
-    region->committed_pages.fetch_sub(pages);
-    promise_uncommit(state, *region, first, end);
-    space_uncharge(state, pages);
-    if (has_space)
-      pager_say_limited(bytes);
-    else
-      g_refused_bytes.store(bytes, std::memory_order_relaxed);
-    return -ENOMEM;
-  }
+  commit.keep();
   if (g_refused_bytes.load(std::memory_order_relaxed) != 0)
     g_refused_bytes.store(0, std::memory_order_relaxed);
   return 0;

@@ -177,35 +177,42 @@ void housekeeping_thread(void* argument) {
   housekeeping_run(state);
 }
 
-// Uses what was reserved for it.
-int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
-  // Frames, the pipe and the staging area are DRAM like any other.
+int open_evictor(PagerState& state, const OwnNeed& need, ErrorText* why) {
   if (state.evictor == nullptr) state.evictor = arena_new<Evictor>(state, state.frames);
   if (state.evictor == nullptr) return why->set(-ENOMEM, "pager: out of memory");
+  // Frames, the pipe and the staging area are DRAM like any other.
   state.account.take_fixed(need.frames + 2 * kBatchPages);
-  int rc = state.evictor->open(need.frames);
-  if (rc < 0)
-    return why->set(rc, "pager: frames or pipe cannot be made (%s); %s", errno_name(rc),
-                    rc == -EMFILE   ? "raise the limit (ulimit -n)"
-                    : rc == -ENOMEM ? "raise the limit on memory (ulimit -v, ulimit -d)"
-                                    : "see pipe-user-pages-soft");
-  // handler i serves node i % nodes
+  const int rc = state.evictor->open(need.frames);
+  if (rc == 0) return 0;
+  return why->set(rc, "pager: frames or pipe cannot be made (%s); %s", errno_name(rc),
+                  rc == -EMFILE   ? "raise the limit (ulimit -n)"
+                  : rc == -ENOMEM ? "raise the limit on memory (ulimit -v, ulimit -d)"
+                                  : "see pipe-user-pages-soft");
+}
+
+// Handler i serves node i % nodes.
+int open_handlers(PagerState& state, const OwnNeed& need, ErrorText* why) {
   const unsigned window = need.window, nodes = static_cast<unsigned>(sys::numa_nodes());
   LUNAR_DCHECK(nodes > 0);
   state.services.handler_count = 0;
   for (unsigned i = 0; i < need.handlers; ++i) {
     if (g_fault.handlers[i] == nullptr) g_fault.handlers[i] = arena_new<Handler>(state);
     if (g_fault.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
-    rc = g_fault.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2,
-                                   static_cast<int>(i % nodes));
+    const int rc = g_fault.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2,
+                                             static_cast<int>(i % nodes));
     if (rc < 0)
       return why->set(rc,
                       "pager: the DRAM budget of %s has no room for handlers; give more (--dram)",
                       format_size(state.dram_bytes).text);
     ++state.services.handler_count;
   }
-  state.account.end_reserved();  // from here on other code takes DRAM as well
-  if (rc = program_end_prepare(); rc < 0)
+  return 0;
+}
+
+// Starts the housekeeping thread, which starts the others.
+int launch(PagerState& state, ErrorText* why) {
+  int rc = program_end_prepare();
+  if (rc < 0)
     return why->set(rc, "pager: a pipe cannot be made (%s); raise the limit (ulimit -n)",
                     errno_name(rc));
   g_activation.making_threads_ns.store(sys::now_ns(), std::memory_order_release);
@@ -215,25 +222,36 @@ int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   state.services.handlers_running.store(0);
   rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, &state, true},
                          &state.services.housekeeping);
-  if (rc < 0) {
-    host_fork_bootstrap.store(false);
-    program_end_prepared();
-    program_end_forget();
-    if (rc == -EINVAL)
-      return why->set(rc,
-                      "pager: service threads cannot be started (EINVAL): not after "
-                      "unshare(CLONE_NEWPID); use the tiered memory before, or in a child");
-    const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
-    return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)",
-                    errno_name(rc), short_of_memory ? sys::memory_limit() : "ulimit -u");
-  }
-  // A child may exec at once. If it has no lock in the account, its end is detected only by
-  // `alive`, from here on.
+  if (rc == 0) return 0;
+  host_fork_bootstrap.store(false);
+  program_end_prepared();
+  program_end_forget();
+  if (rc == -EINVAL)
+    return why->set(rc,
+                    "pager: service threads cannot be started (EINVAL): not after "
+                    "unshare(CLONE_NEWPID); use the tiered memory before, or in a child");
+  const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
+  return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)",
+                  errno_name(rc), short_of_memory ? sys::memory_limit() : "ulimit -u");
+}
+
+// A child may exec at once. If it has no lock in the account, its end is detected only by `alive`,
+// from here on.
+void wait_until_served(PagerState& state) {
   sys::wait_for_start("lunar-housekeep", [&] {
     return state.account.alive_locked() &&
            state.services.handlers_running.load(std::memory_order_acquire) >=
                state.services.handler_count;
   });
+}
+
+// Uses the DRAM that was reserved.
+int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
+  if (const int rc = open_evictor(state, need, why); rc < 0) return rc;
+  if (const int rc = open_handlers(state, need, why); rc < 0) return rc;
+  state.account.end_reserved();  // from here on other code takes DRAM as well
+  if (const int rc = launch(state, why); rc < 0) return rc;
+  wait_until_served(state);
   // The housekeeping thread's table has these descriptors now; the program's does not need them.
   state.evictor->close_descriptors();
   program_end_prepared();
