@@ -3,8 +3,8 @@
  *
  * A *store* maps keys to values and finds them by the hash of the key. Keys and values are
  * arbitrary bytes. A store is in memory, or on a file, a block device or any URI that Lunar knows
- * (`man 3 ark_create`). It ends with ark_delete() or its process, unless it persists
- * (ARK_KV_PERSIST_...).
+ * (`man 3 ark_create`). A *scratch* store ends with ark_delete() or its process. A *persistent*
+ * store (ARK_KV_PERSIST_...) remains.
  *
  * Conventions
  *   errors      Calls return a positive errno value, or 0 on success. Only ark_first() and
@@ -13,8 +13,7 @@
  *                            fork()); an argument is NULL (a key, value or buffer may be NULL if
  *                            its length is 0); a key or value has more than 100 GiB
  *               EIO, EBADMSG and other errors of the device: a pair could not be read or written.
- *               Damaged data are
- *                            never returned
+ *                            Damaged data are never returned
  *   lengths     Lengths are in bytes, from 0 on: a key and a value may be empty.
  *   results     With EINVAL nothing is stored through any pointer. If a call fails for another
  *               reason, *res and *klen are -1, and a handle is not stored.
@@ -49,7 +48,7 @@ typedef uint64_t ARI; /* an iterator over keys */
 #define ARK_KV_VIRTUAL_LUN 0x1
 /* ark_flush() and ark_delete() make the content of the store durable: after any crash, all that the
  * last successful call wrote is there. The store is on a file, a device or a URI of one, which this
- * process alone may use, and which is blank or contains a store that persists. That store is
+ * process alone may use, and which is blank or contains a persistent store. That store is
  * overwritten. */
 #define ARK_KV_PERSIST_STORE 0x2
 /* The store starts with the content that was made durable before. If there is none: with _STORE a
@@ -85,7 +84,7 @@ typedef struct
  *             is created in it) or a URI: file:, nvme:, pmem:, capi:, sim:, mem:SIZE, stripe:,
  *             paths:. a=b[=c..]: a stripe over up to 8 of these, if the whole string is neither a
  *             URI nor the name of a file. A file or device that contains data is refused, unless
- *             the data are left over from a temporary store
+ *             the data are left over from a scratch store
  *   ark       receives the handle; unchanged on failure
  *   size      bytes of pairs. In memory this is a limit (less than 1 GiB means 1 GiB; 0 means no
  *             limit but the DRAM budget). In a file that grows, and with ARK_KV_VIRTUAL_LUN, it is
@@ -149,16 +148,14 @@ int ark_del(ARK *ark, uint64_t klen, void *key, int64_t *res);
 int ark_exists(ARK *ark, uint64_t klen, void *key, int64_t *res);
 
 /* Start the same operations and return without waiting. If the call returns 0, cb is called once,
- * with what the call above would return, with dt, and with what the call above would store in *res
- * (-1 on failure).
- * Otherwise cb is not called. EAGAIN: too many calls are in progress. ENOMEM: no thread can be
- * started.
- * cb runs on a thread of the store, never within the call that starts the operation, with all
- * signals blocked and 8 MiB of stack. It may use every call except ark_delete and ark_fork of this
- * store. It must return: longjmp(), an exception or pthread_exit() must not leave it. The first
- * asynchronous call that it makes on the same handle never fails with EAGAIN. Operations that one
- * thread starts on one key are carried out in that order. An operation that does not need to wait
- * is carried out before the call returns. */
+ * with the value that the call above would return, with dt, and with the value that it would store
+ * in *res (-1 on failure). Otherwise cb is not called. EAGAIN: too many calls are in progress.
+ * ENOMEM: no thread can be started. cb runs on a thread of the store, never within the call that
+ * starts the operation, with all signals blocked and 8 MiB of stack. It may use every call except
+ * ark_delete and ark_fork of this store. It must return: longjmp(), an exception or pthread_exit()
+ * must not leave it. The first asynchronous call that it makes on the same handle never fails with
+ * EAGAIN. Operations that one thread starts on one key are carried out in that order. An operation
+ * that does not need to wait is carried out before the call returns. */
 int ark_set_async_cb(ARK *ark, uint64_t klen, void *key, uint64_t vlen, void *val,
                      void (*cb)(int errcode, uint64_t dt, int64_t res), uint64_t dt);
 int ark_get_async_cb(ARK *ark, uint64_t klen, void *key, uint64_t vbuflen, void *vbuf,
@@ -179,12 +176,12 @@ int ark_exists_async_cb(ARK *ark, uint64_t klen, void *key,
  * Further iterators read key by key. An iterator that is not brought to its end remains one of the
  * five. */
 ARI *ark_first(ARK *ark, uint64_t kbuflen, int64_t *klen, void *kbuf);
-/* The next key, in the same way. ENOENT: there are no more keys, and the iterator is freed; one
- * that does not get there is freed with its store. EIO, EBADMSG: a key could not be read and was
- * skipped; the iterator remains usable. */
+/* The next key, in the same way. ENOENT: there are no more keys, and the iterator is freed. An
+ * iterator that does not reach the end is freed with its store. EIO, EBADMSG: a key could not be
+ * read and was skipped; the iterator remains usable. */
 int ark_next(ARI *iter, uint64_t kbuflen, int64_t *klen, void *kbuf);
 /* As many of the next keys as fit into kbuf, one keye_t after the other; *num_keys: how many.
- * ENOSPC: not even the next one fits (*num_keys is 0). ENOENT and others as for ark_next. */
+ * ENOSPC: the next one does not fit (*num_keys is 0). ENOENT and others as for ark_next. */
 int ark_nextN(ARI *iter, uint64_t kbuflen, void *kbuf, int64_t *num_keys);
 /* A key, truncated to kbuflen (> 0) bytes; *klen: its length. Calls return each key once, in the
  * order of the keys' hashes, and then begin again. ENOENT: the store is empty. EIO, EBADMSG: a key
@@ -198,11 +195,10 @@ int ark_actual(ARK *ark, uint64_t *size);    /* bytes of keys and values */
 int ark_count(ARK *ark, int64_t *count);     /* pairs */
 /* Operations so far (including steps of iterators); reads and writes of the device so far. */
 int ark_stats(ARK *ark, uint64_t *ops, uint64_t *ios);
-/* Makes the content of a store that persists durable: ARK_KV_PERSIST_LOAD finds it after any crash.
+/* Makes the content of a persistent store durable: ARK_KV_PERSIST_LOAD finds it after any crash.
  * Writers are not blocked meanwhile. (A full store also does this by itself, to make room.) ENOSPC,
- * EIO and others:
- * the device holds the content of the last successful flush, or the new one.
- * A store that does not persist is emptied: all pairs are deleted, as one change. */
+ * EIO and others: the device holds the content of the last successful flush, or the new one.
+ * A scratch store is emptied: all pairs are deleted, as one change. */
 int ark_flush(ARK *ark);
 
 /* Forks the process when no call is in progress on the store (new ones wait meanwhile). The child

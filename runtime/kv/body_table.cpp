@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where bodies lie: see body_table.h.
+// The places of bodies: see body_table.h.
 // Threading: as there.
 #include "kv/body_table.h"
 
@@ -91,7 +91,8 @@ bool BodyTable::grow() {
   return true;
 }
 
-// A reader in the upper half finds nothing there from now on.
+// A reader in the upper half finds only empty lines there from now on. For writers: see
+// body_table.h.
 bool BodyTable::shrink() {
   const sys::Locked lock(lock_);
   const unsigned bits = bits_.load(std::memory_order_relaxed);

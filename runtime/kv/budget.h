@@ -10,10 +10,13 @@ namespace lunar::kv {
 class Budget {
  public:
   void open(uint64_t bytes) { limit_ = bytes; }
-  // The index leaves so much to the next open, whose index may take more (Store::begin_commits).
-  // There its chains may take it, but no more buckets for splits.
+  // keep_for_open: the index leaves `bytes` to the next open, whose replay may need more of it
+  // (Store::begin_commits). keep_for_chains: in that open, only overflow buckets may take them.
   void keep_for_open(uint64_t bytes) { kept_ = kept_by_chains_ = bytes; }
-  void keep_for_chains(uint64_t bytes) { kept_ = bytes, kept_by_chains_ = 0; }
+  void keep_for_chains(uint64_t bytes) {
+    kept_ = bytes;
+    kept_by_chains_ = 0;
+  }
   bool take(uint64_t bytes) { return take_below(limit_, bytes); }
   bool take_for_index(uint64_t bytes) { return take_below(limit_ - kept_, bytes); }
   bool take_for_chains(uint64_t bytes) { return take_below(limit_ - kept_by_chains_, bytes); }

@@ -2,12 +2,13 @@
 // Cleaning: frees dead space. placement.cpp chooses the segment that is emptied, and where its
 // records go.
 //
-// Writers clean ahead: when few segments are left to fill, one takes the mutex and cleans a
-// segment, or writes what a saved state needs, or saves, after its own operation; the others go on,
-// the slower the less is left. A writer that finds no free segment cleans until more than the
-// reserve is free; others wait for it. Readers notice nothing. What it may cost: one segment moves
-// at most 7/8 of itself, so a store whose segments all live more than that is full.
-// Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.
+// Writers clean ahead. When few free segments are left, one writer takes the mutex after its own
+// operation, and cleans a segment, writes out one that a saved state needs, or saves. The other
+// writers continue, delayed more as less is left. A writer that finds no free segment cleans until
+// more than the reserve is free; other writers wait for it. Readers are not affected. Cleaning
+// moves at most 7/8 of a segment, so a store whose segments are all fuller than that is full.
+// Threading: as in store.h.
+// pre, of all but room_*: the cleaning mutex
 #include <errno.h>
 
 #include <algorithm>
@@ -18,16 +19,16 @@
 namespace lunar::kv {
 namespace {
 
-constexpr unsigned kFruitlessMost = 3;  // saves for space, with cleaning in between
+constexpr unsigned kFruitlessMost = 3;  // saves for space without gain, with cleaning in between
 
-// segments with little dead space that one call cleans: four times what one takes
+// Segments with little dead space that one call cleans. Freeing one segment takes up to 64.
 constexpr unsigned kPoorMost = 256;
 
-// Segments that could not be read whole are tried again at most so often, so that a full store
+// The least time between two tries of segments that could not be read whole, so that a full store
 // answers at once.
 constexpr uint64_t kRetryDamagedNs = 1'000'000'000;
 
-// For readers to leave what is retired, or a writer to publish.
+// Waits for readers to leave retired segments, or for a writer to publish.
 void wait_a_little(unsigned round) { round < 100 ? sys::yield_cpu() : sys::sleep_ns(50'000); }
 
 }  // namespace
@@ -48,7 +49,8 @@ int Store::move_record(const Record* record, const char* segment, Address from) 
   if (const int status = log_.allocate(units, true, from, &to, nullptr, &body); status < 0)
     return status;
   Record* copy = log_.at(to);
-  memcpy(static_cast<void*>(copy), record, units * kUnitBytes);  // no writer is in it: the lock
+  // The lock keeps writers out of the record.
+  memcpy(static_cast<void*>(copy), record, units * kUnitBytes);
   constexpr uint32_t kLost = RecordNotes::kReplacesPair | RecordNotes::kReplacesLarge;
   copy->size_type = static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(record->type())) |
                     (record->size_type & (RecordNotes::kPiece | RecordNotes::kBody));
@@ -65,8 +67,8 @@ int Store::move_record(const Record* record, const char* segment, Address from) 
   return 0;
 }
 
-// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays what
-// it is; -EBADMSG: nor can it ever be.
+// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays
+// sealed; -EBADMSG: it is damaged, and is not tried again soon.
 int Store::clean(uint64_t segment) {
   for (unsigned round = 0; log_.filling(segment); ++round) wait_a_little(round);
   if (const int status = log_.commit_segment(segment); status < 0) return status;
@@ -75,24 +77,25 @@ int Store::clean(uint64_t segment) {
   if (log_.live(segment) != 0) {
     if (const int status = log_.segment_contents(segment, &memory); status < 0) {
       LUNAR_LOG_LIMITED(log_warning, 10,
-                        "key/value store on %s: segment at %llu cannot be read whole (%s); its "
-                        "keys are read one by "
-                        "one, and its space comes back when all of them have been set or deleted",
+                        "key/value store on %s: segment at %llu cannot be read whole (%s); "
+                        "its keys are read one by one, "
+                        "and its space comes back when all of them have been set or deleted",
                         device_->name(), static_cast<unsigned long long>(begin),
                         errno_text(status));
       log_.set_damaged(segment);
       return -EBADMSG;
     }
   }
-  for (uint64_t at = segment == 0 ? kUnitBytes : 0, end = log_.used(segment);
-       at < end && log_.live(segment) != 0;) {
+  const uint64_t end = log_.used(segment);
+  uint64_t at = log_.first_at(segment);
+  while (at < end && log_.live(segment) != 0) {
     const auto* record = reinterpret_cast<const Record*>(memory + at);
     if (const int status = move_record(record, memory, Address{(begin + at) / kUnitBytes});
         status < 0)
       return status;
     at += record->span();
   }
-  if (log_.live(segment) != 0) {  // the index leads to what is no record of a pair
+  if (log_.live(segment) != 0) {  // the index leads to bytes that are no record of a pair
     log_.set_damaged(segment);
     return -EBADMSG;
   }
@@ -101,7 +104,8 @@ int Store::clean(uint64_t segment) {
 }
 
 int Store::room_for_frames() {
-  for (unsigned round = 0;;) {
+  unsigned round = 0;
+  for (;;) {
     if (log_.failed()) return -EIO;
     const Log::Frames frames = log_.frames();
     if (frames == Log::Frames::kReady) return 0;
@@ -113,8 +117,8 @@ int Store::room_for_frames() {
   }
 }
 
-// A younger saved state frees what only the last one refers to. It may gain nothing, as it seals
-// the tail, half empty perhaps.
+// A younger saved state frees the segments that only the last one refers to. It may gain nothing,
+// because it seals the tail, which may be half empty.
 int Store::save_for_space(TriesForSpace* tries) {
   if (const int status = save(); status < 0) return status;
   const uint64_t free = log_.reclaim();
@@ -123,16 +127,17 @@ int Store::save_for_space(TriesForSpace* tries) {
   return 0;
 }
 
-// A step towards a free segment: cleans one, or saves. kDone: look again. kWait: others' reads have
-// to end. kFull: no segment is worth cleaning. kOver, with *error: nothing helps.
+// One step towards a free segment: cleans one, or saves. kDone: look again. kWait: reads of other
+// threads have to end. kFull: no segment is worth cleaning. kOver, with *error: nothing helps.
 Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error) {
   uint64_t segment;
   int chosen = may_clean ? log_.victim(&segment) : -EAGAIN;
-  // Before the store is full: what deletes have freed in each segment is worth more work than
-  // usual.
-  if (chosen == -ENOSPC && tries->poor < kPoorMost && (chosen = log_.poor_victim(&segment)) == 0 &&
-      ++tries->poor == kPoorMost)
-    full_at_ = log_.bytes_live();
+  // Before the store is full, the little space that deletes have freed in a segment is worth more
+  // work than usual.
+  if (chosen == -ENOSPC && tries->poor < kPoorMost) {
+    chosen = log_.poor_victim(&segment);
+    if (chosen == 0 && ++tries->poor == kPoorMost) full_at_ = log_.bytes_live();
+  }
   const int status = chosen == 0 ? clean(segment) : chosen;
   if (status == 0 || status == -EBADMSG) return Gain::kDone;
   if (log_.any_retired()) return Gain::kWait;
@@ -140,7 +145,7 @@ Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error
     *error = save_for_space(tries);
     return *error < 0 ? Gain::kOver : Gain::kDone;
   }
-  // What is free is for a saved state alone: there is nothing to clean into.
+  // The free segments are for a saved state alone, so there is none to clean into.
   if (chosen == 0 && status == -EAGAIN && log_.reclaim() <= log_.state_reserve() &&
       !log_.any_retired()) {
     *error = -ENOSPC;
@@ -149,28 +154,30 @@ Store::Gain Store::gain_segment(bool may_clean, TriesForSpace* tries, int* error
   return status == -ENOSPC ? Gain::kFull : Gain::kWait;
 }
 
-// The thread that cleans or saves may make room meanwhile: false, has_room() said so. True: the
-// mutex is the caller's.
+// Waits for the cleaning mutex, or for room that its owner makes. True: the caller has the mutex.
+// False: has_room() returned true.
 template <class HasRoom>
 bool Store::lock_for_room(HasRoom has_room) {
   wait_for_room_.fetch_add(1, std::memory_order_relaxed);
-  bool locked = false;
-  for (unsigned round = 0; !(locked = cleaning_.try_lock()) && !has_room(); ++round)
+  bool locked = cleaning_.try_lock();
+  for (unsigned round = 0; !locked && !has_room(); ++round) {
     wait_a_little(round);
+    locked = cleaning_.try_lock();
+  }
   wait_for_room_.fetch_sub(1, std::memory_order_relaxed);
   return locked;
 }
 
-// For a thread that wants the mutex for something else: writers that wait for room (they look every
-// 50 us) take it first.
+// Called before the mutex is taken for another purpose, so that writers that wait for room take it
+// first. They look every 50 us.
 void Store::yield_to_writers() const {
   for (unsigned round = 0; round < 200 && wait_for_room_.load(std::memory_order_relaxed) != 0;
        ++round)
     wait_a_little(round);
 }
 
-// By the writer that sees first that room comes to its end, after its own operation, one step a
-// set: the others go on. A failure is for those that cannot go on without.
+// Called after each set. The first writer that finds space low does one cleaning step; other
+// writers continue. A failure is reported by a writer that cannot continue without space.
 void Store::clean_early() {
   if (!log_.cleaning_wanted()) return;
   if (!cleaning_.try_lock()) {
@@ -180,7 +187,7 @@ void Store::clean_early() {
   log_.reclaim();
   Log::Ahead ahead = log_.failed() ? Log::Ahead::kNothing : log_.ahead();
   if (ahead == Log::Ahead::kSave) {
-    // What the state needs on the device goes there before, a segment a set.
+    // Segments that the state refers to are written out before, one per set.
     const int written = log_.write_oldest();
     if (written < 0 || (written == 0 && save() < 0)) ahead = Log::Ahead::kNothing;
     log_.reclaim();
@@ -189,10 +196,11 @@ void Store::clean_early() {
     uint64_t segment;
     int status = frames == Log::Frames::kWanted ? log_.make_frame() : 0;
     const bool grown = status == 0 && grows_before_cleaning() && log_.grow(1) == 0;
-    if (!grown && status == 0 && frames == Log::Frames::kReady &&
-        (status = log_.victim(&segment)) == 0)
-      status = clean(segment);
-    // One that is damaged is no victim any more: the next set takes another.
+    if (!grown && status == 0 && frames == Log::Frames::kReady) {
+      status = log_.victim(&segment);
+      if (status == 0) status = clean(segment);
+    }
+    // A damaged segment is not chosen again, so the next set takes another.
     if (status < 0 && status != -EBADMSG) ahead = Log::Ahead::kNothing;
   }
   if (ahead == Log::Ahead::kNothing) log_.end_cleaning_ahead();
@@ -212,12 +220,13 @@ int Store::room_for_segment() {
 int Store::room_for_segment_locked() {
   bool retried = false;
   TriesForSpace tries;
-  for (unsigned round = 0;;) {
+  unsigned round = 0;
+  for (;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
     if (log_.room_for_writers(1) && !log_.log_is_long()) return 0;
     if (log_.taken() != tries.taken) tries = {.taken = log_.taken()};
-    if (kept_) {
+    if (persistent_) {
       if (const int status = settle(); status < 0) return status;
     }
     if (log_.log_is_long()) {
@@ -225,8 +234,7 @@ int Store::room_for_segment_locked() {
       continue;
     }
     if (tries.fruitless >= kFruitlessMost) full_at_ = log_.bytes_live();
-    // Neither saves nor cleaning did help, and what lives has become no less since: they would not
-    // now.
+    // Saves and cleaning did not help before, and the live bytes have not become fewer since.
     if (full_at_ != 0 && log_.bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;
     full_at_ = 0;
     if (log_.held_suffice()) {
@@ -251,9 +259,11 @@ int Store::room_for_segment_locked() {
   }
 }
 
-// Until no segment is worth it, or what lives in them has no room before a younger state is saved.
+// Cleans until no segment is worth it, or until its records have no room before a younger state is
+// saved.
 int Store::clean_what_is_worth_it() {
-  for (unsigned round = 0;;) {
+  unsigned round = 0;
+  for (;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     log_.reclaim();
     uint64_t segment;
@@ -270,10 +280,11 @@ int Store::clean_what_is_worth_it() {
 int Store::compact() {
   if (read_only_) return -EROFS;
   MutexLock guard(cleaning_);
-  for (uint64_t best = UINT64_MAX;;) {
-    int status = kept_ ? settle() : 0;
+  uint64_t best = UINT64_MAX;
+  for (;;) {
+    int status = persistent_ ? settle() : 0;
     if (status == 0) status = clean_what_is_worth_it();
-    if (status == 0 && kept_) status = save();
+    if (status == 0 && persistent_) status = save();
     if (status < 0) return status;
     log_.reclaim();
     if (bytes_in_use() >= best) return 0;

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Durable sets: the tail is written in batches, by group commit. See record_log.h; the form:
-// store_format.h.
+// Durable sets: the tail is written in batches, by group commit. See record_log.h; store_format.h
+// has the format.
 //
 //   segment   │ header │ record │ record │ pad │ header │ record │ ...        │
 //             └──────── batch 7, durable ──────┘└── batch 8, the newest ──►
 //                                               records are appended and changed here alone
 //
-// A commit cuts the newest batch off, waits until its records are filled, writes it and what sealed
-// segments have that is not written, and flushes. Writers go on in the next batch meanwhile. One
-// thread commits at a time; those that come while it does wait for its end, and one of them makes
-// the next commit, for all. So a commit begins after the one before is durable: what of a batch is
-// on the device proves that all commits before it are.
+// A commit ends the newest batch, waits until its records are filled, writes it and the unwritten
+// part of sealed segments, and flushes. Writers continue in the next batch meanwhile. One thread
+// commits at a time. Threads that arrive during a commit wait for its end, and one of them makes
+// the next commit for all. So a commit begins after the one before is durable: any part of a batch
+// on the device proves that all commits before it are durable.
 // Threading: as in record_log.h.
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "kv/record_log.h"
@@ -26,7 +27,7 @@ namespace {
 
 constexpr uint64_t kBlockBytes = media::kBlockBytes;
 constexpr uint32_t kHeaderBytes = sizeof(Record) + sizeof(media::BatchHeader);
-// before a state is saved for the log's length; else 8 states
+// The least length of the log at which a state is saved to shorten it.
 constexpr uint64_t kLogBytesLeast = kGiB;
 
 Record* new_mark(char* at, uint64_t bytes, uint32_t key_bytes) {
@@ -72,12 +73,12 @@ bool Log::log_is_long() const {
 
 uint64_t Log::log_segments_most() const {
   uint64_t most = log_most_;
-  if (most == 0) most = 8 * state_bytes_(state_owner_);
-  if (log_most_ == 0 && most < kLogBytesLeast) most = kLogBytesLeast;
+  if (most == 0) most = std::max(8 * state_bytes_(state_owner_), kLogBytesLeast);
   return (most >> segment_bits_) + 1;
 }
 
-// The first of the two announced is the next tail; `fresh` will be the second. Pre: the mutex.
+// Takes the first of the two announced segments as the next tail. `fresh` becomes the second.
+// pre: the mutex
 bool Log::take_announced(bool cleaning, uint64_t fresh, uint64_t* number) {
   const uint64_t opened = next_[0] - 1;
   segments_[opened].life.store(new_life(), std::memory_order_release);
@@ -90,7 +91,7 @@ bool Log::take_announced(bool cleaning, uint64_t fresh, uint64_t* number) {
   return true;
 }
 
-// Pre: the mutex and the tail's lock; it is the tail.
+// pre: the mutex and the tail's lock; it is the tail
 void Log::open_log_segment(uint64_t number) {
   Segment& segment = segments_[number];
   next_[0] = next_[1];
@@ -107,7 +108,7 @@ void Log::open_log_segment(uint64_t number) {
   open_batch(static_cast<uint32_t>(tail_.used), 0);
 }
 
-// Pre, as of the next two: the tail's lock.
+// pre, as of the next two: the tail's lock
 void Log::open_batch(uint32_t at, unsigned side) {
   Segment& segment = segments_[tail_.segment];
   char* memory = segment.memory.load(std::memory_order_relaxed) + at;
@@ -119,7 +120,8 @@ void Log::open_batch(uint32_t at, unsigned side) {
 
 bool Log::any_in_batch() const { return tail_.used != used_durable(tail_.segment) + kHeaderBytes; }
 
-// Numbers the newest batch. Whether there is anything in it. Pre: no open group.
+// Numbers the newest batch. Returns whether it has records.
+// pre: no open group
 bool Log::finish_batch() {
   const Segment& segment = segments_[tail_.segment];
   if (!any_in_batch()) return false;
@@ -135,8 +137,8 @@ bool Log::finish_batch() {
   return true;
 }
 
-// Ends the newest batch, if there is anything in it; another begins behind it, where there is room.
-// Whether it does.
+// Ends the newest batch, if it has records, and begins another behind it, if there is room. Returns
+// whether another began.
 bool Log::close_batch(unsigned next_side) {
   end_group(tail_);
   if (!tail_.open || !finish_batch()) return false;
@@ -152,8 +154,9 @@ bool Log::close_batch(unsigned next_side) {
   return true;
 }
 
-// Where a saved state ends in a tail, in a store without batches: at a block, behind which the tail
-// continues. Pre: the tails' lock, all shards locked.
+// Without batches: pads a tail to a block. The saved state ends there, and the tail continues
+// behind it.
+// pre: the tails' lock, all shards locked
 void Log::cut_locked(Tail& tail) {
   Segment& segment = segments_[tail.segment];
   end_group(tail);
@@ -172,7 +175,7 @@ void Log::cut_tails() {
   for (Tail& tail : tails_) cut_locked(tail);
 }
 
-// What is not durable yet. Records that come later are not part of it.
+// Takes the part of the log that is not durable yet, without records that come later.
 Log::Uncommitted Log::take_uncommitted() {
   Uncommitted out;
   sys::Locked tail(tail_lock_);
@@ -185,13 +188,14 @@ Log::Uncommitted Log::take_uncommitted() {
   return out;
 }
 
-// Where the batch after one that ends at `end` begins: room for a mark, or none.
+// Where the batch begins that follows one that ends at `end`. The gap is empty or has room for a
+// mark.
 uint64_t Log::batch_end(uint64_t end) {
   const uint64_t to = round_up(end, kBlockBytes);
   return to != end && to - end < sizeof(Record) ? to + kBlockBytes : to;
 }
 
-// Nothing changes in [from, to) any more: its checksums.
+// Computes the checksums of the records in [from, to).
 void Log::prepare(uint64_t number, uint64_t from, uint64_t to) {
   char* memory = segments_[number].memory.load(std::memory_order_relaxed);
   const uint64_t begin = number << segment_bits_,
@@ -250,8 +254,8 @@ int Log::flush_device() {
   return status;
 }
 
-// Those that the last commit served are on their way here with the next set, and half of all would
-// always just miss the commit under way: a quarter of what one takes is worth waiting for them.
+// Writers of the last commit soon return with their next set. Without a pause, half of them would
+// just miss each commit. The pause takes at most a quarter of a commit's time.
 void Log::wait_for_company() {
   const uint64_t until = sys::now_ns() + commit_ns_ / 4;
   for (unsigned round = 0;
@@ -267,8 +271,8 @@ int Log::commit_once() {
   const Uncommitted now = take_uncommitted();
   int status = failed() ? -EIO : write_uncommitted(now);
   if (status < 0) {
-    // Linux reports what a flush could not write once, and forgets it: a later one that succeeds
-    // would prove nothing.
+    // Linux reports a failed write once and forgets it, so a later flush that succeeds would prove
+    // nothing.
     failed_.store(true, std::memory_order_release);
     LUNAR_LOG_LIMITED(
         log_error, 1,
@@ -306,7 +310,7 @@ int Log::commit_until(Done done) {
       (void)sys::futex_wait(&ended_, ended, -1, false);
       continue;
     }
-    // Whether it did is for the loop to see: another may have, before.
+    // The loop checks the result: another thread may have committed before.
     if (!done()) (void)commit_once();
     committing_.store(false, std::memory_order_release);
     ended_.fetch_add(1, std::memory_order_release);
@@ -335,8 +339,8 @@ int Log::commit_segment(uint64_t number) {
   return commit_until([&] { return segments_[number].written.load(std::memory_order_acquire); });
 }
 
-// Nothing is being filled, so the next batch may have the side of the one that ends here: that of a
-// commit under way is the other, and is waited for.
+// No record is being filled, so the next batch may have the side of the one that ends here. A
+// commit under way waits for the other side.
 void Log::mark_start(media::Root* root) {
   sys::Locked tail(tail_lock_);
   (void)close_batch(segments_[tail_.segment].batch.load(std::memory_order_relaxed) & 1);
@@ -378,8 +382,8 @@ bool Log::records_are_sound(uint64_t number, const char* memory, uint64_t from, 
   return true;
 }
 
-// Not into a frame: a record there is given out, and moved by cleaning, without a look at its
-// checksum, and only those that are replayed are checked.
+// Reads into the cleaner's memory, not into a frame. Gets and cleaning use records in frames
+// without a check of the checksum, and replay checks only the records that it applies.
 int Log::read_to_replay(uint64_t number, uint64_t bytes, char** memory) {
   *memory = cleaners_frame();
   return read_what_can_be(number, *memory, bytes);

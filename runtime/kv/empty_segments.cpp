@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Segments in which no record lives: they are free again at once, without cleaning, and a store in
-// memory gives their memory back to the kernel. It also empties segments by cleaning while all of
-// them hold more than twice what lives: so a delete or set moves less than it has left dead, and at
-// most half a segment.
+// Segments in which no record lives become free at once, without cleaning, and a store in memory
+// gives their memory back to the kernel. A store in memory also cleans segments while all of them
+// hold more than twice the live bytes. So a delete or set moves less than it left dead, and at most
+// half a segment.
 //
 //   last record deleted ──► retired ──► (readers have left) ──► free, touched ──► free, no memory
 //
-// A log in memory takes the first free segment, so what was touched is used again first; the rest
-// of what is touched and free goes back from the end of the log on, beyond a slack that keeps a
-// store that overwrites from faults. A store with durable sets leaves empty segments to cleaning: a
-// delete has to be durable before its segment is reused. Threading: as in store.h and record_log.h.
+// A log in memory takes the first free segment, so touched segments are used again first. Of the
+// touched free segments, the last ones lose their memory, beyond a slack that spares a store that
+// overwrites from page faults. A store with durable sets leaves empty segments to cleaning, because
+// a delete has to be durable before its segment is reused.
+// Threading: as in store.h and record_log.h.
 #include <errno.h>
 #include <sys/mman.h>
+
+#include <algorithm>
 
 #include "kv/store.h"
 #include "sys/mem.h"
@@ -19,9 +22,9 @@
 namespace lunar::kv {
 namespace {
 
-// of what is free and touched: so many, and of those in use
+// The slack of touched free segments: so many, plus a share of the segments in use.
 constexpr uint64_t kSlackSegments = 8, kSlackShare = 8;
-constexpr unsigned kShedMost = 2;  // segments that lose their memory for one that becomes free
+constexpr unsigned kShedMost = 2;  // segments that lose their memory when one becomes free
 
 }  // namespace
 
@@ -41,7 +44,7 @@ bool Log::wastes_memory() const {
   return !device_ && unused < count_ && (count_ - unused) << segment_bits_ > 2 * bytes_live();
 }
 
-// Pre: the mutex.
+// pre: the mutex
 bool Log::is_empty(uint64_t number) const {
   const SegmentState now = state(number);
   return (now == SegmentState::kSealed || now == SegmentState::kDamaged) && records(number) == 0 &&
@@ -66,7 +69,7 @@ void Log::retire_all() {
   }
 }
 
-// Pre of these: the mutex.
+// pre of these: the mutex
 void Log::note_taken(uint64_t number) {
   if (segments_[number].touched) --touched_free_;
   segments_[number].touched = true;
@@ -75,12 +78,12 @@ void Log::note_taken(uint64_t number) {
 void Log::note_free(uint64_t number) {
   if (device_) return;
   ++touched_free_;
-  if (number < next_free_) next_free_ = number;
-  if (number >= touched_end_) touched_end_ = number + 1;
+  next_free_ = std::min(next_free_, number);
+  touched_end_ = std::max(touched_end_, number + 1);
   const uint64_t slack =
       kSlackSegments + (count_ - free_.load(std::memory_order_relaxed)) / kSlackShare;
-  for (unsigned shed = 0, seen = 0; shed < kShedMost && seen < kSeenMost && touched_free_ > slack;
-       ++seen) {
+  unsigned shed = 0;
+  for (unsigned seen = 0; shed < kShedMost && seen < kSeenMost && touched_free_ > slack; ++seen) {
     Segment& last = segments_[--touched_end_];
     if (!last.touched || last.state.load(std::memory_order_relaxed) != SegmentState::kFree)
       continue;
@@ -91,12 +94,12 @@ void Log::note_free(uint64_t number) {
   }
 }
 
-// While a state is saved the segments that it refers to stay: whoever saves has the mutex of
-// cleaning.
+// Segments that a state refers to must stay while it is saved. The saving thread has the cleaning
+// mutex.
 void Store::give_back_empty(uint64_t segment) {
   if (log_.commits() || (log_.state(segment) == SegmentState::kOpen && !log_.any_retired())) return;
   const bool locked = cleaning_.try_lock();
-  if (locked || !kept_) log_.retire_empty(segment);
+  if (locked || !persistent_) log_.retire_empty(segment);
   if (!locked) return;
   log_.reclaim();
   cleaning_.unlock();
@@ -111,7 +114,7 @@ void Store::give_back_dead() {
 }
 
 int Store::clear() {
-  if (kept_) return -EOPNOTSUPP;
+  if (persistent_) return -EOPNOTSUPP;
   MutexLock cleaning(cleaning_);
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Epochs: see epoch.h.
 //
-// Why it holds: a reader publishes (1) and then loads the index (2), a writer stores into the index
-// (3) and then looks at the slots (4), all four sequentially consistent. If (4) did not see (1),
-// then (3) came before (2): the reader sees what the writer left. Threading: any.
+// Why this is safe: a reader publishes (1) and then loads the index (2). A writer stores into the
+// index (3) and then looks at the slots (4). All four are sequentially consistent. If (4) did not
+// see (1), then (3) came before (2), so the reader sees the writer's store.
+// Threading: any.
 #include "kv/epoch.h"
 
 #include "sys/thread.h"
@@ -11,7 +12,7 @@
 namespace lunar::kv {
 namespace {
 
-// Where a thread looks for a free slot first: the one it had last. Not more than a hint.
+// The slot that a thread had last + 1, where it looks first; 0: none.
 thread_local unsigned slot_hint = 0;
 std::atomic<unsigned> hints{0};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epochs keep memory that a reader without a lock may look at from being reused.
+// Epochs keep memory from being reused while a reader without a lock may look at it.
 //
 //   reader   Reading guard(epochs);      publishes the current epoch in a slot, looks, leaves
 //   writer   unlinks X; e = retire();    readers that may still see X have published e or less
@@ -19,7 +19,7 @@ class Epochs {
  public:
   // Called after something was unlinked; returns the number to pass to safe().
   uint64_t retire() { return epoch_.fetch_add(1, std::memory_order_seq_cst); }
-  // Whether no reader is left that published `retired` or less.
+  // Whether all readers that published `retired` or less have left.
   bool safe(uint64_t retired) const;
   uint64_t operations() const;  // number of all operations that were counted
 

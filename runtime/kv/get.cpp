@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading: get, exists; see store.h.
 //
-// Records in DRAM are found and copied under one epoch. Entries with records on the device are only
-// noted there and read after the epoch: the checksum tells whether it is still the record that the
-// index led to. When it does not match, either the record has moved meanwhile, and the index says
-// where, or it is damaged: so look again, a few times, and at last with the lock of the shard. Then
-// nothing moves, and what does not match is damaged. (Pieces are read without the lock then, too.)
+// Records in DRAM are found and copied under one epoch. Entries of records on the device are only
+// noted there, and the records are read after the epoch. A checksum tells whether the bytes read
+// are the record that the index led to. On a mismatch the record has moved or is damaged, so the
+// get looks again, a few times without the lock of the shard, and at last with it. Then nothing
+// moves, so a mismatch is damage. (Pieces are read without the lock even then.)
 // Threading: as in store.h.
 #include <errno.h>
 
+#include <algorithm>
 #include <optional>
 
 #define XXH_INLINE_ALL
@@ -21,15 +22,14 @@ namespace {
 
 constexpr unsigned kTries = 5;
 
-uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
 }  // namespace
 
 uint64_t hash_of(Bytes key) { return XXH3_64bits(key.data, key.size); }
 
-// What a damaged index leads to may be no record: its length leads out of no mapping.
+// A damaged index may lead to bytes that are no record. The limit keeps the key within the mapping.
 Bytes Store::key_of(const Record* record) const {
-  return {record->key(), smaller(record->key_bytes, log_.inline_units_max() * kUnitBytes)};
+  return {record->key(),
+          std::min<uint64_t>(record->key_bytes, log_.inline_units_max() * kUnitBytes)};
 }
 
 uint64_t Store::hash_of_record(const Record* record) const {
@@ -47,7 +47,7 @@ bool Store::is_key(const Record* record, uint64_t hash, Bytes key) const {
 int Store::is_key_of_pieces(const Pieces& pieces, Bytes key) {
   char part[4096];
   for (uint64_t at = 0; pieces.hold_key && at < key.size; at += sizeof part) {
-    const uint64_t n = smaller(sizeof part, key.size - at);
+    const uint64_t n = std::min<uint64_t>(sizeof part, key.size - at);
     if (const int status = read_pieces(pieces, at, part, n); status < 0) return status;
     if (memcmp(part, static_cast<const char*>(key.data) + at, n) != 0) return 0;
   }
@@ -60,7 +60,7 @@ Record* Store::resident(Address address, Candidate* cold) const {
   return record;
 }
 
-// -ENOENT: not in DRAM; it may be one of `cold`.
+// -ENOENT: not in DRAM; the pair may be one of `cold`.
 int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset,
                             Candidates* cold) {
   int64_t result = -ENOENT;
@@ -80,7 +80,8 @@ int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t byt
     if (log_.on_device()) log_.note_read(record);
     if (record->type() == RecordType::kLarge) {
       cold->list[cold->count++] = {address, 0, record->pieces(), {}};
-      return !record->pieces().hold_key;  // else another may have the same hash and length
+      // If the key lies in the pieces, another pair may have the same hash and length.
+      return !record->pieces().hold_key;
     }
     result =
         static_cast<int64_t>(value_copy_out(record, log_.value_of(record), offset, buffer, bytes));
@@ -90,8 +91,8 @@ int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t byt
   return result;
 }
 
-// What a read of a body alone has proved, with the record that it has on the device as far as a
-// copy of it matters.
+// Admits a body that was read alone, and proved, to the cache. The record for the copy is made from
+// the key and the table's entry.
 void Store::admit_body(const BodyPlace& body, Bytes key, const char* value, Address address,
                        uint64_t life) {
   alignas(Record) char memory[Log::kBodyRecordUnits * kUnitBytes];
@@ -104,51 +105,53 @@ void Store::admit_body(const BodyPlace& body, Bytes key, const char* value, Addr
   log_.cache().admit(record, address, life, false, value);
 }
 
-// -ENOENT: it is another key's. -ESTALE: its pieces are gone.
+// -ENOENT: the record is another key's. -ESTALE: its pieces are gone.
 int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer,
                         uint64_t bytes, uint64_t offset) {
   Pieces pieces = one.pieces;
   if (pieces.id == 0) {
-    Look look(log_);
-    if (one.body.blocks != 0 && look.known_body(one.body, one.address, one.life, key) == 0) {
+    RecordReader reader(log_);
+    if (one.body.blocks != 0 && reader.known_body(one.body, one.address, one.life, key) == 0) {
       const uint64_t whole = one.body.blocks * media::kBlockBytes,
                      rest = offset < whole ? whole - offset : 0;
-      value_copy_words(look.value(), offset, buffer, smaller(rest, bytes));
-      admit_body(one.body, key, look.value(), one.address, one.life);
+      value_copy_words(reader.value(), offset, buffer, std::min<uint64_t>(rest, bytes));
+      admit_body(one.body, key, reader.value(), one.address, one.life);
       return static_cast<int64_t>(whole);
     }
-    if (const int status = look.cold(one.address, one.life); status < 0) return status;
-    if (!is_key(look.record(), hash, key)) return -ENOENT;
-    if (const int status = look.find_value(); status < 0) return status;
-    log_.cache().admit(look.record(), one.address, one.life, false, look.value());
-    if (look->type() == RecordType::kPair)
+    if (const int status = reader.cold(one.address, one.life); status < 0) return status;
+    if (!is_key(reader.record(), hash, key)) return -ENOENT;
+    if (const int status = reader.find_value(); status < 0) return status;
+    log_.cache().admit(reader.record(), one.address, one.life, false, reader.value());
+    if (reader->type() == RecordType::kPair)
       return static_cast<int64_t>(
-          value_copy_out(look.record(), look.value(), offset, buffer, bytes));
-    pieces = look->pieces();
+          value_copy_out(reader.record(), reader.value(), offset, buffer, bytes));
+    pieces = reader->pieces();
   }
   if (const int same = is_key_of_pieces(pieces, key); same <= 0) return same < 0 ? same : -ENOENT;
   const uint64_t rest = offset < pieces.value_bytes ? pieces.value_bytes - offset : 0;
-  const int status = read_pieces(pieces, pieces.value_at() + smaller(offset, pieces.value_bytes),
-                                 buffer, smaller(rest, bytes));
+  const int status =
+      read_pieces(pieces, pieces.value_at() + std::min<uint64_t>(offset, pieces.value_bytes),
+                  buffer, std::min<uint64_t>(rest, bytes));
   return status < 0 ? status : static_cast<int64_t>(pieces.value_bytes);
 }
 
-// With the lock of the shard: for more candidates than are noted, and what moves faster than it is
-// read. Pieces are read without it, as long as that may end. If one is not there, though the index
-// leads to the same head afterwards, it is damaged.
+// Reads with the lock of the shard, if there were too many candidates, or the record moved faster
+// than it was read. Pieces are read without the lock until HeadsRead is full. A piece that is
+// missing while the index still leads to its head is damaged.
 int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   Shard& shard = shard_of(hash);
-  for (HeadsRead read;;) {
+  HeadsRead read;
+  for (;;) {
     Found found;
     std::optional<MutexLock> lock(std::in_place, shard.lock);
     if (const int status = find_locked(shard, hash, key, read, &found); status < 0) return status;
     if (!found.place) return -ENOENT;
     if (found.pieces.id == 0) {
-      Look look(log_);
-      if (const int status = look.locked(found.address); status < 0) return status;
-      if (const int status = look.find_value(); status < 0) return status;
+      RecordReader reader(log_);
+      if (const int status = reader.locked(found.address); status < 0) return status;
+      if (const int status = reader.find_value(); status < 0) return status;
       return static_cast<int64_t>(
-          value_copy_out(look.record(), look.value(), offset, buffer, bytes));
+          value_copy_out(reader.record(), reader.value(), offset, buffer, bytes));
     }
     if (!read.full()) lock.reset();
     int64_t result =
@@ -198,7 +201,7 @@ int64_t Store::cold_finish(ColdGet* get, int64_t moved) {
     const uint64_t whole = get->piece.iov_len, rest = get->offset < whole ? whole - get->offset : 0;
     if (read &&
         body_checksum(get->key, block, whole, get->address, get->life) == get->body.checksum) {
-      value_copy_words(block, get->offset, get->buffer, smaller(rest, get->bytes));
+      value_copy_words(block, get->offset, get->buffer, std::min<uint64_t>(rest, get->bytes));
       admit_body(get->body, get->key, block, get->address, get->life);
       result = static_cast<int64_t>(whole);
       Reading(epochs_).count();
@@ -230,7 +233,7 @@ int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
     Candidates cold;
     status = get_resident(hash, key, buffer, bytes, offset, &cold);
     if (status >= 0 || cold.count == 0) return status;
-    if (cold.more) break;  // the key may be behind those
+    if (cold.more) break;  // the key may be among the entries that were not noted
     bool all_read = true;
     for (unsigned i = 0; i < cold.count; ++i) {
       const int64_t one = get_cold(cold.list[i], hash, key, buffer, bytes, offset);
@@ -249,20 +252,20 @@ int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
 
 int64_t Store::copy_key(const Record* record, void* buffer, uint64_t bytes) const {
   const Bytes key = key_of(record);
-  if (const uint64_t n = smaller(key.size, bytes)) memcpy(buffer, key.data, n);
+  if (const uint64_t n = std::min<uint64_t>(key.size, bytes)) memcpy(buffer, key.data, n);
   return static_cast<int64_t>(key.size);
 }
 
 int64_t Store::copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes) {
   Pieces pieces = one.pieces;
   if (pieces.id == 0) {
-    Look look(log_);
-    if (const int status = look.cold(one.address, one.life); status < 0) return status;
-    if (look->type() == RecordType::kPair || !look->pieces().hold_key)
-      return copy_key(look.record(), buffer, bytes);
-    pieces = look->pieces();
+    RecordReader reader(log_);
+    if (const int status = reader.cold(one.address, one.life); status < 0) return status;
+    if (reader->type() == RecordType::kPair || !reader->pieces().hold_key)
+      return copy_key(reader.record(), buffer, bytes);
+    pieces = reader->pieces();
   }
-  const int status = read_pieces(pieces, 0, buffer, smaller(pieces.key_bytes, bytes));
+  const int status = read_pieces(pieces, 0, buffer, std::min<uint64_t>(pieces.key_bytes, bytes));
   return status < 0 ? status : static_cast<int64_t>(pieces.key_bytes);
 }
 

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Growing: a store that ends with its process takes more of its device while it is open; one that
-// is kept gets the rest of a place that became larger, by grow_place(), with nothing else going on.
+// Growing. A scratch store takes more of its device while it is open. A persistent store takes the
+// rest of a place that became larger by grow_place(), while no other thread uses it.
 //
 //   before  │ super │ roots │ 0 .. n-1 │ roots │        the roots behind lie where segment n begins
 //   after   │ super │ roots │ 0 .. n-1 │ n │ n+1 .. m-1 │ roots │
 //
-// Order of grow_place(): a state of m segments, in none that the last state refers to, nor in n;
-// the new roots behind; one of the roots in front; the superblocks, one after the other; the other
-// root in front. A crash before the first superblock leaves the old store, with one root that does
-// not count, and later ones the new store, likewise: the open repairs it from its copy.
+// Order of grow_place(): a state of m segments, outside the segments that the last state refers to
+// and outside n; the new roots behind; one of the roots in front; the superblocks, one after the
+// other; the other root in front. A crash before the first superblock leaves the old store, a later
+// crash the new one. In both cases one front root does not count, and the open repairs it from its
+// copy.
 // Threading: as in store.h.
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/format.h"
@@ -21,7 +23,7 @@
 
 namespace lunar::kv {
 
-// The first `held` of them are not to be used.
+// The first `held` of the new segments are reserved.
 int Log::add_segments(uint64_t more, uint64_t held) {
   const uint64_t count = count_;
   const int status =
@@ -41,23 +43,23 @@ int Log::grow(uint64_t segments) {
   const uint64_t left = count_most_ - count_, quarter = count_ / 4;
   if (segments > left || sys::now_ns() < grow_again_at_) return -ENOSPC;
   int status = -ENOSPC;
-  if (quarter > segments) status = add_segments(quarter < left ? quarter : left, 0);
+  if (quarter > segments) status = add_segments(std::min(quarter, left), 0);
   if (status == -ENOSPC) status = add_segments(segments, 0);
   if (status < 0) grow_again_at_ = sys::now_ns() + kAskAgainNs;
   return status;
 }
 
-// Where most of it lives cleaning costs more than space, of which the device has some.
+// If most of the log is live, cleaning costs more than taking free space of the device.
 bool Store::grows_before_cleaning() const {
   return log_.may_grow() && log_.bytes_live() > log_.bytes() / 8 * 5;
 }
 
-// -ENOSPC, with a line for the first.
+// Returns -ENOSPC. Logs one line, the first time.
 int Store::refuse_as_full() {
   if (full_said_.exchange(true, std::memory_order_relaxed)) return -ENOSPC;
   const char* advice =
-      !device_ ? "give it more DRAM (LUNAR_KV_DRAM) or a larger size"
-      : kept_  ? "close it and make it larger (lunar kv grow)"
+      !device_      ? "give it more DRAM (LUNAR_KV_DRAM) or a larger size"
+      : persistent_ ? "close it and make it larger (lunar kv grow)"
       : log_.may_grow()
           ? "end what else is on the device, which has no more space, or give a larger one"
           : "give a larger size (LUNAR_KV_SIZE) or device";
@@ -68,10 +70,10 @@ int Store::refuse_as_full() {
 }
 
 int Store::grow_place() {
-  if (!kept_ || read_only_ || log_.commits()) return -EINVAL;
+  if (!persistent_ || read_only_ || log_.commits()) return -EINVAL;
   const uint64_t around = media::kHeadBytes + media::kTailBytes, size = device_->size_bytes();
-  uint64_t count = size > around ? (size - around) >> super_.segment_bits : 0;
-  if (count > kLogBytesMax >> super_.segment_bits) count = kLogBytesMax >> super_.segment_bits;
+  const uint64_t log_bytes = std::min(size > around ? size - around : 0, kLogBytesMax);
+  const uint64_t count = log_bytes >> super_.segment_bits;
   if (count <= log_.segments()) return -ENODATA;
   if (count > log_.segments_most()) return -ENOMEM;
   if (const int status = flush(); status < 0) return status;

@@ -14,10 +14,10 @@
 namespace lunar::kv {
 namespace {
 
-// tenths: a bucket more whenever there are more entries than that on average
+// The mean number of entries per bucket, in tenths, above which a bucket is added.
 constexpr uint64_t kEntriesABucket10 = 72;
 constexpr uint64_t kChainsALook = 128;    // for a writer that holds the lock: some 10 us
-constexpr uint64_t kEntryBytesMost = 12;  // at that load, wherever the next split is
+constexpr uint64_t kEntryBytesMost = 12;  // at that load, at any point of a round of splits
 
 template <class B>
 bool take(Budget* budget, uint64_t bytes) {
@@ -50,7 +50,7 @@ int BucketArray<B>::grow(uint64_t count) {
   if (parts > kParts || !take<B>(budget_, more * sizeof(B))) return -ENOMEM;
   for (unsigned part = 0; part < parts; ++part) {
     if (parts_[part].load(std::memory_order_relaxed)) continue;
-    // zeros: empty
+    // Zeros are empty buckets.
     auto* memory = static_cast<B*>(map_private(part_bytes(part), ForkPolicy::kInherit));
     if (!memory) {
       budget_->give_back(more * sizeof(B));
@@ -91,7 +91,7 @@ int Index::resume(uint64_t buckets, uint64_t entries) {
   if (level < bits_ || level - bits_ > kGrowBits ||
       (level - bits_ == kGrowBits && buckets != uint64_t{1} << level))
     return -EBADMSG;
-  // Of an index that most entries have left, as many as the entries need.
+  // An index that has lost most of its entries gets only the buckets that the rest needs.
   const uint64_t needed = (entries * 10 + kEntriesABucket10 - 1) / kEntriesABucket10;
   if (buckets / 2 >= needed) buckets = std::max(needed, uint64_t{1} << bits_);
   if (const int status = primary_.grow(buckets); status < 0) return status;
@@ -117,8 +117,8 @@ int Index::make_room(uint64_t hash) {
   return gap ? 0 : spare_overflow(1, kChainsALook);
 }
 
-// Takes memory only if the chain has no gap, so that entries never need more than they took before
-// (resume).
+// Takes memory only if the chain has no gap, so that restored entries never need more than they
+// took before (resume).
 int Index::add(uint64_t hash, Address address) {
   const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
   std::atomic<uint64_t>* last =
@@ -131,7 +131,7 @@ int Index::add(uint64_t hash, Address address) {
   return 0;
 }
 
-// Makes sure that `count` overflow buckets are there to be taken.
+// Makes sure that `count` spare overflow buckets exist.
 int Index::spare_overflow(uint64_t count, uint64_t chains_most) {
   while (spares_ < count) {
     if (const int status = overflow_.grow(overflow_.count() + 1); status < 0) {
@@ -146,15 +146,17 @@ int Index::spare_overflow(uint64_t count, uint64_t chains_most) {
   return 0;
 }
 
-// Looks for a chain that deletes have left longer than it needs to be, and takes what it does not
-// need out of it.
+// Looks for a chain with more buckets than it needs after deletes, and takes the surplus out of it.
 bool Index::gain_overflow(uint64_t chains_most) {
   const uint64_t buckets = shape().buckets();
   for (uint64_t i = 0; i < buckets && i < chains_most; ++i) {
     if (looked_at_ >= buckets) looked_at_ = 0;
     Bucket* first = &primary_.at(looked_at_++);
     uint64_t places = 0, empty = 0;
-    for (Cursor at(*this, *first); at; ++at, ++places) empty += is_empty(*at) ? 1 : 0;
+    for (Cursor at(*this, *first); at; ++at) {
+      ++places;
+      empty += is_empty(*at) ? 1 : 0;
+    }
     if (places == Bucket::kEntries || empty < OverflowBucket::kEntries) continue;
     moves_.fetch_add(1, std::memory_order_seq_cst);
     close_gaps(first);
@@ -164,7 +166,8 @@ bool Index::gain_overflow(uint64_t chains_most) {
   return false;
 }
 
-// Into the first gap of a chain. There is none: the link of its last bucket; else nullptr.
+// Puts an entry into the first gap of a chain. nullptr; the link of the last bucket: the chain has
+// no gap.
 std::atomic<uint64_t>* Index::fill_gap(Bucket* bucket, uint64_t entry, uint64_t marks) {
   std::atomic<uint64_t>* last = nullptr;
   for (Cursor at(*this, *bucket); at; ++at) {
@@ -177,12 +180,14 @@ std::atomic<uint64_t>* Index::fill_gap(Bucket* bucket, uint64_t entry, uint64_t 
   return last;
 }
 
-// Into the first gap of a chain, or behind it. Pre: a spare bucket.
+// Puts an entry into the first gap of a chain, or behind it.
+// pre: a spare bucket
 void Index::put(Bucket* bucket, uint64_t entry, uint64_t marks) {
   if (std::atomic<uint64_t>* last = fill_gap(bucket, entry, marks)) append(last, entry, marks);
 }
 
-// Into a new bucket behind the one with that link. Pre: a spare bucket.
+// Puts an entry into a new bucket behind the one with that link.
+// pre: a spare bucket
 void Index::append(std::atomic<uint64_t>* last, uint64_t entry, uint64_t marks) {
   const uint64_t number = spare_;
   OverflowBucket& fresh = overflow_.at(number - 1);
@@ -194,8 +199,8 @@ void Index::append(std::atomic<uint64_t>* last, uint64_t entry, uint64_t marks) 
   last->store(last->load(std::memory_order_relaxed) | number, std::memory_order_seq_cst);
 }
 
-// Bucket `split` gives those of its entries to the new last one whose next bit is set. 0, also when
-// the tag has no more bits to give, and chains get longer; -ENOMEM.
+// Moves the entries of bucket `split` whose next bit is set to a new last bucket. 0, also if the
+// tag has no more bits, so that chains get longer; -ENOMEM.
 int Index::split() {
   const Shape before = shape();
   const uint64_t to = before.buckets();
@@ -225,8 +230,9 @@ int Index::split() {
   return 0;
 }
 
-// Moves what lies at the end of a chain into its gaps, and takes the buckets that are empty then
-// out of it. Pre: moves_ is odd.
+// Moves entries from the end of a chain into its gaps, and takes the buckets that are then empty
+// out of it.
+// pre: moves_ is odd
 void Index::close_gaps(Bucket* first) {
   std::atomic<uint64_t>* last = &first->link;
   Cursor to(*this, *first);
@@ -273,7 +279,7 @@ uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64
                         unsigned marker) const {
   const uint64_t low = number & ((uint64_t{1} << from.level) - 1);
   const uint64_t step = low < from.split ? uint64_t{2} << from.level : uint64_t{1} << from.level;
-  for (;; pause()) {
+  for (;;) {
     const uint64_t moves = moves_.load(std::memory_order_seq_cst);
     uint64_t found = 0;
     for (uint64_t i = number, buckets = shape().buckets(); i < buckets; i += step) {
@@ -285,6 +291,7 @@ uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64
       }
     }
     if ((moves & 1) == 0 && moves_.load(std::memory_order_seq_cst) == moves) return found;
+    pause();
   }
 }
 

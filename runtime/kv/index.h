@@ -54,10 +54,14 @@ static_assert(sizeof(Bucket) == 64 && sizeof(OverflowBucket) == 32);
 template <class B>
 class BucketArray {
  public:
-  void open(unsigned bits, Budget* budget) { bits_ = bits, budget_ = budget; }
+  void open(unsigned bits, Budget* budget) {
+    bits_ = bits;
+    budget_ = budget;
+  }
   void close();
   // Grows the array to `count` buckets; the new ones are empty. 0; -ENOMEM, also if the budget is
-  // used up. Pre: the lock.
+  // used up.
+  // pre: the lock
   [[nodiscard]] int grow(uint64_t count);
   static constexpr uint64_t count_most(unsigned bits) { return uint64_t{1} << (bits + kParts - 1); }
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
@@ -128,24 +132,25 @@ class Index {
     place->store(0, std::memory_order_seq_cst);
     entries_.store(entries() - 1, std::memory_order_relaxed);
   }
-  // 0, or -ENOMEM: there is no bucket. make_room: whether insert would succeed, which it does then.
-  // Without memory they take a bucket that deletes have left empty in another chain; make_room
+  // 0, or -ENOMEM: no bucket is free. After make_room returned 0, the next insert of that hash
+  // succeeds. Without memory both take a bucket that deletes left empty in another chain; make_room
   // looks for one in kChainsALook chains.
   [[nodiscard]] int insert(uint64_t hash, Address address);
   [[nodiscard]] int make_room(uint64_t hash);
-  // Splits a bucket where there are clearly more entries than splits allow, as they found no
-  // memory. 0, or -ENOMEM: there is still none.
+  // Makes up for a split that found no memory, if the load is clearly above its limit. 0, or
+  // -ENOMEM: there is still no memory.
   [[nodiscard]] int keep_load();
 
-  // Marks of the entries, for kMarkers walks at a time. clear_marks: in bucket `number` and its
-  // chain. mark: false if the index has no entry with that hash and address, or it is marked
-  // already. Pre of both: the lock.
+  // Marks of the entries, for kMarkers walks at a time. clear_marks: clears those of bucket
+  // `number` and its chain. mark: marks an entry; false if the index has no entry with that hash
+  // and address, or it is marked already.
+  // pre of both: the lock
   static constexpr unsigned kMarkers = 5, kNoMarker = kMarkers;
   void clear_marks(uint64_t number, unsigned marker);
   [[nodiscard]] bool mark(uint64_t hash, Address address, unsigned marker);
 
-  // For walks. A class of a shape is the set of entries that were in one of its buckets at that
-  // time, wherever splits have moved them since.
+  // For walks. A class of a shape is the set of entries that were in one bucket when the index had
+  // that shape. Splits that move them later do not change the class.
   Shape shape() const {
     const uint64_t packed = shape_.load(std::memory_order_seq_cst);
     return {static_cast<unsigned>(packed >> 56), packed & ((uint64_t{1} << 56) - 1)};
@@ -154,8 +159,8 @@ class Index {
   // `max`. Returns how many there are (if more than max: call again with more room).
   uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max,
                    unsigned marker = kNoMarker) const;
-  // For the saved state: visits the entries of bucket `number` and its chain as they are. Pre: the
-  // lock.
+  // For the saved state: visits the entries of bucket `number` and its chain as they are.
+  // pre: the lock
   template <class Visit>
   void for_bucket(uint64_t number, Visit visit) const {
     (void)find_place(primary_.at(number), [&](const std::atomic<uint64_t>& place) {
@@ -163,11 +168,12 @@ class Index {
       return false;
     });
   }
-  // For an index that is loaded: the shape of one with the same bits() that had so many buckets and
-  // entries. What restore() then inserts takes no more memory than it took there. Pre: no entry
-  // yet. 0, -ENOMEM, or -EBADMSG: no index has so many buckets.
+  // Gives an index that is being loaded the shape of a saved one with the same bits(), that had so
+  // many buckets and entries. The entries that restore() then inserts take no more memory than they
+  // took there. 0, -ENOMEM, or -EBADMSG: no index has so many buckets.
+  // pre: no entry yet
   [[nodiscard]] int resume(uint64_t buckets, uint64_t entries);
-  // Inserts such an entry. Never grows beyond the shape. 0, or -ENOMEM: there is no bucket.
+  // Inserts a saved entry without a split. 0, or -ENOMEM: no bucket is free.
   [[nodiscard]] int restore(uint64_t bucket, uint64_t entry) {
     const uint64_t known = bucket & ((uint64_t{1} << bits_) - 1);
     return add(known << kTagBits | entry >> kAddressBits, address_of(entry));
@@ -179,8 +185,8 @@ class Index {
   uint64_t bytes() const {
     return primary_.count() * sizeof(Bucket) + overflow_.count() * sizeof(OverflowBucket);
   }
-  // Whether every entry is where a reader looks for it, and their number is right. Pre: the lock.
-  // For tests.
+  // Whether every entry is where a reader looks for it, and their number is right. For tests.
+  // pre: the lock
   bool validate() const;
 
  private:
@@ -260,7 +266,7 @@ class Index {
   std::atomic<uint64_t> entries_{0};
   // overflow buckets in no chain: number + 1 of the first, linked; how many
   uint64_t spare_ = 0, spares_ = 0;
-  uint64_t looked_at_ = 0;  // by gain_overflow: bucket of the next chain
+  uint64_t looked_at_ = 0;  // the bucket where gain_overflow continues
   BucketArray<Bucket> primary_;
   BucketArray<OverflowBucket> overflow_;
 };

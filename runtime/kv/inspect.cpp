@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looking at a store as a whole: see inspect.h.
 //
-// A sweep reads each segment in one piece and goes from record to record. Behind one that is
-// damaged, lengths mean nothing: it goes on where the index says that the next record begins. So
-// all of a segment is looked at, and every pair that the index knows is either read with its
+// A sweep reads each segment in one piece and goes from record to record. The lengths of a damaged
+// record mean nothing, so the sweep continues where the index says that the next record begins. So
+// it examines all of a segment, and every pair that the index knows is either read with its
 // checksum or named.
 // Threading: as in store.h.
 #include "kv/inspect.h"
@@ -24,12 +24,12 @@ void Store::info(StoreInfo* out) {
   *out = {};
   {
     MutexLock guard(cleaning_);
-    if (kept_) {
+    if (persistent_) {
       out->version = super_.version;
       memcpy(out->uuid, super_.uuid, sizeof out->uuid);
       out->place_bytes = super_.device_bytes;
     }
-    if (kept_ && root_.loaded()) {
+    if (persistent_ && root_.loaded()) {
       media::Root root;
       memcpy(&root, root_.body(), sizeof root);
       out->sequence = root_.sequence();
@@ -63,7 +63,7 @@ class Sweeper {
  private:
   static constexpr uint64_t kBlockBytes = media::kBlockBytes, kKeyShown = 256;
 
-  // bytes 0: not known
+  // bytes: 0: not known.
   Damage damage_in(uint64_t number, uint64_t offset, uint64_t bytes, const char* what,
                    const char* fault) const {
     return {.what = what,
@@ -104,16 +104,16 @@ class Sweeper {
   const Sweep& sweep_;
   CheckReport* out_;
   char* memory_ = nullptr;  // of one segment
-  int unread_ = 0;          //   of which the device failed to give blocks, which are zeros
-  // of all entries, in order: address << 1 | whether it is of a piece
+  int unread_ = 0;          //   the error of blocks that the device could not read; they are zeros
+  // All index entries, in order: address << 1 | whether it is a piece.
   uint64_t* addresses_ = nullptr;
   uint64_t count_ = 0;
-  uint64_t doubtful_ = 0;  // pairs that salvage has taken from their records alone
+  uint64_t doubtful_ = 0;  // pairs that salvage took from their records alone
   int status_ = 0;         // not 0: the end
   PieceKey last_ = {};     // the piece whose head was looked for last
 };
 
-// The copies that opening did not need.
+// Checks the copies that opening did not need.
 void Sweeper::check_heads() {
   const char* fault = nullptr;
   for (const uint64_t at : {uint64_t{0}, media::kSecondSuperAt}) {
@@ -137,7 +137,7 @@ void Sweeper::check_heads() {
   }
 }
 
-// What salvage could not read of the saved state.
+// Reports the parts of the saved state that salvage found damaged.
 void Sweeper::report_rebuilt() {
   for (const uint64_t segment : store_.rebuilt_.parts) {
     const char* fault =
@@ -151,7 +151,7 @@ void Sweeper::report_rebuilt() {
   }
 }
 
-// What the state counts, and neither a certain nor a doubtful pair can be.
+// Reports the number of pairs that the state counts but of which no record was found.
 void Sweeper::report_missing() {
   const Rebuilt& rebuilt = store_.rebuilt_;
   const uint64_t found = rebuilt.settled + doubtful_;
@@ -160,7 +160,7 @@ void Sweeper::report_missing() {
   out_->pairs_lost += rebuilt.not_certain - found;
 }
 
-// A pair that salvage has taken from its record alone.
+// Reports a pair that salvage took from its record alone.
 void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t offset) {
   char shown[kKeyShown];
   Damage damage = damage_in(
@@ -173,7 +173,7 @@ void Sweeper::report_doubtful(const Record* record, uint64_t number, uint64_t of
   report(damage);
 }
 
-// What salvage has left out.
+// Reports a set, delete or batch that salvage left out.
 void Sweeper::report_lost(const Record* record, uint64_t number, uint64_t offset) {
   Damage damage = damage_in(
       number, offset, 0, "log of durable sets",
@@ -213,14 +213,15 @@ void Sweeper::read_segment(uint64_t number, uint64_t bytes) {
   unread_ = log_.read_what_can_be(number, memory_, bytes);
 }
 
-// Of what lies there: that it is damaged, or that the device did not give it.
+// Describes the fault of damaged bytes: a wrong checksum, or the error of the device.
 const char* Sweeper::fault_at(uint64_t offset, uint64_t end) const {
   for (uint64_t at = round_down(offset, kBlockBytes); unread_ < 0 && at < end; at += kBlockBytes)
     if (bytes_are_zero(memory_ + at, kBlockBytes)) return errno_text(unread_);
   return "the checksum is wrong";
 }
 
-// Where entry `next` leads, from the start of segment `number`; its end when that lies in another.
+// The address of entry `next`, in bytes from the start of segment `number`; the end of the segment
+// if the entry leads to another one.
 uint64_t Sweeper::address_in(uint64_t next, uint64_t number) const {
   const uint64_t begin = number * log_.segment_bytes();
   const bool inside =
@@ -228,8 +229,8 @@ uint64_t Sweeper::address_in(uint64_t next, uint64_t number) const {
   return inside ? (addresses_[next] >> 1) * kUnitBytes - begin : log_.segment_bytes();
 }
 
-// What is wrong between `offset` and `end`. A key that stands there is believed when the index has
-// it at that address.
+// Reports damage between `offset` and `end`. A key found there counts if the index has it at that
+// address.
 void Sweeper::report_damaged(const Record* record, uint64_t number, uint64_t offset, uint64_t end,
                              Lives lives) {
   const bool live = lives == Lives::kPair;
@@ -259,7 +260,7 @@ void Sweeper::show_key(const Record* record, char* shown, Damage* damage) {
   damage->key_readable = store_.read_pieces(pieces, 0, shown, damage->key.size) == 0;
 }
 
-// Piece by piece.
+// Checks a large pair, piece by piece.
 int Sweeper::read_large(const Pieces& pieces) {
   GrowingArray<char> part;
   if (!part.fill(pieces.piece_bytes)) return -ENOMEM;
@@ -269,7 +270,7 @@ int Sweeper::read_large(const Pieces& pieces) {
   return status;
 }
 
-// Reads it whole, or with keys_only no value, and hands it over.
+// Reads a large pair, with keys_only only its key, and passes it to on_pair.
 int Sweeper::deliver_large(const Record* record) {
   const Pieces& pieces = record->pieces();
   const uint64_t bytes =
@@ -302,8 +303,8 @@ void Sweeper::check_large(const Record* record, uint64_t number, uint64_t offset
   report(damage);
 }
 
-// What is left of a pair whose head is damaged, or was when another took its place. Salvage of a
-// damaged state takes pieces of dead pairs, too (rebuild.cpp), which are no damage.
+// Reports pieces whose head is damaged, or was damaged when it was replaced. After salvage of a
+// damaged state there are also pieces of dead pairs (rebuild.cpp), which are not damage.
 void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offset) {
   if (store_.rebuilt_.any) return;
   PieceKey key;
@@ -313,10 +314,10 @@ void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offse
   if (same) return;
   int error = 0;
   const auto* head = store_.shard_of(key.owner).index.find_entry(key.owner, [&](Address address) {
-    Look look(log_);
-    const int status = look.locked_again(address);
+    RecordReader reader(log_);
+    const int status = reader.locked_again(address);
     if (status < 0) error = graver(error, status);
-    return status == 0 && look->type() == RecordType::kLarge && look->pieces().id == key.id;
+    return status == 0 && reader->type() == RecordType::kLarge && reader->pieces().id == key.id;
   });
   if (head) return;
   const bool refused = error < 0 && error != -EBADMSG;
@@ -324,8 +325,7 @@ void Sweeper::check_head_of(const Record* piece, uint64_t number, uint64_t offse
                    refused ? errno_text(error) : "no sound record leads to them"));
 }
 
-// Of a sound record that the index leads to: its value, which lies on blocks, is not what was
-// written.
+// Reports a damaged body of a sound record that the index leads to.
 void Sweeper::report_body(const Record* record, uint64_t number, uint64_t offset) {
   const uint64_t at = Log::body_at(record), end = at + record->value_bytes;
   Damage damage = damage_in(number, at, record->value_bytes, "record", fault_at(at, end));
@@ -337,7 +337,7 @@ void Sweeper::report_body(const Record* record, uint64_t number, uint64_t offset
   report(damage);
 }
 
-// A sound record that the index leads to: whether it is the one that it should be. Its units.
+// Checks that a sound record that the index leads to is the right one. Returns its units.
 uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t offset, Lives lives) {
   const uint64_t begin = number * log_.segment_bytes();
   const bool has_key = record->type() == RecordType::kPair || record->type() == RecordType::kLarge;
@@ -368,15 +368,16 @@ uint64_t Sweeper::check_live(const Record* record, uint64_t number, uint64_t off
   return record->live_units();
 }
 
-// next: the first entry that leads into this segment or a later one. Returns the first that leads
-// behind it.
+// next: the first entry that leads into this segment or a later one. Returns the first entry that
+// leads behind it.
 uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
   const uint64_t begin = number * log_.segment_bytes(), used = log_.used(number),
                  life = log_.life(number);
   const uint64_t damages = out_->damages;
   uint64_t live_units = 0;
   read_segment(number, round_up(used, kBlockBytes));
-  for (uint64_t at = number == 0 ? kUnitBytes : 0; at < used && status_ == 0;) {
+  uint64_t at = log_.first_at(number);
+  while (at < used && status_ == 0) {
     const auto* record = reinterpret_cast<const Record*>(memory_ + at);
     const bool live = address_in(next, number) == at;
     const Lives lives = !live                         ? Lives::kNo
@@ -392,7 +393,7 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
         report_body(record, number, at);
       at += record->span();
     } else {
-      // A length that leads to a sound record is right, else the next that is known counts.
+      // A length that leads to a sound record is right; otherwise the next known record counts.
       uint64_t end = std::min(address_in(next, number), used);
       const uint64_t behind = at + record->units() * kUnitBytes;
       if (behind > at && behind < end &&
@@ -418,7 +419,7 @@ uint64_t Sweeper::check_segment(uint64_t number, uint64_t next) {
 int Sweeper::run() {
   const uint64_t bytes = (store_.count() + store_.pieces() + 1) * sizeof(uint64_t),
                  segment_bytes = log_.segment_bytes();
-  // A record's header may seem to begin at a segment's very end.
+  // One block more, because a record's header may seem to begin at the very end of a segment.
   memory_ = static_cast<char*>(map_private(segment_bytes + kBlockBytes, ForkPolicy::kInherit));
   addresses_ = static_cast<uint64_t*>(map_private(bytes, ForkPolicy::kInherit));
   const bool room = memory_ && addresses_;
@@ -430,7 +431,8 @@ int Sweeper::run() {
     };
     status_ = store_.visit_lost(this, lost);
     gather_addresses();
-    for (uint64_t i = 0, next = 0; status_ == 0 && i < log_.segments(); ++i)
+    uint64_t next = 0;
+    for (uint64_t i = 0; status_ == 0 && i < log_.segments(); ++i)
       if (log_.state(i) == SegmentState::kSealed) next = check_segment(i, next);
     if (status_ == 0) report_missing();
   }
@@ -441,7 +443,7 @@ int Sweeper::run() {
 
 int Store::sweep(const Sweep& sweep, CheckReport* out) {
   *out = {};
-  if (!read_only_ || !kept_ || !sweep.on_damage) return -EINVAL;
+  if (!read_only_ || !persistent_ || !sweep.on_damage) return -EINVAL;
   MutexLock guard(cleaning_);
   return Sweeper(*this, sweep, out).run();
 }

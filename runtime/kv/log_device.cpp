@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log on a device: frames, writing, reading. See record_log.h.
 //
-// A block of a segment is written once in the segment's life: what a saved state refers to with
-// that state, the rest in one piece after the segment was sealed and its last writer is gone. What
-// is written never changes. So a reader needs no lock against writing: it reads the record that the
-// index led to, or, when the segment has begun another life since, bytes whose checksum does not
-// match.
+// A block of a segment is written once in the segment's life. The part that a saved state refers to
+// is written with that state, the rest in one piece after the segment was sealed and its last
+// writer has left. Written blocks never change, so a reader needs no lock against writing. It reads
+// the record that the index led to, or, if the segment has begun another life since, bytes whose
+// checksum does not match.
 // Threading: as in record_log.h. Blocks for the device.
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "kv/record_log.h"
@@ -26,7 +27,7 @@ constexpr unsigned kBuffers = 32;
 Log::FramePlan Log::plan_frames(uint64_t limit, unsigned segment_bits, uint64_t count) {
   const uint64_t bytes = limit / 4 * 3, segment = uint64_t{1} << segment_bits;
   FramePlan plan{segment / 16 + 2 * kBlockBytes, bytes / 16 / kColdBytes, 0, 0, 0};
-  if (plan.blocks > kBlocksMax) plan.blocks = kBlocksMax;
+  plan.blocks = std::min<uint64_t>(plan.blocks, kBlocksMax);
   plan.reading = kBuffers * plan.buffer_bytes + plan.blocks * kColdBytes;
   plan.own = segment + sizeof(Frame) + segment / kMarkBytes / 8;
   const uint64_t tables = count * sizeof(Segment) + plan.reading;
@@ -35,7 +36,7 @@ Log::FramePlan Log::plan_frames(uint64_t limit, unsigned segment_bits, uint64_t 
 }
 
 uint64_t Log::dram_least(const LogPlace& place) {
-  constexpr uint64_t kForIndex = 4 * kMiB;  // of few keys in all shards, and the cache's tables
+  constexpr uint64_t kForIndex = 4 * kMiB;  // an index of few keys, and the cache's tables
   for (uint64_t limit = kMiB;; limit += kMiB) {
     const unsigned bits = segment_bits_for(place, limit);
     if (plan_frames(limit, bits, place.bytes >> bits).frames >= kFramesMin + 1)
@@ -43,8 +44,7 @@ uint64_t Log::dram_least(const LogPlace& place) {
   }
 }
 
-// What of three quarters of the budget the buffers leave goes into frames, one of which is the
-// cleaner's.
+// Three quarters of the budget, less the buffers, are for frames. One frame is the cleaner's.
 int Log::open_frames(uint64_t limit, bool read_only) {
   const FramePlan plan = plan_frames(limit, segment_bits_, count_most_);
   if (plan.frames < kFramesMin + 1) return -ENOMEM;
@@ -53,9 +53,9 @@ int Log::open_frames(uint64_t limit, bool read_only) {
   const uint64_t marks_a_frame = segment_bytes() / kMarkBytes / 8;
   buffer_bytes_ = plan.buffer_bytes;
   block_count_ = plan.blocks;
-  // Behind the tail DRAM does more in the read cache, but where there is enough for all of the log.
+  // Unless there is DRAM for the whole log, it gains more in the read cache than in frames.
   const uint64_t share = bytes / kFramesShare / own;
-  frame_count_ = frames - 1 >= count_most_ ? count_most_ : share > kFramesMin ? share : kFramesMin;
+  frame_count_ = frames - 1 >= count_most_ ? count_most_ : std::max(share, kFramesMin);
   const uint64_t marks = (frame_count_ + 1) * marks_a_frame;
   const uint64_t table = round_up((frame_count_ + 1) * sizeof(Frame) + marks, kBlockBytes);
   frames_mapped_ = ((frame_count_ + 1) << segment_bits_) + reading + table;
@@ -99,7 +99,7 @@ void Log::give_buffer(char* buffer) {
   buffers_.fetch_or(1u << i, std::memory_order_release);
 }
 
-// Pre: the mutex.
+// pre: the mutex
 bool Log::take_frame(bool cleaning, uint64_t owner) {
   uint64_t ready = 0, chosen = 0;
   const uint64_t wanted = cleaning ? 1 : kFrameReserve + 1;
@@ -130,13 +130,14 @@ Log::Frames Log::frames() {
                                    : Frames::kWanted;
 }
 
-// Its segment is free: no reader looks at it any more. Pre: the mutex.
+// Frees the frame of a segment that no reader uses any more.
+// pre: the mutex
 void Log::free_frame_of(uint64_t number) {
   char* memory = segments_[number].memory.exchange(nullptr, std::memory_order_acq_rel);
   if (memory) frames_[static_cast<uint64_t>(memory - frames_memory_) >> segment_bits_] = {};
 }
 
-// That of the sealed segment that has lived longest. -EAGAIN: there is none.
+// Finds the frame of the oldest sealed segment. -EAGAIN: no sealed segment has a frame.
 int Log::oldest_frame(uint64_t* frame) {
   MutexLock guard(mutex_);
   uint64_t oldest = UINT64_MAX;
@@ -145,7 +146,9 @@ int Log::oldest_frame(uint64_t* frame) {
     const uint64_t number = frames_[i].owner - 1;
     const bool sealed =
         state(number) == SegmentState::kSealed || state(number) == SegmentState::kDamaged;
-    if (sealed && life(number) < oldest) oldest = life(number), *frame = i;
+    if (!sealed || life(number) >= oldest) continue;
+    oldest = life(number);
+    *frame = i;
   }
   return oldest == UINT64_MAX ? -EAGAIN : 0;
 }
@@ -174,12 +177,15 @@ void Log::note_read(const Record* record) {
     read_mark(byte).fetch_or(bit, std::memory_order_relaxed);
 }
 
-// Of a segment that is written, so its records do not change any more.
+// Admits the records that were read in a frame to the read cache. Their segment is written, so they
+// no longer change.
 void Log::keep_what_was_read(uint64_t frame) {
   const uint64_t number = frames_[frame].owner - 1, begin = number << segment_bits_,
                  in_frames = frame << segment_bits_;
   const char* memory = frame_memory(frame);
-  for (uint64_t at = first_at(number), end = used(number); at < end && live(number) != 0;) {
+  const uint64_t end = used(number);
+  uint64_t at = first_at(number);
+  while (at < end && live(number) != 0) {
     const auto* record = reinterpret_cast<const Record*>(memory + at);
     const bool read =
         read_mark(in_frames + at).load(std::memory_order_relaxed) >> at / kMarkBytes % 64 & 1;
@@ -193,8 +199,9 @@ void Log::keep_what_was_read(uint64_t frame) {
 
 int Log::transfer(Op op, uint64_t offset, void* memory, uint64_t bytes) {
   const uint64_t most = device_->capabilities().transfer_bytes_max;
-  for (uint64_t done = 0; done < bytes;) {
-    const uint64_t part = bytes - done < most ? bytes - done : most;
+  uint64_t done = 0;
+  while (done < bytes) {
+    const uint64_t part = std::min<uint64_t>(bytes - done, most);
     const iovec piece = {static_cast<char*>(memory) + done, part};
     Command command;
     command.op = op;
@@ -223,7 +230,8 @@ int Log::read_what_can_be(uint64_t number, char* memory, uint64_t bytes) {
   return first;
 }
 
-// Pre: sealed, and in a frame. 0 or -errno: it stays where it is, to be tried again.
+// Writes a segment. 0 or -errno: it stays in its frame, and is tried again.
+// pre: sealed, and in a frame
 int Log::write_out(uint64_t number) {
   for (unsigned round = 0; filling(number); ++round)
     round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
@@ -232,7 +240,7 @@ int Log::write_out(uint64_t number) {
   return status;
 }
 
-// What it has up to `end` and is not written yet. Nothing changes there any more.
+// Writes the unwritten part of a segment up to `end`, which no longer changes.
 int Log::write_part(uint64_t number, uint64_t end) {
   Segment& segment = segments_[number];
   const uint64_t from = segment.durable, begin = number << segment_bits_,
@@ -267,8 +275,7 @@ int Log::save_written() {
   return 0;
 }
 
-// What the state being saved refers to and is not written yet, which is in segments that were open
-// at the cut.
+// Segments that were open at the cut have parts that are not written yet.
 int Log::save_cut_written() {
   for (uint64_t i = 0; !commits() && i < count_; ++i) {
     const media::SegmentEntry& entry = segments_[i].at_cut;
@@ -281,7 +288,7 @@ int Log::save_cut_written() {
   return 0;
 }
 
-// Only segments in frames are not written.
+// Looks at frames only, because all other segments are written.
 int Log::write_oldest() {
   if (commits()) return 0;
   uint64_t oldest = UINT64_MAX, number = 0;
@@ -294,7 +301,8 @@ int Log::write_oldest() {
           state(at) == SegmentState::kSealed || state(at) == SegmentState::kDamaged;
       if (!records || segments_[at].written.load(std::memory_order_relaxed) || life(at) >= oldest)
         continue;
-      oldest = life(at), number = at;
+      oldest = life(at);
+      number = at;
     }
   }
   if (oldest == UINT64_MAX) return 0;
@@ -302,7 +310,7 @@ int Log::write_oldest() {
   return status < 0 ? status : 1;
 }
 
-// Pre: the mutex of cleaning, all shards locked.
+// pre: the mutex of cleaning, all shards locked
 void Log::save_cut(media::Root* root) {
   if (commits())
     mark_start(root);
@@ -348,7 +356,7 @@ int Log::take_link(uint64_t life, uint64_t* number) {
   return -ENOSPC;
 }
 
-// What was retired after the cut, the new state refers to, or the log behind it.
+// The new state, or the log behind it, refers to segments that were retired after the cut.
 void Log::save_end(Saved saved) {
   MutexLock guard(mutex_);
   state_wanted_.store(false, std::memory_order_relaxed);
@@ -389,7 +397,8 @@ void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t l
   segment.used.store(used, std::memory_order_relaxed);
   segment.written.store(true, std::memory_order_relaxed);
   segment.tail = tail_count() - 1;
-  segment.opened_at = bytes() / kUnitBytes;  // before the open by as much as the log holds
+  // As if the segment had been opened one log's length before this open.
+  segment.opened_at = bytes() / kUnitBytes;
   segment.saved = true;
   segment.state.store(state, std::memory_order_release);
   if (state == SegmentState::kState) ++links_;
@@ -409,15 +418,15 @@ void Log::forget_restored() {
   links_ = 0;
 }
 
-// How much to read, from the beginning of a block on, of a record at `at`.
+// How many bytes to read for the record at `at`, from the beginning of its block on.
 uint64_t Log::guess_bytes(uint64_t at) const {
   const uint64_t room = segment_bytes() - (round_down(at, kBlockBytes) & (segment_bytes() - 1));
   const uint64_t likely =
       round_up(at % kBlockBytes + usual_bytes_.load(std::memory_order_relaxed), kBlockBytes);
-  return likely < room ? likely : room;
+  return std::min(likely, room);
 }
 
-// Up fast and down slowly: reading too little costs a second read.
+// The usual size rises fast and falls slowly, because reading too little costs a second read.
 void Log::note_record(uint64_t bytes) {
   const uint32_t usual = usual_bytes_.load(std::memory_order_relaxed),
                  now = static_cast<uint32_t>(bytes);
@@ -445,8 +454,7 @@ void Log::give_block(char* block) {
 }
 
 uint64_t Log::cold_bytes(Address address) const {
-  const uint64_t bytes = guess_bytes(address.value * kUnitBytes);
-  return bytes < kColdBytes ? bytes : kColdBytes;
+  return std::min(guess_bytes(address.value * kUnitBytes), kColdBytes);
 }
 
 void Log::cold_command(Address address, iovec* piece, Command* out) {
@@ -489,8 +497,8 @@ char* Log::value_of(Record* record) const {
   const auto byte = static_cast<uint64_t>(reinterpret_cast<char*>(record) - frames_memory_);
   if (byte < (frame_count_ + 1) << segment_bits_)
     return frames_memory_ + round_down(byte, segment_bytes()) + body_at(record);
-  return reinterpret_cast<char*>(record) +
-         record->units() * kUnitBytes;  // a copy in the read cache
+  // A copy in the read cache.
+  return reinterpret_cast<char*>(record) + record->units() * kUnitBytes;
 }
 
 void Log::note_body(const Record* record, Address address) {
@@ -499,7 +507,7 @@ void Log::note_body(const Record* record, Address address) {
                 static_cast<uint32_t>(record->value_bytes / kBlockBytes), record->units()});
 }
 
-// Of what is about to be written.
+// Computes the checksum of a body that is about to be written.
 void Log::sum_body(Record* record, Address address, const char* memory) {
   auto* body = const_cast<Body*>(&record->body());
   const Bytes key{record->key(), record->key_bytes};
@@ -518,13 +526,14 @@ bool Log::body_is_sound(const Record* record, Address address, uint64_t life, co
              body_checksum(key, value_in(record, memory), record->value_bytes, address, life);
 }
 
-// Of the sound records in a block that was read for one of them; of those before it only if the
-// block begins with one.
+// Notes the bodies of all sound records in a block that was read for one of them. Finds the records
+// before that one only if the block begins with a record.
 void Log::learn_bodies(Address address, uint64_t life, const char* buffer, uint64_t bytes) {
   const uint64_t own = address.value * kUnitBytes % kBlockBytes,
                  begin = address.value - own / kUnitBytes;
-  for (uint64_t at = 0, end = bytes < kBlockBytes ? bytes : kBlockBytes;
-       at + sizeof(Record) <= end;) {
+  const uint64_t end = std::min(bytes, kBlockBytes);
+  uint64_t at = 0;
+  while (at + sizeof(Record) <= end) {
     const auto* record = reinterpret_cast<const Record*>(buffer + at);
     const Address here{begin + at / kUnitBytes};
     if (sound(record, here, life, end - at)) {
@@ -551,16 +560,16 @@ const Record* Log::record_in_span(Address address, uint64_t units, uint64_t life
   return sound(record, address, life, units * kUnitBytes) ? record : nullptr;
 }
 
-// One record into `buffer`, from a block's beginning. Where in it: as on the device.
+// Reads one record with its blocks into `buffer`. The record lies at the same offset in its block
+// as on the device.
 int Log::read_record(Address address, uint64_t life, char* buffer) {
   const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes);
-  uint64_t have = guess_bytes(at);
-  if (have > buffer_bytes_) have = buffer_bytes_;
+  uint64_t have = std::min(guess_bytes(at), buffer_bytes_);
   if (const int status = transfer(Op::kRead, begin, buffer, have); status < 0) return status;
   Record* record;
   int status = cold_record(address, life, buffer, have, &record);
   if (status != -EAGAIN) return status;
-  // its header may lie behind what was read, too
+  // Even the header of the record may lie behind the bytes that were read.
   const uint64_t room = segment_bytes() - (begin & (segment_bytes() - 1));
   const uint64_t skip = at - begin;
   uint64_t wanted = skip + sizeof(Record) > have ? 2 * kBlockBytes : 0;
@@ -568,8 +577,8 @@ int Log::read_record(Address address, uint64_t life, char* buffer) {
     wanted = round_up(skip + reinterpret_cast<Record*>(buffer + skip)->units() * kUnitBytes,
                       kBlockBytes);
   while (status == -EAGAIN && wanted > have && wanted <= room && wanted <= buffer_bytes_) {
-    if (status = transfer(Op::kRead, begin + have, buffer + have, wanted - have); status < 0)
-      return status;
+    status = transfer(Op::kRead, begin + have, buffer + have, wanted - have);
+    if (status < 0) return status;
     have = wanted;
     status = cold_record(address, life, buffer, have, &record);
     wanted = round_up(skip + reinterpret_cast<Record*>(buffer + skip)->units() * kUnitBytes,
@@ -578,15 +587,15 @@ int Log::read_record(Address address, uint64_t life, char* buffer) {
   return status == -EAGAIN ? -EBADMSG : status;
 }
 
-// An index leads to pairs and pieces alone; what else a sound record says, it was led to by a
-// forged or damaged index.
-int Look::keep_pair() {
+// An index leads only to pairs and pieces. Only a forged or damaged index leads to any other sound
+// record.
+int RecordReader::keep_pair() {
   if (record_->type() == RecordType::kPair || record_->type() == RecordType::kLarge) return 0;
   record_ = nullptr;
   return -EBADMSG;
 }
 
-int Look::locked(Address address) {
+int RecordReader::locked(Address address) {
   guard_.emplace(*log_.epochs_);
   value_ = nullptr;
   record_ = log_.in_dram(address);
@@ -595,7 +604,7 @@ int Look::locked(Address address) {
   return cold(address, log_.life_of(address));
 }
 
-int Look::locked_again(Address address) {
+int RecordReader::locked_again(Address address) {
   int error = 0;
   for (unsigned tries = 0; tries < 3; ++tries) {
     const int status = locked(address);
@@ -605,7 +614,7 @@ int Look::locked_again(Address address) {
   return error;
 }
 
-int Look::cold(Address address, uint64_t life) {
+int RecordReader::cold(Address address, uint64_t life) {
   if (!buffer_) buffer_ = log_.take_buffer();
   address_ = address;
   life_ = life;
@@ -617,7 +626,7 @@ int Look::cold(Address address, uint64_t life) {
   return status == 0 ? keep_pair() : status;
 }
 
-int Look::known_body(const BodyPlace& place, Address address, uint64_t life, Bytes key) {
+int RecordReader::known_body(const BodyPlace& place, Address address, uint64_t life, Bytes key) {
   const uint64_t bytes = place.blocks * kBlockBytes;
   if (!buffer_) buffer_ = log_.take_buffer();
   int status = log_.transfer(Op::kRead, log_.body_offset(address, place.block), buffer_, bytes);
@@ -628,7 +637,7 @@ int Look::known_body(const BodyPlace& place, Address address, uint64_t life, Byt
   return status;
 }
 
-int Look::find_value() {
+int RecordReader::find_value() {
   if (!record_->has_body() || guard_) {
     value_ = log_.value_of(record_);
     return 0;
@@ -645,12 +654,12 @@ int Look::find_value() {
   return body.checksum == body_checksum(key, to, bytes, address_, life_) ? 0 : -EBADMSG;
 }
 
-int Look::unproven(Address address) {
+int RecordReader::unproven(Address address) {
   if (locked(address) == 0) return 0;
   const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes),
                  skip = at - begin;
   const uint64_t room = log_.segment_bytes() - (begin & (log_.segment_bytes() - 1));
-  const uint64_t bytes = room < log_.buffer_bytes_ ? room : log_.buffer_bytes_;
+  const uint64_t bytes = std::min(room, log_.buffer_bytes_);
   if (!buffer_) buffer_ = log_.take_buffer();
   if (const int status = log_.transfer(Op::kRead, begin, buffer_, bytes); status < 0) return status;
   auto* record = reinterpret_cast<Record*>(buffer_ + skip);
@@ -676,7 +685,7 @@ int Log::segment_contents(uint64_t number, const char** memory) {
 
 bool Log::possible_size(const Record* record, uint64_t room) const {
   const uint64_t bytes = record->units() * kUnitBytes, longest = inline_units_max() * kUnitBytes;
-  // A mark behind a batch may be a block and a little: batch_end().
+  // A mark behind a batch may be longer than a block by less than a record (batch_end()).
   const uint64_t most = record->type() == RecordType::kMark ? longest + sizeof(Record) : longest;
   return bytes >= sizeof(Record) && bytes <= most && bytes <= room && record->span() <= room &&
          sizeof(Record) + round_up(record->key_bytes, 8) + record->stored_bytes() +
@@ -710,8 +719,7 @@ bool Log::possible(const Record* record, uint64_t room) const {
 }
 
 bool Log::sound(const Record* record, Address address, uint64_t life, uint64_t room) const {
-  // Readers would wait for the end of a change that an odd version says is under way; no checksum
-  // covers it.
+  // No checksum covers the version. An odd one would make readers wait for the end of a change.
   return possible_size(record, room) && record->version % 2 == 0 &&
          record->checksum == record_checksum(record, address, life) && possible(record, room);
 }

@@ -66,7 +66,7 @@ int LogScan::prepare() {
   return 0;
 }
 
-// Those of a walk that is over. Buckets that splits add meanwhile come last.
+// Clears the marks that a former walk left. Buckets that splits add meanwhile come last.
 void LogScan::clear_marks() {
   for (unsigned i = 0; i < 1u << store_->shard_bits_; ++i) {
     Shard& shard = store_->shards_[i];
@@ -85,8 +85,8 @@ bool LogScan::on_device_alone(uint64_t number) const {
          log_.live(number) != 0 && !log_.has_frame(number);
 }
 
-// Reads the next segment that is worth it into a slot; there is none: the slot is not busy any
-// more.
+// Starts to read the next segment that is only on the device into a slot. After the last one the
+// slot is no longer busy.
 void LogScan::begin(Slot* slot) {
   slot->busy = slot->failed = false;
   while (next_segment_ < log_.segments() && !on_device_alone(next_segment_)) ++next_segment_;
@@ -100,17 +100,18 @@ void LogScan::begin(Slot* slot) {
   const uint64_t most = store_->device_->capabilities().transfer_bytes_max;
   Command commands[kPartsMost];
   unsigned parts = 0;
-  for (uint64_t at = 0; at < bytes; at += most, ++parts) {
+  for (uint64_t at = 0; at < bytes; at += most) {
     slot->parts[parts] = {slot->memory + at, std::min(most, bytes - at)};
     log_.read_command(begin + at, &slot->parts[parts], &commands[parts]);
     commands[parts].tag = static_cast<uint64_t>(slot - slots_) * kPartsMost + parts;
+    ++parts;
   }
   const int taken = context_->submit(commands, parts);
   slot->left = taken > 0 ? static_cast<unsigned>(taken) : 0;
   slot->failed = slot->left != parts;
 }
 
-// Until all of it is there. False: the context is of no use any more.
+// Waits until a slot is read. False: the context cannot be used any more.
 bool LogScan::wait_for(const Slot& slot) {
   while (slot.left != 0) {
     Response responses[kSlotsMost];
@@ -126,8 +127,8 @@ bool LogScan::wait_for(const Slot& slot) {
   return true;
 }
 
-// The next records of a slot. Behind one that is not sound nothing tells where the next begins: the
-// rest is left out.
+// Takes the next records of a slot. The end of a damaged record is not known, so the rest of the
+// slot is left out.
 void LogScan::gather(const Slot& slot) {
   const uint64_t begin = slot.number * log_.segment_bytes();
   batch_at_ = batch_count_ = 0;
@@ -146,8 +147,8 @@ void LogScan::gather(const Slot& slot) {
   }
 }
 
-// An entry that leads to its address leads to this record as long as the segment has not begun
-// another life.
+// Marks the entry of a record. An entry with its address leads to this record as long as the
+// segment has not begun another life.
 bool LogScan::take(const Found& found) {
   const Slot& slot = slots_[turn_];
   const auto at = static_cast<uint64_t>(reinterpret_cast<const char*>(found.record) - slot.memory);

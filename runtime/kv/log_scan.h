@@ -6,9 +6,9 @@
 //                       leads to and that are not marked ──► marked, returned
 //
 // Marks in the index (index.h) say which keys were returned, so sets and cleaning may move keys
-// meanwhile. What this scan leaves out is returned later, when the walk goes through the index and
-// returns each key without a mark: keys of segments in DRAM, and of segments that could not be read
-// or were reused before the read completed, and keys that are too large for a record.
+// meanwhile. After the scan, the walk goes through the index and returns each key without a mark:
+// keys of segments in DRAM, of segments that could not be read or were reused before the read
+// completed, and keys that are too large for a record.
 // Threading: one thread at a time, any. Takes the lock of one shard at a time. Blocks for the
 // device.
 // May not: exceed the store's budget, of which it takes a thirty-second (at least two segments).
@@ -23,8 +23,8 @@ namespace lunar::kv {
 
 class LogScan {
  public:
-  // 0; -ENOMEM; -EOPNOTSUPP: there is nothing to gain; -errno of Device::attach. Pre: no other walk
-  // has the marker.
+  // 0; -ENOMEM; -EOPNOTSUPP: there is nothing to gain; -errno of Device::attach.
+  // pre: no other walk has the marker
   [[nodiscard]] static int open(Store* store, unsigned marker, LogScan** out);
   void close();
   // Returns a pair whose key was not marked, and marks it. The record is valid until the next call.

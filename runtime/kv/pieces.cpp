@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that are too large for a record: they lie in pieces (record.h).
+// Values that are too large for a record lie in pieces (record.h).
 //
 //   set   pieces ──► head, in the place of the old one ──► the old value's pieces are deleted
 //   get   head ──► pieces, several at a time; if one is gone, the value was replaced meanwhile, so
 //         again from the head
 //
-// Pieces that no head leads to are in hand: of a set that has not come to its head yet, or of a
-// value that is being deleted. A saved state names those of its moment. What a crash leaves of them
-// is deleted by the next open.
+// *Unreferenced* pieces have no head: their set has not written it yet, or their value is being
+// deleted. A saved state names the unreferenced pieces of its moment. After a crash the next open
+// deletes them.
 //
-// The id of a set is in no other's key, so a piece never changes, and an entry that has its tag is
-// nearly always its own: while it is known to be there no record is read to find it.
+// Keys of pieces hold the id of their set, so a piece never changes. An entry with the tag of a
+// piece is nearly always the piece's own, so a piece that must be there is found without a read of
+// its record.
 // Threading: as in store.h. A lock of a shard is held for one piece at a time.
 #include <errno.h>
 
@@ -33,7 +34,7 @@ bool is_piece(const Record* record, const PieceKey& key) {
          record->key_bytes == sizeof key && memcmp(record->key(), &key, sizeof key) == 0;
 }
 
-// The bytes [from, from + size) of what the pieces hold.
+// Copies the bytes [from, from + size) of the content of the pieces.
 void fill(char* to, uint64_t from, uint64_t size, const Pieces& pieces, Bytes key, Bytes value) {
   const auto part = [&](Bytes of, uint64_t begin) {
     const uint64_t first = std::max(from, begin), last = std::min(from + size, begin + of.size);
@@ -50,49 +51,49 @@ void fill(char* to, uint64_t from, uint64_t size, const Pieces& pieces, Bytes ke
 
 }  // namespace
 
-// ---- in hand ------------------------------------------------------------------------------------
+// ---- unreferenced pieces ------------------------------------------------------------------------
 
-Store::InHand::~InHand() {
-  if (place_ == kHandsMost) return;
-  const sys::Locked lock(store_.hands_lock_);
-  store_.hands_[place_] = {};
+Store::UnreferencedPieces::~UnreferencedPieces() {
+  if (place_ == kUnreferencedMost) return;
+  const sys::Locked lock(store_.unreferenced_lock_);
+  store_.unreferenced_[place_] = {};
 }
 
-bool Store::InHand::take(const Pieces& pieces, bool unsure) {
-  const sys::Locked lock(store_.hands_lock_);
-  unsigned place = place_ == kHandsMost ? 0 : place_;
-  if (place_ == kHandsMost)
-    while (place < kHandsMost && store_.hands_[place].in.id != 0) ++place;
-  if (place == kHandsMost && pieces.id != 0) return false;
+bool Store::UnreferencedPieces::take(const Pieces& pieces, bool unsure) {
+  const sys::Locked lock(store_.unreferenced_lock_);
+  unsigned place = place_ == kUnreferencedMost ? 0 : place_;
+  if (place_ == kUnreferencedMost)
+    while (place < kUnreferencedMost && store_.unreferenced_[place].pieces.id != 0) ++place;
+  if (place == kUnreferencedMost && pieces.id != 0) return false;
   pieces_ = pieces;
-  if (place != kHandsMost)
-    store_.hands_[place] = {{pieces.hash, pieces.id, pieces.count()}, unsure};
-  place_ = pieces.id != 0 ? place : kHandsMost;
+  if (place != kUnreferencedMost)
+    store_.unreferenced_[place] = {{pieces.hash, pieces.id, pieces.count()}, unsure};
+  place_ = pieces.id != 0 ? place : kUnreferencedMost;
   return true;
 }
 
-void Store::InHand::wait() const { sys::sleep_ns(50'000); }
+void Store::UnreferencedPieces::wait() const { sys::sleep_ns(50'000); }
 
-bool Store::InHand::unsure() const {
-  const sys::Locked lock(store_.hands_lock_);
-  return place_ != kHandsMost && store_.hands_[place_].unsure;
+bool Store::UnreferencedPieces::unsure() const {
+  const sys::Locked lock(store_.unreferenced_lock_);
+  return place_ != kUnreferencedMost && store_.unreferenced_[place_].unsure;
 }
 
 void Store::note_cleared() {
-  const sys::Locked lock(hands_lock_);
-  for (Hand& hand : hands_) hand.unsure = true;
+  const sys::Locked lock(unreferenced_lock_);
+  for (UnreferencedSlot& slot : unreferenced_) slot.unsure = true;
 }
 
-void Store::cut_in_hand() {
-  const sys::Locked lock(hands_lock_);
-  hands_cut_ = 0;
-  for (const Hand& hand : hands_)
-    if (hand.in.id != 0) hands_at_cut_[hands_cut_++] = hand.in;
+void Store::cut_unreferenced() {
+  const sys::Locked lock(unreferenced_lock_);
+  unreferenced_at_cut_count_ = 0;
+  for (const UnreferencedSlot& slot : unreferenced_)
+    if (slot.pieces.id != 0) unreferenced_at_cut_[unreferenced_at_cut_count_++] = slot.pieces;
 }
 
-// A damaged head may say less than there are: then the others are there up to the first that is
-// not.
-uint64_t Store::count_left(const media::InHand& of) {
+// The number of pieces. A damaged head may name too few, so this counts on up to the first piece
+// that is missing.
+uint64_t Store::count_left(const media::UnreferencedPieces& of) {
   uint64_t count = of.count;
   for (; count < log_.pieces_most(); ++count) {
     const PieceKey key{of.owner, of.id, count};
@@ -104,10 +105,10 @@ uint64_t Store::count_left(const media::InHand& of) {
   return count;
 }
 
-// Of those that are damaged the space is lost. What the device refuses to read may be there later,
-// and no later state would name it: so only an open that saves none goes on.
-int Store::drop_in_hand() {
-  for (const media::InHand& left : left_in_hand_) {
+// The space of damaged pieces is lost. A piece that the device refuses to read may be readable
+// later, and no later state would name it. So only an open that saves no state continues.
+int Store::drop_unreferenced() {
+  for (const media::UnreferencedPieces& left : left_unreferenced_) {
     for (uint64_t number = count_left(left); number-- > 0;) {
       const PieceKey key{left.owner, left.id, number};
       Shard& shard = shard_of(hash_of_piece(key));
@@ -119,7 +120,7 @@ int Store::drop_in_hand() {
       log_.drop_live(found.address, found.units);
     }
   }
-  left_in_hand_.close();
+  left_unreferenced_.close();
   return 0;
 }
 
@@ -129,9 +130,10 @@ uint64_t Store::units_of_piece(const Pieces& pieces, uint64_t number) const {
   return record_units(sizeof(PieceKey), pieces.bytes_of(number));
 }
 
-// is_there: the caller knows that. Otherwise, and where several entries have its tag, records are
-// read; then its units are found, too. 0; -ENOENT; -EBADMSG, -errno: one that may be it cannot be
-// read. Pre: the lock.
+// Finds the entry of a piece. is_there: the caller knows that the piece exists. Otherwise, or if
+// several entries have its tag, records are read, and out->units is set. 0; -ENOENT; -EBADMSG,
+// -errno: a record that may be the piece cannot be read.
+// pre: the lock
 int Store::find_piece(Shard& shard, const PieceKey& key, bool is_there, Found* out) {
   const uint64_t hash = hash_of_piece(key);
   unsigned entries = 0;
@@ -140,17 +142,17 @@ int Store::find_piece(Shard& shard, const PieceKey& key, bool is_there, Found* o
   out->place = shard.pieces.find_entry(hash, [&](Address address) {
     out->address = address;
     if (is_there && entries == 1) return true;
-    Look look(log_);
-    const int status = look.locked_again(address);
+    RecordReader reader(log_);
+    const int status = reader.locked_again(address);
     if (status < 0) error = graver(error, status);
-    if (status < 0 || !is_piece(look.record(), key)) return false;
-    out->units = look->units();
+    if (status < 0 || !is_piece(reader.record(), key)) return false;
+    out->units = reader->units();
     return true;
   });
   return out->place ? 0 : error < 0 ? error : -ENOENT;
 }
 
-// 0 or -errno. before: the head that the value takes the place of.
+// Writes one piece. before: the record that the pair replaces. 0 or -errno.
 int Store::set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes value,
                      Address before) {
   const PieceKey own = key_of_piece(pieces, number);
@@ -183,17 +185,19 @@ int Store::set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes val
   }
 }
 
-// With durable sets a record says so. When there is no room for one, *says is false from then on.
-void Store::delete_piece(const InHand& hand, uint64_t number, bool* says) {
-  const PieceKey own = key_of_piece(hand.pieces(), number);
+// Deletes one piece. With durable sets and *says, appends a record of the delete; without room for
+// it, *says becomes false.
+void Store::delete_piece(const UnreferencedPieces& unreferenced, uint64_t number, bool* says) {
+  const PieceKey own = key_of_piece(unreferenced.pieces(), number);
   const uint64_t hash = hash_of_piece(own);
   Shard& shard = shard_of(hash);
-  for (int room = 0;;) {
+  int room = 0;
+  for (;;) {
     {
       const ShardLock lock(*this, shard);
       Found found;
-      found.units = units_of_piece(hand.pieces(), number);
-      if (find_piece(shard, own, !hand.unsure(), &found) < 0) return;
+      found.units = units_of_piece(unreferenced.pieces(), number);
+      if (find_piece(shard, own, !unreferenced.unsure(), &found) < 0) return;
       const bool said =
           *says && log_deleted(hash, {&own, sizeof own}, found, room < 0, RecordNotes::kPiece) == 0;
       *says = *says && (said || room == 0);
@@ -208,19 +212,21 @@ void Store::delete_piece(const InHand& hand, uint64_t number, bool* says) {
   }
 }
 
-// The first `count` of what is in hand, or more if it is unsure. Number 0 is the last that goes: by
-// its record a replay knows that all are gone. Where there is none, a replay deletes them at its
-// end.
-void Store::delete_pieces(const InHand& hand, uint64_t count) {
-  if (hand.unsure()) count = count_left({hand.pieces().hash, hand.pieces().id, count});
-  for (bool says = log_.commits(); count > 0;) {
-    delete_piece(hand, --count, &says);
+// Deletes the first `count` pieces, or more if their number is unsure. Number 0 is deleted last, so
+// its record tells a replay that all are gone. Without that record, the replay deletes the pieces
+// at its end.
+void Store::delete_pieces(const UnreferencedPieces& unreferenced, uint64_t count) {
+  if (unreferenced.unsure())
+    count = count_left({unreferenced.pieces().hash, unreferenced.pieces().id, count});
+  bool says = log_.commits();
+  while (count > 0) {
+    delete_piece(unreferenced, --count, &says);
     give_back_dead();
   }
 }
 
-// Whether there is room for it at all, in the index and in the log, so that what certainly has none
-// is not written. *before: the key's present record, if it has one. 0 or -errno.
+// Checks that index and log have room for a large pair, before any piece is written. *before: the
+// key's present record, if it has one. 0 or -errno.
 int Store::prepare_large(Shard& shard, uint64_t hash, Bytes key, uint64_t bytes, Address* before) {
   const uint64_t room = (log_.segments_most() - Log::kReserve) * log_.segment_bytes();
   if (bytes > room || log_.bytes_live() > room - bytes) return refuse_as_full();
@@ -238,19 +244,20 @@ int Store::prepare_large(Shard& shard, uint64_t hash, Bytes key, uint64_t bytes,
   }
 }
 
-// The head, for pieces that are there; then the old value's are in hand instead, if there are any.
-// 0 or -errno.
-int Store::publish_head(Shard& shard, const Pieces& pieces, Bytes key, InHand* hand) {
+// Writes the head, after all pieces. From then on `unreferenced` covers the pieces of the old
+// value, if it has any. 0 or -errno.
+int Store::publish_head(Shard& shard, const Pieces& pieces, Bytes key,
+                        UnreferencedPieces* unreferenced) {
   const Bytes own = pieces.hold_key ? Bytes{} : key;
   for (;;) {
     const uint64_t freed = images_freed_.load(std::memory_order_acquire);
     int status = 0;
     {
       const ShardLock lock(*this, shard);
-      if (hand->unsure()) return 0;  // cleared: as if that had come after it
+      if (unreferenced->unsure()) return 0;  // the store was cleared, as if after this set
       Found found;
-      if (status = find_replaceable(shard, pieces.hash, key, false, &found); status < 0)
-        return status;
+      status = find_replaceable(shard, pieces.hash, key, false, &found);
+      if (status < 0) return status;
       const uint64_t units = record_units(own.size, sizeof pieces) + units_of_notes(found);
       Address address;
       if (log_.allocate(units, false, found.before(), &address) == 0) {
@@ -259,7 +266,7 @@ int Store::publish_head(Shard& shard, const Pieces& pieces, Bytes key, InHand* h
         note_replaced(record, found);
         status = publish(shard, pieces.hash, address, found, key.size + pieces.value_bytes);
         if (status == 0) {
-          (void)hand->take(found.pieces, found.damaged);
+          (void)unreferenced->take(found.pieces, found.damaged);
           shard.writes.fetch_add(1, std::memory_order_relaxed);
         } else {
           forget_record(address, units);
@@ -273,22 +280,22 @@ int Store::publish_head(Shard& shard, const Pieces& pieces, Bytes key, InHand* h
   }
 }
 
-// One that fails leaves the index's room for its pieces, 12 bytes each, to later sets.
+// After a failure the index keeps the room for the pieces, 12 bytes each, for later sets.
 int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   Shard& shard = shard_of(hash);
   Pieces pieces{hash, key.size, value.size, log_.new_life(), 0, 0};
   constexpr uint64_t kNotes = sizeof(ReplacedLarge) / kUnitBytes;
   pieces.hold_key =
       record_units(key.size, sizeof pieces) + kNotes > log_.inline_units_max() ? 1 : 0;
-  // All as long as the last, so that none is much shorter than it could be.
+  // All pieces have about one length, so that the last is not much shorter.
   const uint64_t most = log_.piece_bytes_max(), count = (pieces.bytes() + most - 1) / most;
   pieces.piece_bytes =
       static_cast<uint32_t>(round_up((pieces.bytes() + count - 1) / count, kUnitBytes));
   Address before;
   int status = prepare_large(shard, hash, key, pieces.bytes(), &before);
   if (status < 0) return status;
-  InHand hand(*this);
-  while (!hand.take(pieces)) hand.wait();
+  UnreferencedPieces unreferenced(*this);
+  while (!unreferenced.take(pieces)) unreferenced.wait();
   uint64_t done = 0;
   for (; status == 0 && done < pieces.count(); ++done) {
     status = set_piece(pieces, done, key, value, before);
@@ -296,15 +303,15 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
     save_early();
     clean_early();
   }
-  if (status == 0) status = publish_head(shard, pieces, key, &hand);
-  const bool published = hand.pieces().id != pieces.id;
-  delete_pieces(hand, published ? hand.pieces().count() : done);
+  if (status == 0) status = publish_head(shard, pieces, key, &unreferenced);
+  const bool published = unreferenced.pieces().id != pieces.id;
+  delete_pieces(unreferenced, published ? unreferenced.pieces().count() : done);
   return status;
 }
 
 // ---- reading ------------------------------------------------------------------------------------
 
-// 0; -EINPROGRESS: it may be one of `cold`; -ESTALE; -EBADMSG.
+// Copies a piece that is in DRAM. 0; -EINPROGRESS: it may be one of `cold`; -ESTALE; -EBADMSG.
 int Store::copy_resident(const Pieces& pieces, PieceRead* read, Candidates* cold) {
   const PieceKey own = key_of_piece(pieces, read->number);
   const uint64_t hash = hash_of_piece(own);
@@ -329,7 +336,7 @@ int Store::copy_resident(const Pieces& pieces, PieceRead* read, Candidates* cold
   return status == -ESTALE && cold->count != 0 ? -EINPROGRESS : status;
 }
 
-// What was read into its buffer. False: it is not this piece.
+// Copies the piece that was read into its buffer. False: the bytes are not this piece.
 bool Store::finish_read(const Pieces& pieces, PieceRead* read) {
   const uint64_t units = units_of_piece(pieces, read->number);
   const Record* record = log_.record_in_span(read->address, units, read->life, read->buffer);
@@ -341,18 +348,19 @@ bool Store::finish_read(const Pieces& pieces, PieceRead* read) {
   return true;
 }
 
-// One that may move while it is read: then the index leads elsewhere. What it led to before and
-// after, and is not what was written, is damaged.
+// Reads one piece. If it moves meanwhile, the index leads elsewhere, and the read is repeated. If
+// the index leads to the same record several times and the bytes are wrong, the record is damaged.
 int Store::read_piece(const Pieces& pieces, PieceRead* read) {
   constexpr unsigned kTries = 3;
   const uint64_t units = units_of_piece(pieces, read->number);
   Candidate last;
-  for (unsigned tries = 0;;) {
+  unsigned tries = 0;
+  for (;;) {
     Candidates cold;
     int status = copy_resident(pieces, read, &cold);
     if (status != -EINPROGRESS) return status;
-    // Nine with the same known bits: in a full log of 8 TiB with a chance of 1%, and as ids begin
-    // at random, not on purpose.
+    // More than eight entries with the same known bits: the chance is 1% in a full log of 8 TiB.
+    // Ids begin at random, so it cannot be brought about on purpose.
     status = cold.more ? -EBADMSG : -ESTALE;
     for (unsigned i = 0; i < cold.count; ++i) {
       read->address = cold.list[i].address;
@@ -376,8 +384,8 @@ int Store::read_piece(const Pieces& pieces, PieceRead* read) {
   }
 }
 
-// A ring of its own for the caller, until its bit is cleared; nullptr: all are in use, or there can
-// be none.
+// Takes a ring for the caller alone, until its bit is cleared. nullptr: all are in use, or the
+// device gives none.
 Context* Store::take_ring(unsigned* number) {
   for (unsigned i = 0; i < kRings; ++i) {
     if (rings_busy_.fetch_or(1u << i, std::memory_order_acquire) >> i & 1) continue;
@@ -399,7 +407,8 @@ Context* Store::take_ring(unsigned* number) {
   return nullptr;
 }
 
-// As many as there are buffers for. What could not be read this way is not done afterwards.
+// Reads as many pieces at once as there are buffers. Pieces that could not be read this way are not
+// `done` afterwards.
 void Store::read_at_depth(const Pieces& pieces, PieceRead* reads, unsigned count) {
   unsigned ring = 0, begun = 0;
   Context* context = count > 1 ? take_ring(&ring) : nullptr;
@@ -415,12 +424,12 @@ void Store::read_at_depth(const Pieces& pieces, PieceRead* reads, unsigned count
     log_.cold_command(read.address, &read.piece, &commands[begun]);
     commands[begun++].tag = i;
   }
-  const int taken = begun ? context->submit(commands, begun) : 0;
-  for (int left = taken > 0 ? taken : 0; left > 0;) {
+  int left = begun ? context->submit(commands, begun) : 0;
+  while (left > 0) {
     Response responses[kReadsAtDepth];
     const int got = context->wait(responses, kReadsAtDepth, -1);
-    if (got < 0 && got != -EINTR) {  // it is of no use any more
-      // waits for what is being read
+    if (got < 0 && got != -EINTR) {  // the context cannot be used any more
+      // detach() waits for reads in progress.
       device_->detach(rings_[ring].exchange(nullptr, std::memory_order_relaxed));
       break;
     }
@@ -429,7 +438,7 @@ void Store::read_at_depth(const Pieces& pieces, PieceRead* reads, unsigned count
       if (responses[i].result == static_cast<int64_t>(read.piece.iov_len))
         (void)finish_read(pieces, &read);
     }
-    left -= got > 0 ? got : 0;
+    left -= std::max(got, 0);
   }
   for (unsigned i = 0; i < count; ++i) log_.give_buffer(reads[i].buffer);
   rings_busy_.fetch_and(~(1u << ring), std::memory_order_release);
@@ -437,7 +446,8 @@ void Store::read_at_depth(const Pieces& pieces, PieceRead* reads, unsigned count
 
 int Store::read_pieces(const Pieces& pieces, uint64_t offset, void* to, uint64_t bytes) {
   if (bytes > pieces.bytes() || offset > pieces.bytes() - bytes) return -EBADMSG;
-  for (auto* out = static_cast<char*>(to); bytes != 0;) {
+  auto* out = static_cast<char*>(to);
+  while (bytes != 0) {
     PieceRead reads[kReadsAtDepth];
     unsigned count = 0;
     while (bytes != 0 && count < kReadsAtDepth) {
@@ -446,13 +456,17 @@ int Store::read_pieces(const Pieces& pieces, uint64_t offset, void* to, uint64_t
       read.skip = offset % pieces.piece_bytes;
       read.bytes = std::min(bytes, pieces.bytes_of(read.number) - read.skip);
       read.to = out;
-      out += read.bytes, offset += read.bytes, bytes -= read.bytes;
+      out += read.bytes;
+      offset += read.bytes;
+      bytes -= read.bytes;
       Candidates cold;
       const int status = copy_resident(pieces, &read, &cold);
       if (status == 0) continue;
       if (status != -EINPROGRESS) return status;
-      if (cold.count == 1 && !cold.more)
-        read.address = cold.list[0].address, read.life = cold.list[0].life;
+      if (cold.count == 1 && !cold.more) {
+        read.address = cold.list[0].address;
+        read.life = cold.list[0].life;
+      }
       ++count;
     }
     read_at_depth(pieces, reads, count);

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a record goes, and which segment is emptied next: what decides how much cleaning has to
+// Where a record goes, and which segment is emptied next. Both decide how much cleaning has to
 // move.
 //
-// The log counts time by what was set, and each segment knows when its records were set, on
-// average. A value that was overwritten soon will be so again: the record of a set goes to the tail
-// of what took the place of records of that age, and so does a record that cleaning moves, by the
-// age that it has reached. So segments hold what dies at about the same time. Of the segments that
-// gain enough, cleaning takes the one with the most dead space for each live byte, times the root
-// of the span of its tail: the time in which a segment of that tail dies, as those show that were
-// cleaned. One with a short span gains more by itself if it is left alone. Where all values are
-// overwritten alike, all spans are, and the segment with the fewest live units is taken.
-// (runtime/DECISIONS.md has figures of other rules.) Threading: as in record_log.h.
+// Time in the log is the number of units set. Each segment knows the mean time at which its records
+// were set. A value that was overwritten soon will be overwritten soon again. So the record of a
+// set goes to the tail for the age of the record that it replaces, and a record that cleaning moves
+// goes to the tail for the age that it has reached. Each segment then holds records that die at
+// about the same time.
+// Of the segments that gain enough, cleaning takes the one with the most dead space per live byte,
+// times the root of the span of its tail. The span is the time in which a segment of that tail
+// dies, as measured on segments that were cleaned. A segment with a short span gains more by itself
+// if it is left alone. If all values are overwritten alike, all spans are equal, and the segment
+// with the fewest live units is taken. (runtime/DECISIONS.md has figures of other rules.)
+// Threading: as in record_log.h.
 #include <errno.h>
 
 #include <algorithm>
@@ -21,21 +23,22 @@
 namespace lunar::kv {
 namespace {
 
-// The first tail is for ages of up to a share of the log, each other one for up to so many times as
-// much, the last for all that is older, and for new keys.
+// The first tail is for ages up to a share of the log. Each next tail is for ages up to `times` as
+// much. The last is for all older records, and for new keys.
 struct Ages {
   uint64_t first_share, times;
 };
 constexpr Ages kAgesOfFew{128, 8}, kAgesOfAll{1024, 3};
 
-// Segments: in a smaller log several tails, or all, would take too much of it.
+// Segments. In a smaller log, so many tails would take too much of it.
 constexpr uint64_t kLeastForFew = 128, kLeastForAll = 512;
 
 constexpr uint64_t kStatesShare = 24;  // of the segments, at most, so that states cost less
 
 }  // namespace
 
-// Batches follow one another in one tail. Each tail takes a frame, and half of them is for others.
+// Batches follow one another in one tail. Each tail takes a frame, and at least half of the frames
+// must be left for other segments.
 unsigned Log::tail_count() const {
   if (commits() || count_ < kLeastForFew) return 1;
   return count_ < kLeastForAll || (device_ && frame_count_ < 2 * kTails) ? kTailsFew : kTails;
@@ -47,15 +50,18 @@ unsigned Log::tail_for(Address before) const {
   const Ages& ages = last + 1 == kTails ? kAgesOfAll : kAgesOfFew;
   const uint64_t set_at = segments_[segment_of(before)].set_at.load(std::memory_order_relaxed);
   const uint64_t age = clock_.load(std::memory_order_relaxed) - set_at;
+  uint64_t most = bytes() / kUnitBytes / ages.first_share;
   unsigned tail = 0;
-  for (uint64_t most = bytes() / kUnitBytes / ages.first_share; tail < last && age >= most;
-       most *= ages.times)
+  while (tail < last && age >= most) {
+    most *= ages.times;
     ++tail;
+  }
   return tail;
 }
 
-// Records of so many units were appended: by a set now, or, moved, what was `before`. Pre: the
-// tails' lock.
+// Adds appended records to the mean time of a segment. before: the record that was moved; {}: a
+// set, now.
+// pre: the tails' lock
 void Log::note_set(Segment& segment, Address before, uint64_t units) {
   const uint64_t when = before.value ? of(before).set_at.load(std::memory_order_relaxed)
                                      : clock_.load(std::memory_order_relaxed);
@@ -66,10 +72,10 @@ void Log::note_set(Segment& segment, Address before, uint64_t units) {
                        std::memory_order_relaxed);
 }
 
-// Segments to be free or held, in a store whose states are saved. A state of S segments, saved each
-// time when R of N are held, costs S / R of what is written; to hold back R costs as much as a
-// store that is fuller by R / N. At 80% full the sum is least at about this. A store that holds
-// little has a small state, so it keeps little back.
+// Segments that must be free or held in a persistent store. A state of S segments, saved whenever R
+// of N segments are held, costs S / R of the bytes written. Holding back R costs as much as a store
+// that is fuller by R / N. At 80% full, the sum is about least here. A store that holds little has
+// a small state, so it holds little back.
 uint64_t Log::reserve_for_states() const {
   const double state =
       static_cast<double>(state_bytes_(state_owner_)) / static_cast<double>(segment_bytes());
@@ -77,15 +83,17 @@ uint64_t Log::reserve_for_states() const {
   return std::max(std::min(wanted, count_ / kStatesShare), kReserve);
 }
 
-// The more, the better is it to empty the segment. Pre: the mutex.
+// How much cleaning gains by emptying the segment.
+// pre: the mutex
 double Log::worth(uint64_t number) const {
   const uint64_t whole = segment_bytes() / kUnitBytes, units = live(number);
   const double dead = static_cast<double>(whole - units) / (static_cast<double>(units) + 0.5);
   return dead * std::sqrt(spans_[segments_[number].tail]);
 }
 
-// What a segment that is about to be emptied shows of its tail: a sixteenth of what is known. Pre:
-// the mutex.
+// Adds the age of a segment that is about to be emptied to the span of its tail, with a weight of
+// 1/16.
+// pre: the mutex
 void Log::note_span(uint64_t number) {
   const double whole = static_cast<double>(segment_bytes() / kUnitBytes),
                dead = whole - live(number);
@@ -95,14 +103,16 @@ void Log::note_span(uint64_t number) {
   span += ((age + 1) * whole / std::max(dead, whole / 8) - span) / 16;
 }
 
-// In a log of very many segments hardly better than the best of the next kSeenMost is the best of
-// all. Those behind them have their turn next.
+// Examines kSeenMost segments per call, or more until one can be cleaned. Searching a very large
+// log in full gains almost nothing.
 int Log::victim(uint64_t* number) {
   MutexLock guard(mutex_);
   const uint64_t most = segment_bytes() / kUnitBytes / 8 * 7;
+  const uint64_t first = next_victim_;
   double best = -1;
   bool soon = false;
-  for (uint64_t seen = 0, i = next_victim_; seen < count_; ++seen, i = i + 1 < count_ ? i + 1 : 0) {
+  for (uint64_t seen = 0; seen < count_; ++seen) {
+    const uint64_t i = (first + seen) % count_;
     if (seen != 0 && seen % kSeenMost == 0 && best >= 0) {
       next_victim_ = i;
       break;
@@ -114,7 +124,11 @@ int Log::victim(uint64_t* number) {
       soon = true;
       continue;
     }
-    if (const double own = worth(i); own > best) best = own, *number = i;
+    const double own = worth(i);
+    if (own > best) {
+      best = own;
+      *number = i;
+    }
   }
   if (best < 0) return soon ? -EAGAIN : -ENOSPC;
   note_span(*number);

@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "kv/saved_state.h"
 #include "kv/store.h"
 
@@ -14,13 +16,13 @@ namespace {
 
 constexpr uint64_t kBlockBytes = media::kBlockBytes;
 
-// Why a record is taken for current. The order is that of trust.
+// Why a record is taken for current, in the order of trust.
 enum class Proof : uint8_t {
   kNone,  // no word of the state is its entry
-  kHint,  // one of a damaged block is
-  kWord,  // one of a sound block is
-  kLost,  //   the same of a damaged record
-  kGone,  // the record of a delete
+  kHint,  // a word of a damaged block is its entry
+  kWord,  // a word of a sound block is its entry
+  kLost,  // as kWord, and the record is damaged
+  kGone,  // it is the record of a delete
 };
 bool is_certain(Proof proof) { return proof == Proof::kWord || proof == Proof::kLost; }
 
@@ -30,7 +32,7 @@ struct Seen {
   Address address() const { return Address{packed & ((uint64_t{1} << kAddressBits) - 1)}; }
   uint64_t units() const { return packed >> kAddressBits & 0xffff; }
   Proof proof() const { return static_cast<Proof>(packed >> 56 & 0x7f); }
-  bool piece() const { return packed >> 63 != 0; }  // or the record of its delete
+  bool piece() const { return packed >> 63 != 0; }  // a piece, or the record of its delete
 };
 
 struct LargeSeen {
@@ -38,7 +40,7 @@ struct LargeSeen {
   Pieces pieces;
 };
 
-// An entry, turned so that words are sorted by address.
+// An index entry with address and tag exchanged, so that words sort by address.
 uint64_t turned(uint64_t entry) { return entry << Index::kTagBits | entry >> kAddressBits; }
 uint64_t turned_entry(uint64_t hash, Address address) {
   return address.value << Index::kTagBits | (hash & ((uint64_t{1} << Index::kTagBits) - 1));
@@ -60,16 +62,16 @@ class Rebuilder {
   static constexpr uint64_t kNeighbours = 64, kLivesAround = 64;
   struct Part {
     uint64_t segment;  // + 1; 0: not known
-    bool whole;        // as it was read
-    bool sound;        // its first block is
+    bool whole;        // it was read undamaged
+    bool sound;        // its first block is sound, or was computed
   };
   struct Known {  // of a segment
     uint64_t life;
     uint32_t used;     // bytes
     uint32_t current;  // records that were taken
     uint32_t named;    // sound records that a word names
-    bool sound;        // the state says so, in a sound block
-    // only its own words say its life: another store may have left it here
+    bool sound;        // a sound block of the state has life and used
+    // Only its own header has its life, so another store may have left it here.
     bool may_be_a_strangers;
   };
 
@@ -80,7 +82,7 @@ class Rebuilder {
     (void)log_.read_what_can_be(segment, memory_, bytes);
   }
   bool prove_blocks(uint64_t part);
-  // Whether a byte of the state was read as it was written.
+  // Whether a byte of the state lies in a sound block.
   bool is_proven(uint64_t at) const {
     return proven_[at / room_ * blocks_ + (sizeof(media::StateLink) + at % room_) / kBlockBytes] !=
            0;
@@ -117,7 +119,7 @@ class Rebuilder {
   uint64_t units_of(uint64_t segment, uint64_t life) const;
   uint64_t guess_life(uint64_t segment) const;
   bool is_newer(const Seen& one, const Seen& other) const;
-  bool has_order(const Seen& one, const Seen& other) const;  // is_newer() knows, and does not guess
+  bool has_order(const Seen& one, const Seen& other) const;  // is_newer() does not guess
   bool same_open(uint64_t one, uint64_t other) const {
     return one - other + (1u << 31) < uint64_t{1} << 32;
   }
@@ -152,12 +154,12 @@ class Rebuilder {
   GrowingArray<Seen> seen_;
   GrowingArray<LargeSeen> large_;
   GrowingArray<Seen> current_;
-  uint64_t keys_ = 0;  // that are accounted for
+  uint64_t keys_ = 0;  // keys that were taken
 };
 
 // ---- the parts of the state ---------------------------------------------------------------------
 
-// Which blocks of the segment that was read are that part's. False: none.
+// Finds which blocks of the segment that was read belong to that part. False: none.
 bool Rebuilder::prove_blocks(uint64_t part) {
   const LinkBlocks blocks{memory_, sizeof(media::StateLink) + bytes_of_part(part), part,
                           root_.life};
@@ -168,11 +170,11 @@ bool Rebuilder::prove_blocks(uint64_t part) {
   return whole || (has_sums && blocks.repair(proven) != 0);
 }
 
-// From `part` on, which lies in `segment` (+ 1), as far as links lead to the next. Where a block is
-// damaged its bytes are hints, and its link, too.
+// Reads parts from `part` on, which lies in `segment` (+ 1), as far as links lead to the next. The
+// bytes of a damaged block are hints, and so is a damaged link.
 void Rebuilder::follow(uint64_t part, uint64_t segment) {
-  for (bool was_sound = true; part < parts_.count() && segment != 0 && segment <= log_.segments();
-       ++part) {
+  bool was_sound = true;
+  for (; part < parts_.count() && segment != 0 && segment <= log_.segments(); ++part) {
     if (parts_[part].sound) return;
     read(segment - 1, segment_bytes_);
     const bool any = prove_blocks(part), sound = proven_[part * blocks_] != 0;
@@ -187,7 +189,7 @@ void Rebuilder::follow(uint64_t part, uint64_t segment) {
   }
 }
 
-// Parts that no link leads to.
+// Finds parts that no link leads to.
 void Rebuilder::find_parts() {
   const auto is_missing = [](const Part& part) { return part.segment == 0; };
   for (uint64_t segment = 0; segment < log_.segments(); ++segment) {
@@ -211,8 +213,10 @@ int Rebuilder::gather_parts() {
   const uint64_t most = log_.bytes(), first = root_.first;
   const uint64_t bytes = root_.bytes % kUnitBytes == 0 && root_.bytes <= most ? root_.bytes : 0;
   media::StateLink link = {};
-  if (first != 0 && first <= log_.segments())
-    read(first - 1, kBlockBytes), memcpy(&link, memory_, sizeof link);
+  if (first != 0 && first <= log_.segments()) {
+    read(first - 1, kBlockBytes);
+    memcpy(&link, memory_, sizeof link);
+  }
   const uint64_t without_sums = segment_bytes_ - sizeof link;
   if (link.bytes > room_ && link.bytes == std::min(bytes, without_sums)) room_ = without_sums;
   const uint64_t parts = (bytes + room_ - 1) / room_;
@@ -243,7 +247,7 @@ Proof Rebuilder::proof_of(uint64_t entry) const {
 
 // ---- records ------------------------------------------------------------------------------------
 
-// What the state says of each segment.
+// Takes the state's entry of each segment.
 void Rebuilder::know_segments() {
   const auto whole = static_cast<uint32_t>(segment_bytes_);
   for (uint64_t i = 0; i < log_.segments(); ++i) {
@@ -259,7 +263,7 @@ void Rebuilder::know_segments() {
   }
 }
 
-// Begun, or gone on with, behind the state: of a log, replay is for that.
+// Whether a segment was begun, or continued, after the state. Replay reads such segments of a log.
 bool Rebuilder::is_behind_the_state(uint64_t segment) const {
   const uint64_t life = known_[segment].life;
   if (same_open(life, root_.life) && life - root_.life < uint64_t{1} << 31) return true;
@@ -269,7 +273,7 @@ bool Rebuilder::is_behind_the_state(uint64_t segment) const {
   return batch && batch->number >= root_.log_batch;
 }
 
-// Of the segment that was read: how much of it is of that life.
+// How many units of the segment that was read have sound records of that life.
 uint64_t Rebuilder::units_of(uint64_t segment, uint64_t life) const {
   uint64_t units = 0;
   for (uint64_t at = log_.first_at(segment); life != 0 && at < segment_bytes_;) {
@@ -280,8 +284,8 @@ uint64_t Rebuilder::units_of(uint64_t segment, uint64_t life) const {
   return units;
 }
 
-// Of the segment that was read, whose life is only a hint, if that. Of two lives that something
-// there proves, one is what damage has left.
+// Determines the life of the segment that was read, which is known at most from a hint. If sound
+// records prove two lives, the one with more units counts; the other is a remainder.
 void Rebuilder::prove_life(uint64_t segment) {
   Known& known = known_[segment];
   if (begins_in(segment, known.life)) return;
@@ -293,7 +297,7 @@ void Rebuilder::prove_life(uint64_t segment) {
   known.may_be_a_strangers = guess == 0 && header->log != root_.log;
 }
 
-// 0: nothing proves one.
+// Guesses the life of the segment that was read. 0: no guess is proved.
 uint64_t Rebuilder::guess_life(uint64_t segment) const {
   const auto around = [&](uint64_t life) {
     for (uint64_t guess = life - kLivesAround; guess != life + kLivesAround; ++guess)
@@ -323,9 +327,8 @@ int Rebuilder::note(const Record* record, Address address) {
   return large && !large_.push({address.value, record->pieces()}) ? -ENOMEM : 0;
 }
 
-// Bytes in which no record is sound: a word that leads there is the entry of a record that is
-// damaged. (Words with tag 0 may be counts: such a one only where the key that stands there
-// confirms it.)
+// Notes damaged records in bytes without a sound record: each word that leads there is the entry of
+// one. (A word with tag 0 may be a count, so it counts only if the key there confirms it.)
 int Rebuilder::note_damaged(uint64_t segment, uint64_t from, uint64_t to) {
   const uint64_t* word =
       std::lower_bound(words_.begin(), words_.end(), turned_entry(0, address(segment, from)));
@@ -339,8 +342,8 @@ int Rebuilder::note_damaged(uint64_t segment, uint64_t from, uint64_t to) {
     const bool confirmed = readable && turned_entry(hash, address(segment, at)) == *word;
     const bool may_be_count = turned_entry(*word, Address{0}) == 0;
     if (!confirmed && may_be_count) continue;
-    if (confirmed && record->is_piece()) continue;  // its head shows that it is not there
-    if (!confirmed) hash = *word;  // of no key: a group of its own, and the entry is as it was
+    if (confirmed && record->is_piece()) continue;  // its head shows that it is missing
+    if (!confirmed) hash = *word;  // no key: a group of its own, whose entry stays the same
     const uint64_t packed = address(segment, at).value | static_cast<uint64_t>(Proof::kLost) << 56;
     if (!seen_.push({hash, packed})) return -ENOMEM;
   }
@@ -389,7 +392,8 @@ int Rebuilder::scan() {
 
 // ---- which of them are current ------------------------------------------------------------------
 
-// Lives of one open are counted, of different opens not in order; the state's own is of the last.
+// Lives of one open are in order, those of different opens are not. The life of the state is of the
+// last open.
 bool Rebuilder::is_newer(const Seen& one, const Seen& other) const {
   const uint64_t a = life_of(one), b = life_of(other);
   if (a == b) return one.address().value > other.address().value;
@@ -422,8 +426,8 @@ int Rebuilder::take(const Seen& seen, bool doubtful) {
   return current_.push(seen) ? 0 : -ENOMEM;
 }
 
-// A key that a word of the state names. A piece that none names is what it says, too, whenever it
-// was written: heads tell whether it counts.
+// Takes the record of a key that a word of the state names. A piece that no word names is taken
+// too, because a head decides whether it counts.
 int Rebuilder::decide(const Seen* first, const Seen* last) {
   const Seen* current =
       std::find_if(first, last, [](const Seen& one) { return is_certain(one.proof()); });
@@ -434,13 +438,13 @@ int Rebuilder::decide(const Seen* first, const Seen* last) {
   return current == last ? 0 : take(*current, false);
 }
 
-// Of two whose order is a guess, that which a damaged block names.
+// The newer of two records, or, if their order is a guess, the one that a damaged block names.
 bool Rebuilder::is_better(const Seen& one, const Seen& other) const {
   return has_order(one, other) || one.proof() == other.proof() ? is_newer(one, other)
                                                                : one.proof() > other.proof();
 }
 
-// A key that no word names: its newest record whose pair can be read.
+// For a key that no word names, takes the newest record whose pair can be read.
 int Rebuilder::doubt(const Seen* first, const Seen* last) {
   const Seen *newest = nullptr, *gone = nullptr;
   for (const Seen* one = first; one != last; ++one) {
@@ -474,7 +478,7 @@ bool Rebuilder::are_there(const Pieces& pieces) const {
   return true;
 }
 
-// The log and the index, as the state would have filled them.
+// Fills the log and the index as the state would have.
 int Rebuilder::fill() {
   for (uint64_t i = 0; i < log_.segments(); ++i)
     if (known_[i].current != 0 || (known_[i].sound && known_[i].used != 0))
@@ -496,7 +500,8 @@ int Rebuilder::run() {
   if (status == 0) status = gather_words();
   if (status < 0) return status;
   know_segments();
-  if (status = scan(); status < 0) return status;
+  status = scan();
+  if (status < 0) return status;
   std::sort(seen_.begin(), seen_.end(),
             [](const Seen& a, const Seen& b) { return a.hash < b.hash; });
   std::sort(large_.begin(), large_.end(),

@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 
+#include <algorithm>
 #include <new>
 
 #define XXH_INLINE_ALL
@@ -17,10 +18,10 @@ namespace lunar::kv {
 namespace {
 
 // A value is copied while another thread may change it: word by word with acquire loads and release
-// stores, which is no data race by the letter of C++. That is half as fast as the processor's own
-// copy, so long runs of words go by that one, but where a sanitizer is to see each access. REP MOVS
-// moves whole words here (the addresses in the record are aligned), other loads and stores do not
-// pass it, and the compiler may not move memory accesses over the asm.
+// stores, so C++ sees no data race. That is half as fast as the processor's own copy, so long runs
+// of words use REP MOVS, except where a sanitizer must see each access. REP MOVS moves whole words
+// here (the addresses in the record are aligned), other loads and stores do not pass it, and the
+// compiler may not move memory accesses over the asm.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kLongWords = 64;
 void move_words(void* to, const void* from, uint64_t words) {
@@ -59,17 +60,24 @@ void value_copy_words(const char* value, uint64_t offset, void* to, uint64_t n) 
   auto* out = static_cast<char*>(to);
   const char* at = value + round_down(offset, 8);
   if (const uint64_t skip = offset % 8; skip && n) {
-    const uint64_t word = load_word(at), part = n < 8 - skip ? n : 8 - skip;
+    const uint64_t word = load_word(at), part = std::min(n, 8 - skip);
     memcpy(out, reinterpret_cast<const char*>(&word) + skip, part);
-    at += 8, out += part, n -= part;
+    at += 8;
+    out += part;
+    n -= part;
   }
   if (const uint64_t words = n / 8; words >= kLongWords) {
     move_words(out, at, words);
-    at += words * 8, out += words * 8, n -= words * 8;
+    at += words * 8;
+    out += words * 8;
+    n -= words * 8;
   }
-  for (; n >= 8; at += 8, out += 8, n -= 8) {
+  while (n >= 8) {
     const uint64_t word = load_word(at);
     memcpy(out, &word, 8);
+    at += 8;
+    out += 8;
+    n -= 8;
   }
   if (n) {
     const uint64_t word = load_word(at);
@@ -99,7 +107,7 @@ uint64_t value_copy_out(const Record* record, const char* value, uint64_t offset
     if ((version & 1) == 0) {
       const uint64_t length = word32(record->value_bytes, std::memory_order_acquire);
       const uint64_t rest = offset < length ? length - offset : 0;
-      value_copy_words(value, offset, to, rest < bytes ? rest : bytes);
+      value_copy_words(value, offset, to, std::min(rest, bytes));
       if (word32(record->version, std::memory_order_relaxed) == version) return length;
     }
     tries < 100 ? sys::cpu_relax() : sys::yield_cpu();
@@ -116,14 +124,18 @@ void value_overwrite(Record* record, char* to, Bytes value) {
   uint64_t left = value.size;
   if (const uint64_t words = left / 8; words >= kLongWords) {
     move_words(to, from, words);
-    from += words * 8, to += words * 8, left -= words * 8;
+    from += words * 8;
+    to += words * 8;
+    left -= words * 8;
   }
   while (left) {
-    const uint64_t part = left < 8 ? left : 8;
+    const uint64_t part = std::min<uint64_t>(left, 8);
     uint64_t word = 0;
     memcpy(&word, from, part);
     store_word(to, word);
-    from += part, to += 8, left -= part;
+    from += part;
+    to += 8;
+    left -= part;
   }
   version.store(before + 2, std::memory_order_release);
 }

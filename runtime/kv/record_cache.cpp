@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 
 #include "sys/arena.h"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr unsigned kIndexBits = 6;
 constexpr uint64_t kShareOfIndex = 64;  // of the budget, left for indexes to grow
-// of the budget. As many as a quarter of the 4 KiB records hit best (DECISIONS.md)
+// Bytes of the budget per ghost: one for each two records of 4 KiB hits best (DECISIONS.md).
 constexpr uint64_t kBytesAGhost = 8192;
 
 uint64_t mix(uint64_t x) {
@@ -91,7 +92,7 @@ Record* RecordCache::find(Address address, uint64_t life) const {
   return found;
 }
 
-// Two readers may count as one.
+// Two reads at the same time may count as one.
 void RecordCache::note_read(const Record* record) const {
   auto* at = reinterpret_cast<const char*>(record);
   if (!base_ || at < base_ || at >= base_ + count_ * chunk_bytes_) return;
@@ -118,7 +119,7 @@ uint32_t RecordCache::pop(Queue* queue, const Chunk* chunks) {
   return chunk;
 }
 
-// Something is left for the store's index, and this one.
+// Leaves a 64th of the budget for the store's index and for the cache's own.
 bool RecordCache::may_grow() const {
   return blank_.count != 0 &&
          budget_->limit() - budget_->used() >= chunk_bytes_ + budget_->limit() / kShareOfIndex;
@@ -140,13 +141,13 @@ uint32_t RecordCache::take_chunk() {
   return chunk;
 }
 
-// No entry leads into it any more.
+// Retires a chunk that no entry leads into any more.
 void RecordCache::retire(uint32_t chunk) {
   chunks_[chunk - 1].retired = epochs_->retire();
   push(&retired_, chunks_, chunk);
 }
 
-// Pre: no reader is in it.
+// pre: no reader is in it
 void RecordCache::discard(uint32_t chunk) {
   (void)sys::advise(memory_of(chunk), chunk_bytes_, MADV_DONTNEED);
   push(&blank_, chunks_, chunk);
@@ -183,7 +184,7 @@ void RecordCache::remember(uint64_t hash) {
   ghosts_[hash & (ghost_count_ - 1)] = static_cast<uint32_t>(hash >> 32);
 }
 
-// The oldest of its queue: it moves to the front of the main queue, or goes.
+// Moves the oldest copy of a queue to the front of the main queue, or drops it.
 void RecordCache::look_at_again(const Copy* copy, bool small, bool keep) {
   const uint64_t word = copy->address_hits.load(std::memory_order_relaxed);
   const uint64_t hits = word & ((1u << kHitBits) - 1);
@@ -204,8 +205,8 @@ void RecordCache::look_at_again(const Copy* copy, bool small, bool keep) {
   if (small && !hits) remember(hash);
 }
 
-// Looks at so many bytes of the oldest records, or until there are chunks to spare: one for what is
-// admitted, one for what of the next chunk moves to the main queue.
+// Examines `bytes` of the oldest records, but stops when enough chunks are spare: one for admitted
+// records, and one for the records of the next chunk that move to the main queue.
 void RecordCache::sweep(uint64_t bytes) {
   while (retired_.count < kSpareChunks && !may_grow()) {
     const bool small = main_.count < 2 || small_.count > 1 + main_.count / 9;
@@ -221,7 +222,7 @@ void RecordCache::sweep(uint64_t bytes) {
     const uint64_t own = copy_bytes(&copy->record);
     chunk.swept += static_cast<uint32_t>(own);
     look_at_again(copy, small, true);
-    bytes -= own < bytes ? own : bytes;
+    bytes -= std::min(own, bytes);
   }
 }
 
@@ -234,15 +235,15 @@ void RecordCache::admit(const Record* record, Address address, uint64_t life, bo
     const uint64_t hash = hash_of(address, life);
     const Copy* copy =
         put(remembered(hash) || again ? &main_ : &small_, record, body, address, life);
-    // Without an entry the copy is never found, and goes with its chunk. The index may have the
-    // next chunk to spare.
+    // Without an entry the copy is never found, and is dropped with its chunk. A spare chunk is
+    // given back, so that the index can grow.
     if (copy && index_.insert(hash, place_of(copy)) < 0 && spare_is_safe())
       discard(pop(&retired_, chunks_));
   }
   lock_.unlock();
 }
 
-// The oldest chunk, whatever it holds.
+// Empties the oldest chunk of a queue.
 void RecordCache::empty(Queue* queue) {
   const uint32_t chunk = pop(queue, chunks_);
   if (!chunk) return;

@@ -11,7 +11,7 @@
 // The content of a segment on the device does not change during one of its lives, so a copy is
 // never stale: the store's index leads to an address, and the life of that segment at that moment
 // identifies the copy. After a set, a delete, cleaning, or reuse of the segment, the index leads
-// elsewhere; the copy is then no longer found, and is dropped with its chunk. Only records with the
+// elsewhere. The copy is no longer found, and is dropped with its chunk. Only records with the
 // right checksum are admitted.
 //
 // Eviction is S3-FIFO: a record that is read once leaves through the small queue without displacing
@@ -38,23 +38,25 @@ namespace lunar::kv {
 
 class RecordCache {
  public:
-  // If there is no memory it stays closed, and nothing is admitted. Pre: everything else that is
-  // charged at the start has been.
+  // Without memory the cache stays closed, and admits nothing.
+  // pre: everything else that is charged at the start has been
   void open(Budget* budget, Epochs* epochs);
   void close();
 
-  // The copy of the record at `address` in that life of its segment, or nullptr. Pre: called in the
-  // epoch in which the store's index led to the address; the copy is valid in that epoch.
+  // The copy of the record at `address` in that life of its segment, or nullptr.
+  // pre: called in the epoch in which the store's index led to the address; the copy is valid in
+  // that epoch
   Record* find(Address address, uint64_t life) const;
   // Notes a read of a record that find() returned. Ignores other records.
   void note_read(const Record* record) const;
-  // again: the record was read before, and goes to the main queue at once. body: that of a record
-  // that has one, which follows it in the copy. Pre: the record is what was written at that address
-  // in that life, nothing changes it, and it is a pair.
+  // again: the record was read before, and goes to the main queue at once. body: the body of the
+  // record, if it has one; it follows the record in the copy.
+  // pre: the record is what was written at that address in that life, nothing changes it, and it is
+  // a pair
   void admit(const Record* record, Address address, uint64_t life, bool again = false,
              const char* body = nullptr);
-  // Gives a chunk back to the budget, after its readers have left. False: there is none. Pre:
-  // called in no epoch.
+  // Gives a chunk back to the budget, after its readers have left. False: the cache has no chunk.
+  // pre: called in no epoch
   bool shrink();
 
   uint64_t bytes() const {  // of DRAM that the cache has taken
@@ -94,7 +96,7 @@ class RecordCache {
     return Address{static_cast<uint64_t>(reinterpret_cast<const char*>(copy) - base_) / kUnitBytes +
                    1};
   }
-  // Pre of all below: the lock.
+  // pre of all below: the lock
   static void push(Queue* queue, Chunk* chunks, uint32_t chunk);
   static uint32_t pop(Queue* queue, const Chunk* chunks);
   bool may_grow() const;

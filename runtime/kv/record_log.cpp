@@ -18,19 +18,21 @@
 
 namespace lunar::kv {
 
-// Huge pages: a record found by chance costs a walk of the page tables else, as much as the copy of
-// 4 KiB. All of it is charged, so a huge page takes nothing that the budget does not know of.
+// Maps memory for records in huge pages. With small pages, the page table walk to a random record
+// costs as much as copying 4 KiB. All of it is charged in advance, so huge pages take no memory
+// outside the budget.
 char* Log::map_records(uint64_t bytes) {
   void* memory = map_private(bytes, ForkPolicy::kInherit);
   if (memory) (void)sys::advise(memory, bytes, MADV_HUGEPAGE);
   return static_cast<char*>(memory);
 }
 
-constexpr unsigned kSmallBits = 17;  // of a segment of 128 KiB
+constexpr unsigned kSmallBits = 17;  // a segment of 128 KiB
 
-// On a device a frame is a segment, and several are wanted; and of about 1,024 segments those that
-// are kept free for cleaning are few (runtime/DECISIONS.md). But a value of 4 KiB is whole, and one
-// of more than a 16th of a segment in pieces.
+// Segments of a log on a device must be small, because a frame is a segment and several frames are
+// needed, and because with about 1,024 segments the reserve for cleaning is a small share
+// (runtime/DECISIONS.md). They must not be too small: a pair above a 16th of a segment lies in
+// pieces.
 unsigned Log::segment_bits_for(const LogPlace& place, uint64_t limit) {
   if (place.segment_bits) return place.segment_bits;
   const uint64_t bytes = std::max(place.bytes, place.bytes_most / 16);
@@ -43,8 +45,8 @@ unsigned Log::segment_bits_for(const LogPlace& place, uint64_t limit) {
   return bits;
 }
 
-// A number that nobody can guess. Where getrandom is refused (seccomp), from what the kernel gave
-// the process at its start.
+// A number that cannot be guessed. If getrandom is refused (seccomp), it is derived from the random
+// bytes that the kernel gave the process at its start.
 static uint64_t chance_number() {
   uint64_t number = 0;
   if (sys::random_bytes(&number, sizeof number) == 0) return number;
@@ -56,8 +58,8 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   const uint64_t bytes = place.bytes;
   Device* device = place.device;
   if (bytes > kLogBytesMax) return -EINVAL;
-  // Never twice in a store that is kept; and as ids of large pairs, such that nobody can choose
-  // keys by them.
+  // Random, so that no life occurs twice in a persistent store. Lives are also ids of large pairs,
+  // so keys cannot be chosen to collide with those of pieces.
   lives_.store(chance_number() >> 2, std::memory_order_relaxed);
   budget_ = budget;
   epochs_ = epochs;
@@ -79,7 +81,7 @@ int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
   for (uint64_t i = 0; i < count_; ++i) new (&segments_[i]) Segment;
   free_.store(count_, std::memory_order_relaxed);
   for (Tail& tail : tails_) tail.used = segment_bytes();
-  // what is restored was set long ago
+  // Restored records count as set long ago.
   clock_.store(2 * bytes / kUnitBytes, std::memory_order_relaxed);
   for (double& span : spans_) span = static_cast<double>(bytes) / kUnitBytes;
   if (device) return open_frames(budget->limit(), place.read_only);
@@ -101,9 +103,9 @@ void Log::close() {
   segments_ = nullptr;
 }
 
-// On a device only the tail's newest batch may be changed: all else may be on its way there. Seen
-// by write_out() and write_uncommitted(), before which its batch was sealed or closed, and which
-// then wait.
+// On a device only the tail's newest batch may be changed, because other records may be on their
+// way to the device. write_out() and write_uncommitted() run after the batch was sealed or closed,
+// see `filling`, and wait.
 bool Log::begin_change(Address address) {
   Segment& segment = of(address);
   const uint32_t batch = segment.batch.load(std::memory_order_relaxed);
@@ -123,8 +125,9 @@ uint64_t Log::block_padding(uint64_t end, uint64_t bytes) const {
   return worth_it && bytes + padding <= inline_units_max() * kUnitBytes ? padding : 0;
 }
 
-// For a record, and its body behind the others. An open group in which it finds none ends. Pre, as
-// of the next: the tails' lock.
+// Finds room in a tail for a record, and for its body behind the other bodies. Ends the open group
+// if that has no room.
+// pre, as of the next: the tails' lock
 bool Log::find_room(Tail& tail, uint64_t bytes, uint64_t body_bytes) {
   const bool group = tail.heads_end != 0;
   if (group && tail.used + bytes + sizeof(Record) <= tail.heads_end &&
@@ -139,7 +142,7 @@ bool Log::find_room(Tail& tail, uint64_t bytes, uint64_t body_bytes) {
   return true;
 }
 
-// By a mark, for which each record has left room.
+// Ends the open group with a mark. Each record of the group has left room for it.
 void Log::end_group(Tail& tail) {
   if (tail.heads_end == 0) return;
   Segment& segment = segments_[tail.segment];
@@ -179,12 +182,13 @@ bool Log::append(Tail& tail, uint64_t units, bool cleaning, Address before, Addr
   return true;
 }
 
-// Where no segment is free, what the other tails have left is better than none.
+// If no segment is free, uses the room of the other tails.
 int Log::allocate(uint64_t units, bool cleaning, Address before, Address* out, uint64_t* padding,
                   BodyRoom* body) {
   Tail& wanted = tails_[tail_for(before)];
-  for (int status = 0; status == 0; status = roll(wanted, cleaning))
+  do {
     if (append(wanted, units, cleaning, before, out, padding, body)) return 0;
+  } while (roll(wanted, cleaning) == 0);
   for (Tail& other : tails_)
     if (append(other, units, cleaning, before, out, padding, body)) return 0;
   return -EAGAIN;
@@ -196,7 +200,7 @@ int Log::roll(Tail& tail, bool cleaning) {
   {
     sys::Locked lock(tail_lock_);
     if (tail.reserved && !cleaning) return -EAGAIN;
-    // The most that any record takes, with the block that ends before its body.
+    // The most bytes that any record takes, with the rest of the block before its body.
     const uint64_t most =
         std::max(inline_units_max() * kUnitBytes, body_bytes_max() + 2 * media::kBlockBytes);
     if (std::max(tail.used, tail.bodies_end) + most <= segment_bytes()) return 0;
@@ -222,7 +226,7 @@ int Log::roll(Tail& tail, bool cleaning) {
   return 0;
 }
 
-// Pre: the mutex, the tails' lock.
+// pre: the mutex, the tails' lock
 void Log::seal_locked(Tail& tail) {
   const uint64_t number = tail.segment;
   if (!tail.open) return;
@@ -237,14 +241,14 @@ void Log::seal_locked(Tail& tail) {
 void Log::seal_tails() {
   MutexLock guard(mutex_);
   sys::Locked lock(tail_lock_);
-  // A segment of the log without a batch would end it.
+  // A segment without a batch would end the log.
   if (commits() && tail_.open && used_durable(tail_.segment) == first_at(tail_.segment) &&
       !any_in_batch())
     return;
   for (Tail& tail : tails_) seal_locked(tail);
 }
 
-// Pre: the mutex.
+// pre: the mutex
 bool Log::take_one(bool cleaning, uint64_t* number) {
   note_next_state();
   if (ahead() != Ahead::kNothing) cleaning_wanted_.store(true, std::memory_order_relaxed);
@@ -266,19 +270,16 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
   return false;
 }
 
-uint64_t Log::segments_ahead() const {
-  const uint64_t early = count_ / 64;
-  return early == 0 ? 1 : early > kAheadMost ? kAheadMost : early;
-}
+uint64_t Log::segments_ahead() const { return std::clamp<uint64_t>(count_ / 64, 1, kAheadMost); }
 
-// A few segments before writers have to wait one of them cleans a segment with each set.
+// The step that a writer does with each set when writers will soon have to wait for room.
 Log::Ahead Log::ahead() const {
   const uint64_t free = free_.load(std::memory_order_relaxed), early = segments_ahead();
   if (free + held() <= reserve() + early) return Ahead::kClean;
   return held() > held_wanted() && free <= free_reserve() + early ? Ahead::kSave : Ahead::kNothing;
 }
 
-// The less room is left the more: so that writers are no faster than what cleans, and none waits
+// The delay grows as less room is left, so that writers are no faster than cleaning, and none waits
 // for a whole segment.
 uint64_t Log::delay_ns() const {
   const uint64_t early = segments_ahead(), room = free_.load(std::memory_order_relaxed) + held();
@@ -286,18 +287,20 @@ uint64_t Log::delay_ns() const {
   return left < early ? (early - left) * kDelayMostNs / early : 0;
 }
 
-// What is reserved for states: it grows and shrinks with the index, so it is asked for with each
-// taking of segments. Pre: the mutex.
+// Computes the reserve for states. It follows the size of the index, so it is computed whenever a
+// segment is taken.
+// pre: the mutex
 void Log::note_next_state() {
   if (!state_bytes_) return;
-  // For the next one, and when that is larger than the last one, for the one after it too.
+  // For the next state; if that is larger than the last one, also for the difference, which the
+  // state after it needs.
   const uint64_t one = state_bytes_(state_owner_) / media::link_room(segment_bytes()) + 2;
   state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
   cleaning_reserve_.store(reserve_for_states(), std::memory_order_relaxed);
   note_whether_state_is_wanted();
 }
 
-// Pre: the mutex.
+// pre: the mutex
 void Log::note_whether_state_is_wanted() {
   const uint64_t gain = held() + retired_.load(std::memory_order_relaxed);
   const bool room_ends =
@@ -310,7 +313,7 @@ void Log::note_whether_state_is_wanted() {
   if (room_ends || log_grows) state_wanted_.store(true, std::memory_order_relaxed);
 }
 
-// Pre: the mutex.
+// pre: the mutex
 void Log::retire_locked(uint64_t number, uint64_t epoch) {
   Segment& segment = segments_[number];
   segment.state.store(SegmentState::kRetired, std::memory_order_release);
@@ -362,7 +365,7 @@ bool Log::has_room() {
   return true;
 }
 
-// Pre: the mutex.
+// pre: the mutex
 void Log::give_back(uint64_t number) {
   if (state(number) == SegmentState::kState) --links_;
   segments_[number].saved = false;
@@ -371,7 +374,7 @@ void Log::give_back(uint64_t number) {
   note_free(number);
 }
 
-// What the end of a segment had no room for is no dead space: cleaning would not gain it.
+// The unused end of a segment does not count as dead space.
 int Log::poor_victim(uint64_t* number) {
   MutexLock guard(mutex_);
   uint64_t dead = 0, best = segment_bytes() / kUnitBytes / 64 - 1;
@@ -379,7 +382,10 @@ int Log::poor_victim(uint64_t* number) {
     if (state(i) != SegmentState::kSealed || filling(i)) continue;
     const uint64_t own = used(i) / kUnitBytes > live(i) ? used(i) / kUnitBytes - live(i) : 0;
     dead += own;
-    if (own > best) best = own, *number = i;
+    if (own > best) {
+      best = own;
+      *number = i;
+    }
   }
   return best >= segment_bytes() / kUnitBytes / 64 && dead * kUnitBytes > 2 * segment_bytes()
              ? 0

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log, which holds the records. Its space is divided into segments; records are appended to the
-// open ones, the *tails*: of values that are overwritten soon or late each has one (placement.cpp).
+// The log, which holds the records. Its space is divided into segments. Records are appended to
+// open segments, the *tails*. Each tail is for values of one age (placement.cpp).
 //
 //   segment   │ record │ record │ ...           │ unused │
 //             free ─► open ─► sealed ─► (cleaned) retired ─► free
@@ -38,6 +38,7 @@
 #pragma once
 #include <errno.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -66,9 +67,9 @@ class MutexLock {  // locks a mutex without blocking signals: no handler of ours
 };
 
 // kDamaged: a record in it cannot be read, so it cannot be cleaned; its live records are read as
-// before.
-// kHeld: free, except that the saved state refers to it. kState: part of a saved state
-// (saved_state.cpp). kNext: a future tail (store_format.h: BatchHeader::next).
+// before. kHeld: empty, but not free before a younger state is saved, because the saved state
+// refers to it. kState: part of a saved state (saved_state.cpp). kNext: a future tail
+// (store_format.h: BatchHeader::next).
 enum class SegmentState : uint8_t {
   kFree,
   kReserved,
@@ -85,12 +86,11 @@ constexpr unsigned kSegmentStates = 9;
 constexpr unsigned kTails = 8, kTailsFew = 4;
 
 struct Segment {
-  std::atomic<uint32_t> live{
-      0};  // units; too many after a damaged record of unknown length was replaced
+  // Live units. Too many after a damaged record of unknown length was replaced.
+  std::atomic<uint32_t> live{0};
   std::atomic<uint32_t> records{0};  // number of live records; exact
   std::atomic<uint32_t> used{0};     // bytes that records take, from the start
-  // Records that are being written: in batches of either side; without batches the first counts
-  // all.
+  // Records that are being filled, by side of their batch. Without batches the first counts all.
   std::atomic<uint32_t> filling[2] = {0, 0};
   // Start of its newest batch | the side of that batch. Without batches: where the last saved state
   // ends in it.
@@ -103,32 +103,31 @@ struct Segment {
   std::atomic<bool> written{false};  // written to the device
   bool saved = false;    // the saved state, or the log after it, refers to it. Under the mutex
   bool touched = false;  // in memory: its memory may be resident. Under the mutex
-  // was kRetired at the cut, so the state being saved does not refer to it
+  // It was kRetired at the cut, so the state being saved does not refer to it.
   bool retired_at_cut = false;
   media::SegmentEntry at_cut = {};     // its entry in that state. Used by the saving thread only
   std::atomic<char*> memory{nullptr};  // its memory in DRAM; nullptr: it is only on the device
   std::atomic<uint64_t> life{0};       // number of this use of the segment, unique within the store
-  std::atomic<uint64_t> set_at{
-      0};  // when its records were set, on average: Log::clock_. Under the tails' lock
-  uint64_t opened_at = 0;      // likewise. Under the mutex, like the next member
-  unsigned tail = kTails - 1;  // that it was
-  uint64_t retired = 0;        // epoch. Under the mutex, like the next member
-  uint64_t next_retired = 0;   // number + 1
+  std::atomic<uint64_t> set_at{0};     // mean Log::clock_ of its records. Under the tails' lock
+  uint64_t opened_at = 0;              // Log::clock_. Under the mutex, like the next member
+  unsigned tail = kTails - 1;          // the number of the tail that it was
+  uint64_t retired = 0;                // epoch. Under the mutex, like the next member
+  uint64_t next_retired = 0;           // number + 1
 };
 
 // The place of a log. segment_bits: 0: chosen by the size of the log and the budget.
 struct LogPlace {
   uint64_t bytes = 0;
   Device* device = nullptr;  // nullptr: DRAM. Not owned
-  // to which grow() may make it larger, on a device that reserve() enlarges. 0: never
+  // The limit of grow(), on a device that reserve() enlarges. 0: the log does not grow.
   uint64_t bytes_most = 0;
   uint64_t offset = 0;  // of segment 0
   unsigned segment_bits = 0;
   bool read_only = false;
 };
 
-// Of the body of a record that is allocated: its size, 0 for none; then its first block in the
-// segment.
+// The body of a record that is allocated. bytes: its size, 0 for none. block: set by allocate() to
+// its first block in the segment.
 struct BodyRoom {
   uint64_t bytes = 0;
   uint32_t block = 0;
@@ -154,20 +153,20 @@ class Log {
   void close();
 
   // Takes room for a record, in DRAM. The record counts as live from now on, and until published()
-  // its segment is neither cleaned nor written. before: the record whose place it takes, and which
-  // lives; {}: of a new key. -EAGAIN: no segment is free except the reserve (for cleaning: none at
-  // all), or no frame.
-  // padding: the record may be longer by so many units, which *padding then is: see
-  // block_padding(). body: the same for its body, which counts as live with it.
+  // its segment is neither cleaned nor written. before: the live record that it replaces; {}: a new
+  // key. padding: gets the units by which the record may be longer (block_padding()). body: takes
+  // room for its body too, which counts as live with it. -EAGAIN: no segment is free except the
+  // reserve (for cleaning: none at all), or no frame.
   [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address before, Address* out,
                              uint64_t* padding = nullptr, BodyRoom* body = nullptr);
   void published(Address address) {
     Segment& segment = of(address);
     segment.filling[side_of(segment, address)].fetch_sub(1, std::memory_order_release);
   }
-  // Whether the record may be changed in place, until published(). Pre: the lock of its shard.
+  // Whether the record may be changed in place, until published().
+  // pre: the lock of its shard
   bool begin_change(Address address);
-  // Returns whether no record lives in its segment any more.
+  // Returns whether the segment has no live record any more.
   bool drop_live(Address address, uint64_t units) {
     of(address).live.fetch_sub(static_cast<uint32_t>(units), std::memory_order_relaxed);
     live_units_.fetch_sub(units, std::memory_order_relaxed);
@@ -175,15 +174,15 @@ class Log {
   }
   // The record at an address; nullptr: it is not in DRAM. It stays there while the caller is in the
   // epoch in which it got the address from the index, or between allocate or begin_change and
-  // published. Use Look in all other cases.
+  // published. Use RecordReader in all other cases.
   Record* at(Address address) const {
     char* memory = segments_[segment_of(address)].memory.load(std::memory_order_acquire);
     return memory ? reinterpret_cast<Record*>(memory +
                                               (address.value * kUnitBytes & (segment_bytes() - 1)))
                   : nullptr;
   }
-  // The same, or its copy in the read cache. Pre: in the epoch in which the index returned the
-  // address.
+  // The same, or its copy in the read cache.
+  // pre: in the epoch in which the index returned the address
   Record* in_dram(Address address) const {
     Record* record = at(address);
     return record ? record : cache_.find(address, life_of(address));
@@ -197,50 +196,51 @@ class Log {
       if (!shrink()) return false;
     return true;
   }
-  // Gives some of the read cache, or of the table of bodies, back to the budget. Pre: in no epoch.
+  // Gives some of the read cache, or of the table of bodies, back to the budget.
+  // pre: in no epoch
   bool shrink() { return cache_.shrink() || bodies_.shrink(); }
   // Callback: whether the index leads to a record. Called, in no epoch, for records that were read,
   // before their frame is taken.
   using Lives = bool (*)(void* owner, const Record* record, Address address);
-  void ask_what_lives(Lives lives, void* owner) { lives_in_index_ = lives, index_owner_ = owner; }
+  void ask_what_lives(Lives lives, void* owner) {
+    lives_in_index_ = lives;
+    index_owner_ = owner;
+  }
   uint64_t segment_of(Address address) const { return address.value * kUnitBytes >> segment_bits_; }
   uint64_t life_of(Address address) const { return life(segment_of(address)); }
   uint64_t life(uint64_t number) const {
     return segments_[number].life.load(std::memory_order_acquire);
   }
-  // The size limit of records; a larger pair lies in pieces.
+  // The size limit of records. A larger pair lies in pieces.
   uint64_t inline_units_max() const { return segment_bytes() / 16 / kUnitBytes; }
-  // Bytes of a large pair that a piece holds at most. What a piece finds no room for at the end of
-  // a segment is lost until that is cleaned: a 64th of the segment on average.
+  // The most bytes of a large pair that a piece holds. The end of a segment that is too small for a
+  // piece is lost until the segment is cleaned: a 64th of the segment on average.
   uint64_t piece_bytes_max() const {
-    const uint64_t record = segment_bytes() / 32;
-    return (record < kPieceBytesMin ? kPieceBytesMin : record) - sizeof(Record) - sizeof(PieceKey);
+    return std::max(segment_bytes() / 32, kPieceBytesMin) - sizeof(Record) - sizeof(PieceKey);
   }
-  // Of several pieces all but the last hold more than half of that; so no pair has more pieces than
-  // this.
+  // Of several pieces, all but the last hold at least piece_bytes_min(). So no pair has more than
+  // pieces_most().
   uint64_t piece_bytes_min() const { return piece_bytes_max() / 2; }
   uint64_t pieces_most() const { return bytes() / piece_bytes_min() + 2; }
-  // A value that lies on blocks: of whole ones, with a key that leaves room for many records in a
-  // block. The longest is as long as pieces are, for the same reason.
+  // A value of whole blocks lies on blocks if its key is short, so that many records fit in a
+  // block. The longest such value is as long as a piece, for the same reason.
   static constexpr uint64_t kBodyKeyMost = 512;
   static constexpr uint64_t kBodyRecordUnits =  // at most
       record_units(kBodyKeyMost, sizeof(Body)) + sizeof(ReplacedLarge) / kUnitBytes;
-  uint64_t body_bytes_max() const {
-    const uint64_t most = segment_bytes() / 32;
-    return most < media::kBlockBytes ? media::kBlockBytes : most;
-  }
+  uint64_t body_bytes_max() const { return std::max(segment_bytes() / 32, media::kBlockBytes); }
   bool lies_on_blocks(uint64_t key_bytes, uint64_t value_bytes) const {
     return device_ && value_bytes % media::kBlockBytes == 0 && value_bytes != 0 &&
            value_bytes <= body_bytes_max() && key_bytes <= kBodyKeyMost;
   }
-  // The value of a record that at() or in_dram() returned, for as long.
+  // The value of a record that at() or in_dram() returned; valid as long as the record.
   char* value_of(Record* record) const;
   const char* value_of(const Record* record) const { return value_of(const_cast<Record*>(record)); }
-  // Of a sound record in `memory`, which holds its segment up to byte `end`: whether its body, if
-  // it has one, is what was written.
+  // Whether the body of a sound record, if it has one, is what was written. `memory` holds the
+  // record's segment up to byte `end`.
   bool body_is_sound(const Record* record, Address address, uint64_t life, const char* memory,
                      uint64_t end) const;
-  // Of a body: bytes from the start of its segment. Pre: the record has one.
+  // The offset of a body, in bytes from the start of its segment.
+  // pre: the record has one
   static uint64_t body_at(const Record* record) {
     return uint64_t{record->body().at} * media::kBlockBytes;
   }
@@ -252,24 +252,26 @@ class Log {
   uint64_t body_offset(Address address, uint64_t block) const {  // of the log, in bytes
     return (segment_of(address) << segment_bits_) + block * media::kBlockBytes;
   }
-  // More room for what it should know, at the cost of the read cache. Pre: in no epoch.
+  // Enlarges the table of bodies at the cost of the read cache, if it needs room.
+  // pre: in no epoch
   void grow_bodies() {
     if (bodies_.wants_more() && bodies_.may_grow())
       while (!bodies_.grow() && cache_.shrink()) {}
   }
-  // Whether a record can be in this log, that is, no length leads out of it. A checksum proves that
-  // a store wrote a record, not that the record makes sense. room: bytes from the record to the end
-  // of the memory.
+  // Whether a record can be in this log, that is, its lengths stay within the log. A checksum
+  // proves that a store wrote a record, not that the record makes sense. room: bytes from the
+  // record to the end of the memory.
   bool possible(const Record* record, uint64_t room) const;
   // Whether a record is possible, and is what was written at `address` in that life of its segment.
-  // Pre: `room` bytes can be read.
+  // pre: `room` bytes can be read
   bool sound(const Record* record, Address address, uint64_t life, uint64_t room) const;
 
   // Retires a segment in which no record lives and none is being written; any other stays
   // (empty_segments.cpp).
   void retire_empty(uint64_t number);
-  void retire_all();  // whatever lives in them. Pre: the cleaning mutex, the locks of all shards;
-                      // the index is empty
+  // Retires all sealed segments, with their live records.
+  // pre: the cleaning mutex, the locks of all shards; the index is empty
+  void retire_all();
 
   // The segment to clean next: sealed, with all its records published (placement.cpp). -ENOSPC: no
   // segment would free an eighth; -EAGAIN: one may, soon.
@@ -293,11 +295,11 @@ class Log {
   uint32_t live(uint64_t number) const {
     const Segment& segment = segments_[number];
     const uint32_t units = segment.live.load(std::memory_order_relaxed);
-    return segment.records.load(std::memory_order_relaxed) == 0 ? 0
-           : units == 0                                         ? 1
-                                                                : units;  // 0: no record lives
+    const bool any = segment.records.load(std::memory_order_relaxed) != 0;
+    return any ? std::max(units, 1u) : 0;  // 0: no record lives
   }
-  // Sets the number of index entries that lead to the segment. Pre: just loaded.
+  // Sets the number of index entries that lead to the segment.
+  // pre: just loaded
   void restore_records(uint64_t number, uint32_t records) {
     segments_[number].records.store(records, std::memory_order_relaxed);
   }
@@ -315,18 +317,18 @@ class Log {
 
   // Durable sets (commit.cpp). begin_commits: from now on the tail is written in batches; segments
   // that were written are held until a younger state is saved; and a state is wanted when the log
-  // after the last one has grown to `bytes_most` (0: chosen by its size). Pre: keep(); nothing was
-  // allocated. -ENOSPC, -errno.
+  // after the last one has grown to `bytes_most` (0: chosen by its size). -ENOSPC, -errno.
+  // pre: keep(); nothing was allocated
   [[nodiscard]] int begin_commits(bool waits_for_company, uint64_t bytes_most);
   bool commits() const { return log_id_ != 0; }
-  // When it returns 0, all that was published before the call is durable. Threads that call
-  // meanwhile share the next commit. -EIO: the device failed once, and nothing becomes durable any
-  // more until the store is opened again. Pre: no lock.
+  // Makes all records durable that were published before the call. Threads that call meanwhile
+  // share the next commit. 0; -EIO: the device failed once, so nothing becomes durable until the
+  // store is opened again.
+  // pre: no lock
   [[nodiscard]] int commit();
-  // The same for a sealed segment, which is `written` then. Returns 0 at once if there are no
-  // batches.
+  // The same for a sealed segment, which then counts as written. Returns 0 at once without batches.
   [[nodiscard]] int commit_segment(uint64_t number);
-  [[nodiscard]] int flush_device();  // after a failure there is no further flush: see commit()
+  [[nodiscard]] int flush_device();  // -EIO without a flush after a failure: see commit()
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // Whether a state should be saved to limit how much an open has to replay.
   bool log_is_long() const;
@@ -336,21 +338,22 @@ class Log {
   bool state_wanted() const { return state_wanted_.load(std::memory_order_relaxed); }
   void save_begins() { state_wanted_.store(false, std::memory_order_relaxed); }
   uint64_t commits_done() const { return commits_.load(std::memory_order_relaxed); }
-  // Stores in *root where the log continues after all that was published. Pre: nothing writes.
+  // Stores in *root where the log continues after all that was published.
+  // pre: nothing writes
   void mark_start(media::Root* root);
-  // For replay (replay.cpp), down to add_live(). The start of the batch that follows one that ends
-  // at `end`.
+  // For replay (replay.cpp), down to add_live(). The start of the batch that follows a batch that
+  // ends at `end`.
   static uint64_t batch_end(uint64_t end);
-  // Of segment `number`, whose bytes are in `memory`. batch_at: the header of a batch of that log,
-  // or nullptr. records_are_sound: all records in [from, to) are what was written.
+  // `memory` holds the bytes of segment `number`. batch_at: the header of a batch of that log, or
+  // nullptr. records_are_sound: whether all records in [from, to) are what was written.
   const media::BatchHeader* batch_at(uint64_t log, uint64_t number, const char* memory,
                                      uint64_t at) const;
   bool records_are_sound(uint64_t number, const char* memory, uint64_t from, uint64_t to,
                          uint64_t life) const;
-  // The first bytes of a segment, as read_what_can_be(); until the cleaner's frame is used for
-  // something else.
+  // Reads the first bytes of a segment into the cleaner's frame, as read_what_can_be(). Valid until
+  // that frame is used again.
   [[nodiscard]] int read_to_replay(uint64_t number, uint64_t bytes, char** memory);
-  // it belongs to the log, up to that byte
+  // The segment belongs to the log, up to byte `used`.
   void replayed(uint64_t number, uint64_t life, uint32_t used);
   void add_live(Address address, uint64_t units) {
     of(address).live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
@@ -360,7 +363,7 @@ class Log {
   uint64_t first_at(uint64_t number) const {  // 0 is not a valid address
     return number == 0 ? kUnitBytes : 0;
   }
-  // Bytes used that are in the saved state; of the tail, only what is durable.
+  // Used bytes that a saved state would name; of an open segment only the durable part.
   uint32_t used_durable(uint64_t number) const {
     return state(number) == SegmentState::kOpen
                ? segments_[number].batch.load(std::memory_order_relaxed) & ~7u
@@ -369,45 +372,49 @@ class Log {
 
   // The saved state (saved_state.cpp). One thread at a time saves, with the mutex of cleaning, so
   // nothing is reclaimed meanwhile. Writers continue, except during save_cut(), when all shards are
-  // locked.
-  // keep: state_bytes returns how many bytes the state would take now. From then on space for it is
-  // left free, and segments that a saved state refers to are held.
+  // locked. keep: from now on space for a state is left free, and segments that a saved state
+  // refers to are held. state_bytes returns how many bytes a state would take now.
   using StateBytes = uint64_t (*)(const void* owner);
   void keep(StateBytes state_bytes, const void* owner);
   // Records, for the state being saved, what each segment holds, and (with batches) where the log
-  // continues. What the state refers to does not change any more. It is durable after
+  // continues. Records that the state refers to no longer change. They are durable after
   // commit_before(*root); no root may name the state before that.
   void save_cut(media::Root* root);
-  // returns 0 at once if there are no batches. Pre: no lock
+  // Returns 0 at once without batches.
+  // pre: no lock
   [[nodiscard]] int commit_before(const media::Root& root);
   const media::SegmentEntry& at_cut(uint64_t number) const { return segments_[number].at_cut; }
-  // Writes what sealed segments hold that is not on the device yet; no flush. -errno.
+  // Writes the unwritten part of sealed segments, without a flush. -errno.
   [[nodiscard]] int save_written();
-  [[nodiscard]] int save_cut_written();  // the same for what of the cut is not written. Returns 0
-                                         // at once with batches
-  [[nodiscard]] int
-  write_oldest();  // writes one of these. 1; 0: there is none. Pre of both: the cleaning mutex
-  // Frees frames for writers, until a quarter of all frames has no owner. Pre: the cleaning mutex.
+  // Writes the unwritten part of the cut. Returns 0 at once with batches.
+  // pre: the cleaning mutex
+  [[nodiscard]] int save_cut_written();
+  // Writes the oldest unwritten sealed segment. 1; 0: there is none.
+  // pre: the cleaning mutex
+  [[nodiscard]] int write_oldest();
+  // Frees frames for writers, until a quarter of all frames has no owner.
+  // pre: the cleaning mutex
   void spare_frames();
-  // takes a free segment for the state of that life; -ENOSPC
+  // Takes a free segment for the state of that life. -ENOSPC.
   [[nodiscard]] int take_link(uint64_t life, uint64_t* number);
-  // Says what becomes of the links that were taken, and of the segments that the previous state
-  // refers to. kUnknown: either state may be durable.
+  // Frees the links of the new or of the previous state, and with kYes the segments that only the
+  // previous state refers to. kUnknown: either state may be durable.
   enum class Saved : uint8_t { kYes, kNo, kUnknown };
   void save_end(Saved saved);
-  void settle(uint64_t life);  // after kUnknown: the durable state is that of `life`; links of
-                               // others are freed
-  // Restores one segment of a state that is being loaded: kSealed or kState. Pre: just opened.
+  // After kUnknown: the durable state is that of `life`. Frees the links of the other.
+  void settle(uint64_t life);
+  // Restores one segment of a state that is being loaded: kSealed or kState.
+  // pre: just opened
   void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used);
   void forget_restored();  // undoes all restore() calls
   uint64_t new_life() { return lives_.fetch_add(1, std::memory_order_relaxed) + 1; }
   uint64_t held() const { return held_.load(std::memory_order_relaxed); }
-  // Segments that are not for writers. reserve: free or held; free_reserve: the part that must be
-  // free; state_reserve: the part of that which cleaning may not use either.
+  // Segments that writers may not use. reserve: free or held; free_reserve: the part that must be
+  // free; state_reserve: the part of free_reserve that cleaning may not use.
   uint64_t reserve() const {
     return cleaning_reserve_.load(std::memory_order_relaxed) + free_reserve() - kReserve;
   }
-  uint64_t held_wanted() const {  // by a save
+  uint64_t held_wanted() const {  // before a save
     return cleaning_reserve_.load(std::memory_order_relaxed) / 4 * 3;
   }
   uint64_t free_reserve() const { return kReserve + state_reserve(); }
@@ -423,8 +430,8 @@ class Log {
     return held() != 0 &&
            free_.load(std::memory_order_relaxed) + held() > reserve() + held_wanted();
   }
-  // Whether a writer should clean, or save, before any writer has to wait for it. Set with each
-  // segment that is opened.
+  // Whether a writer should clean or save before writers have to wait. Set with each segment that
+  // is opened.
   bool cleaning_wanted() const { return cleaning_wanted_.load(std::memory_order_relaxed); }
   enum class Ahead : uint8_t { kNothing, kClean, kSave };
   Ahead ahead() const;
@@ -435,15 +442,15 @@ class Log {
   }
   // Transfers bytes of the log; offset: from the start of the log.
   [[nodiscard]] int transfer(Op op, uint64_t offset, void* memory, uint64_t bytes);
-  // The first `bytes` of a segment, whole blocks. -errno: zeros, which no checksum fits, where the
-  // device fails.
+  // Reads the first `bytes` of a segment, whole blocks. -errno: blocks that the device cannot read
+  // are zeros, which no checksum fits.
   [[nodiscard]] int read_what_can_be(uint64_t number, char* memory, uint64_t bytes);
 
   // Reads of single records that a caller carries out by a context of the device, instead of
-  // Look::cold. take_block: a buffer of kColdBytes for one read; nullptr: all are in use, or there
-  // is too little memory. cold_bytes: how much to read of a record, as far as its length can be
-  // guessed. cold_record: checks the bytes that were read; -EBADMSG as for Look::cold; -EAGAIN: the
-  // record is longer than what was read.
+  // RecordReader::cold. take_block: a buffer of kColdBytes for one read; nullptr: all are in use,
+  // or there is too little memory. cold_bytes: how much to read of a record, by a guess of its
+  // length. cold_record: checks the bytes that were read; -EBADMSG as for RecordReader::cold;
+  // -EAGAIN: the record is longer than the read.
   static constexpr uint64_t kColdBytes = 16 * kKiB;
   static constexpr unsigned kBlocksMax = 256;
   char* take_block();
@@ -451,7 +458,7 @@ class Log {
   char* blocks() const { return blocks_memory_; }
   uint64_t blocks_bytes() const { return block_count_ * kColdBytes; }
   uint64_t cold_bytes(Address address) const;
-  bool fit_blocks() const {  // as a rule
+  bool fit_blocks() const {  // whether most records fit
     return usual_bytes_.load(std::memory_order_relaxed) < kColdBytes * 3 / 4;
   }
   void read_command(uint64_t offset, iovec* piece, Command* out);  // of the log
@@ -459,15 +466,14 @@ class Log {
   [[nodiscard]] int cold_record(Address address, uint64_t life, char* block, uint64_t bytes,
                                 Record** out);
 
-  // Buffers for records, each for one of any length with the blocks that it lies in. take_buffer:
-  // waits for one; a thread that has one may only try_buffer(), which returns nullptr if there is
-  // none.
+  // Buffers that hold a record of any length with the blocks that it lies in. take_buffer waits for
+  // one. A thread that has one may only call try_buffer, which returns nullptr if none is free.
   char* take_buffer();
   char* try_buffer();
   void give_buffer(char* buffer);
-  // For a record whose length is known: the bytes to read from the beginning of its first block
-  // (cold_command); 0: it would lead out of its segment. Then the record in them; nullptr: it is
-  // not what was written there in that life.
+  // For a record of known length. span_bytes: the bytes to read from the beginning of its first
+  // block (cold_command); 0: it would lead out of its segment. record_in_span: the record in these
+  // bytes; nullptr: it is not what was written there in that life.
   uint64_t span_bytes(Address address, uint64_t units) const;
   const Record* record_in_span(Address address, uint64_t units, uint64_t life,
                                const char* buffer) const;
@@ -481,20 +487,21 @@ class Log {
   bool any_retired() const { return retired_.load(std::memory_order_relaxed) != 0; }
   // Seals the open segments, so that they can be cleaned.
   void seal_tails();
-  // Whether writers can get a frame: now, soon (readers are still in it), or after make_frame().
-  // That takes the frame of the oldest segment that has one, and first writes the segment if
-  // necessary. One thread at a time. -EAGAIN: try again in a moment; -errno: the device failed, and
-  // the segment stays in its frame.
+  // frames: whether writers can get a frame now, soon (readers are still in it), or after
+  // make_frame(). make_frame takes the frame of the oldest segment that has one, and first writes
+  // the segment if necessary. One thread at a time. -EAGAIN: try again in a moment; -errno: the
+  // device failed, and the segment stays in its frame.
   enum class Frames : uint8_t { kReady, kSoon, kWanted };
   Frames frames();
   [[nodiscard]] int make_frame();
   bool on_device() const { return device_ != nullptr; }
-  // Adds `segments` at least, by a quarter if there is space. 0; -ENOSPC: it is as large as it may
-  // be, or the device has no more (asked at most once a second); -errno. Pre: the cleaning mutex.
+  // Adds at least `segments`, or a quarter more if there is space. 0; -ENOSPC: the log is as large
+  // as it may be, or the device has no more (asked at most once a second); -errno.
+  // pre: the cleaning mutex
   [[nodiscard]] int grow(uint64_t segments);
   bool may_grow() const { return count_ < count_most_; }
-  // Adds exactly so many, of which the first `held` stay unused. Pre: segments_most(), and as for
-  // grow().
+  // Adds exactly `more` segments, of which the first `held` stay unused.
+  // pre: segments_most(), and as for grow()
   [[nodiscard]] int add_segments(uint64_t more, uint64_t held);
   uint64_t segments_most() const { return count_most_; }
 
@@ -503,12 +510,12 @@ class Log {
   uint64_t bytes() const { return count_ << segment_bits_; }
   uint64_t bytes_live() const { return live_units_.load(std::memory_order_relaxed) * kUnitBytes; }
   uint64_t bytes_in_use() const;  // in segments that are neither free nor empty
-  // Whether a log in memory holds more than twice what lives, besides the tails.
+  // Whether a log in memory holds more than twice its live bytes, besides the tails.
   bool wastes_memory() const;
   uint64_t ios() const { return ios_.load(std::memory_order_relaxed); }
 
  private:
-  friend class Look;
+  friend class RecordReader;
   struct Frame {
     uint64_t owner = 0;    // segment + 1; 0: none
     uint64_t retired = 0;  // epoch when it was taken from its last owner
@@ -525,7 +532,7 @@ class Log {
     uint64_t segment = 0, used = 0;  // not open: used == segment_bytes()
     bool open = false;
     uint64_t heads_end = 0, bodies_end = 0;  // of the open group; 0: none
-    // It was taken from the reserve: it is for cleaning alone until more segments are free.
+    // It was taken from the reserve, so only cleaning uses it until more segments are free.
     bool reserved = false;
   };
   void seal_locked(Tail& tail);
@@ -544,15 +551,15 @@ class Log {
   void note_span(uint64_t number);
   uint64_t reserve_for_states() const;
   // Bytes by which a record that ends there is made longer, so that it ends with a block of the
-  // device: at most a 50th. Of pairs that are nearly as long as whole blocks each then lies in as
-  // few blocks as possible, so that a cold get of 4000 bytes reads one block and not two. 0: it
-  // would be more, or the log is in DRAM.
+  // device: at most a 50th. A pair that is nearly as long as whole blocks then lies in as few
+  // blocks as possible, so a cold get of 4000 bytes reads one block, not two. 0: it would be more,
+  // or the log is in DRAM.
   uint64_t block_padding(uint64_t end, uint64_t bytes) const;
   // commit.cpp
   struct Uncommitted {
     // segments + 1 with content that is not durable, a chain. 0: none
     uint64_t first = 0, last = 0;
-    uint32_t last_end = 0;  // of the last segment: end of what is to be written,
+    uint32_t last_end = 0;  // of the last segment: the end of the part to write,
     unsigned sides = 3;     //   and the sides that must be filled first, one bit each
     uint64_t number = 0;    // of the last batch in it
   };
@@ -575,9 +582,8 @@ class Log {
   int roll(Tail& tail, bool cleaning);
   uint64_t segments_ahead() const;
   bool take_one(bool cleaning, uint64_t* number);
-  // on a device (log_device.cpp)
-  // How a budget is divided for a log on a device: the size of buffers, blocks, and segments that
-  // there is DRAM for.
+  // on a device (log_device.cpp) How a budget is divided for a log on a device. blocks, frames:
+  // their numbers; reading: bytes for buffers and blocks; own: bytes per frame.
   struct FramePlan {
     uint64_t buffer_bytes, blocks, reading, own, frames;
   };
@@ -617,7 +623,7 @@ class Log {
   uint64_t device_offset_ = 0;
   StateBytes state_bytes_ = nullptr;
   const void* state_owner_ = nullptr;
-  // larger if states are saved, so that more writes share the cost of one
+  // Larger in a persistent store, so that more writes share the cost of a saved state.
   std::atomic<uint64_t> cleaning_reserve_{kReserve};
   std::atomic<uint64_t> held_{0}, state_reserve_{0}, taken_{0};
   std::atomic<bool> state_wanted_{false}, cleaning_wanted_{false};
@@ -640,13 +646,13 @@ class Log {
   alignas(64) mutable sys::SpinLock tail_lock_;
   Tail tails_[kTails];
   Tail& tail_ = tails_[0];  // with batches the only one
-  // in what time a segment of each tail dies, as clock_. Under the mutex
+  // The time in which a segment of each tail dies, in units of clock_. Under the mutex
   double spans_[kTails] = {};
   std::atomic<uint64_t> clock_{0};  // units that were set so far
   alignas(64) sys::Mutex mutex_;    // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
   std::atomic<uint64_t> live_units_{0};  // of all segments
-  // in memory: free segments with memory; none lies from the latter on
+  // in memory: the number of free segments that have memory, and the end of the last one
   uint64_t touched_free_ = 0, touched_end_ = 0;
   uint64_t links_ = 0;                             // segments that are kState
   uint64_t next_free_ = 0, next_victim_ = 0;       // where to look first
@@ -662,8 +668,8 @@ class Log {
   std::atomic<uint64_t> opened_{0};  // segments of the log since the last saved state
   uint64_t opened_at_cut_ = 0;
   bool waits_for_company_ = false;
-  // Used by the committing thread only: how many threads were there when the last commit ended,
-  // served or not; how many were served in all; ns.
+  // Used by the committing thread only: threads that were there when the last commit ended, served
+  // or not; threads served in all; ns that the last commit took.
   uint64_t company_ = 0, served_ = 0, commit_ns_ = 0;
   alignas(64) std::atomic<uint64_t> durable_{0};  // batches
   // number of calls of commit(), and of commits, so far
@@ -672,37 +678,36 @@ class Log {
   std::atomic<bool> committing_{false}, failed_{false};
 };
 
-// Of two errors the one to act by: what the device refused to read may be there later, what is
-// damaged will not be.
+// The error of two that counts. Data that the device refused to read may be readable later; damaged
+// data will not be.
 inline int graver(int one, int other) { return one == 0 || one == -EBADMSG ? other : one; }
 
-// Access to a record: in DRAM, where an epoch keeps it, or in a buffer that it was read into. One
-// per thread at a time; the thread reads nothing else from the device during its lifetime. The
-// caller is in no epoch. Each call may be tried again after it failed.
-class Look {
+// Access to a record in DRAM, where an epoch keeps it, or in a buffer that it was read into. A
+// thread has one at a time, and reads nothing else from the device during its lifetime. The caller
+// is in no epoch. A call that failed may be repeated.
+class RecordReader {
  public:
-  explicit Look(Log& log) : log_(log) {}
-  ~Look() { log_.give_buffer(buffer_); }
-  Look(const Look&) = delete;
-  Look& operator=(const Look&) = delete;
-  // Finds the record wherever it is. Pre: the lock of its shard. -EBADMSG: damaged; -errno of the
-  // device.
+  explicit RecordReader(Log& log) : log_(log) {}
+  ~RecordReader() { log_.give_buffer(buffer_); }
+  RecordReader(const RecordReader&) = delete;
+  RecordReader& operator=(const RecordReader&) = delete;
+  // Finds the record wherever it is. -EBADMSG: damaged; -errno of the device.
+  // pre: the lock of its shard
   [[nodiscard]] int locked(Address address);
-  // the same, tried three times; the graver of its errors
+  // The same, tried three times; returns the graver of its errors.
   [[nodiscard]] int locked_again(Address address);
-  // Reads the record from the device, where it was in that life of its segment when the index led
-  // to it, in an epoch that is over. -EBADMSG: damaged, or no longer there: then the index leads
-  // elsewhere now.
+  // Reads a record of that life of its segment from the device. The index led to it in an epoch
+  // that has ended. -EBADMSG: damaged, or moved; if it moved, the index now leads elsewhere.
   [[nodiscard]] int cold(Address address, uint64_t life);
-  // As locked(), but the record is found whatever its checksum is; its content may be anything
-  // then. -EBADMSG: its lengths are impossible; -errno of the device.
+  // As locked(), but ignores a wrong checksum, so the content may be anything. -EBADMSG: its
+  // lengths are impossible; -errno of the device.
   [[nodiscard]] int unproven(Address address);
-  // Reads a body from where the table says that it is, without its record: 0 if that proves it to
-  // be the value of this key at that address in that life. Otherwise the table has forgotten it;
-  // -EBADMSG, -errno.
+  // Reads a body where the table says that it lies, without its record. 0: the checksum proves that
+  // it is the value of this key at that address in that life. -EBADMSG, -errno: the table forgets
+  // the entry.
   [[nodiscard]] int known_body(const BodyPlace& place, Address address, uint64_t life, Bytes key);
-  // Makes value() valid. Pre: the record was found. 0 at once, but for a body that is only on the
-  // device; -EBADMSG, -errno.
+  // Makes value() valid; reads a body that is only on the device. 0; -EBADMSG, -errno.
+  // pre: the record was found
   [[nodiscard]] int find_value();
   Record* operator->() const { return record_; }
   Record* record() const { return record_; }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening a store whose sets were durable: what the log has behind the saved state is applied to
-// it. The form, and how the end differs from damage: store_format.h.
+// Opening a store with durable sets: applies the log behind the saved state. store_format.h has the
+// format, and how the end of the log differs from damage.
 //
-// Every record says what it takes the place of, and the index, replayed, leads where it led when
-// the record was made. So replay reads the log once, in order, and nothing else; a record whose
-// predecessor is not there is damage. Threading: one thread, at open.
+// Every record names the record that it replaces, and during a replay the index leads where it led
+// when the record was made. So replay reads only the log, once and in order. A record whose
+// predecessor is missing is damage.
+// Threading: one thread, at open.
 #include <errno.h>
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace lunar::kv {
 namespace {
 
 constexpr uint64_t kBlockBytes = media::kBlockBytes;
-// segments that no header names: they bound the time of an open
+// The most segments that no header names and that an open looks at. It bounds the time of an open.
 constexpr uint64_t kUnlinkedMost = 256;
 
 unsigned long long number_of(uint64_t value) { return value; }
@@ -36,8 +37,8 @@ Store::Before Store::before_of(Record* record) {
   return out;
 }
 
-// The entry of the record that cleaning moved here. Its tag and its segment are enough to know it,
-// nearly always.
+// Finds the entry of the record that cleaning moved to `record`. Its tag and its segment nearly
+// always identify it.
 std::atomic<uint64_t>* Store::find_moved(Index& index, uint64_t hash, const Record* record,
                                          Address* from) {
   unsigned found = 0;
@@ -45,79 +46,85 @@ std::atomic<uint64_t>* Store::find_moved(Index& index, uint64_t hash, const Reco
     return record->may_be_from(log_.segment_of(address));
   };
   index.find_entry(hash, [&](Address address) {
-    if (may_be(address)) *from = address, ++found;
+    if (may_be(address)) {
+      *from = address;
+      ++found;
+    }
     return false;
   });
   return index.find_entry(hash, [&](Address address) {
     if (found == 1) return address == *from;
     if (!may_be(address)) return false;
     *from = address;
-    Look look(log_);
-    // Of a value on blocks the rest of the record says where that is.
+    RecordReader reader(log_);
+    // A record with a body differs behind the key, in the place of the body.
     const uint64_t same =
         record->has_body() ? record->key_bytes : record->units() * kUnitBytes - sizeof(Record);
-    return look.locked(address) == 0 &&
-           look->units() == record->units() + record->stripped_units() &&
-           look->type() == record->type() && look->has_body() == record->has_body() &&
-           look->key_bytes == record->key_bytes && look->value_bytes == record->value_bytes &&
-           memcmp(look->key(), record->key(), same) == 0;
+    return reader.locked(address) == 0 &&
+           reader->units() == record->units() + record->stripped_units() &&
+           reader->type() == record->type() && reader->has_body() == record->has_body() &&
+           reader->key_bytes == record->key_bytes && reader->value_bytes == record->value_bytes &&
+           memcmp(reader->key(), record->key(), same) == 0;
   });
 }
 
-// What salvage of a damaged state has taken for the pair of that hash (rebuild.h): the log knows
-// better.
+// Finds the pair of that hash that salvage took from a damaged state (rebuild.h). The log is more
+// reliable.
 void Store::find_rebuilt(Index& index, uint64_t hash, Before* out) {
   out->place = index.find_entry(hash, [&](Address address) {
-    Look look(log_);
-    if (look.locked(address) < 0 || hash_of_record(look.record()) != hash) return false;
+    RecordReader reader(log_);
+    if (reader.locked(address) < 0 || hash_of_record(reader.record()) != hash) return false;
     out->address = address;
-    out->units = look->live_units();
-    out->value_bytes = look->value_bytes;
-    if (look->type() != RecordType::kLarge) return true;
-    out->value_bytes = look->pieces().value_bytes;
-    out->id = look->pieces().id;
-    out->count = look->pieces().count();
+    out->units = reader->live_units();
+    out->value_bytes = reader->value_bytes;
+    if (reader->type() != RecordType::kLarge) return true;
+    out->value_bytes = reader->pieces().value_bytes;
+    out->id = reader->pieces().id;
+    out->count = reader->pieces().count();
     return true;
   });
 }
 
-// What of the log is in hand: pieces from the first one to their head, and from the head's end to
-// that of number 0. There are no more at a time than a store has places for, and as many as had no
-// room for the record of their delete.
-int Store::note_in_hand(const Record* record, uint64_t hash, const Before& before) {
+// Keeps the list of unreferenced pieces up to date. Pieces are unreferenced from their first record
+// to that of their head, and from the replacement of the head to the delete of number 0. The list
+// has at most as many as a store has slots, plus those that had no room for the record of their
+// delete.
+int Store::note_unreferenced(const Record* record, uint64_t hash, const Before& before) {
   if (before.id != 0 && before.count > log_.pieces_most()) return -EBADMSG;
-  if (before.id != 0 && !left_in_hand_.push({hash, before.id, before.count})) return -ENOMEM;
-  if (record->type() == RecordType::kLarge) end_in_hand(hash, record->pieces().id);
+  if (before.id != 0 && !left_unreferenced_.push({hash, before.id, before.count})) return -ENOMEM;
+  if (record->type() == RecordType::kLarge) end_unreferenced(hash, record->pieces().id);
   if (!record->is_piece()) return 0;
   if (record->type() == RecordType::kDeleted) {
-    const auto ends = [&](const media::InHand& one) {
+    const auto ends = [&](const media::UnreferencedPieces& one) {
       const PieceKey first{one.owner, one.id, 0};
       return hash_of({&first, sizeof first}) == hash;
     };
-    const media::InHand* one = std::find_if(left_in_hand_.begin(), left_in_hand_.end(), ends);
-    if (one != left_in_hand_.end()) end_in_hand(one->owner, one->id);
+    const media::UnreferencedPieces* one =
+        std::find_if(left_unreferenced_.begin(), left_unreferenced_.end(), ends);
+    if (one != left_unreferenced_.end()) end_unreferenced(one->owner, one->id);
     return 0;
   }
   PieceKey key;
   memcpy(&key, record->key(), sizeof key);
-  for (media::InHand& one : left_in_hand_) {
+  for (media::UnreferencedPieces& one : left_unreferenced_) {
     if (one.owner != key.owner || one.id != key.id) continue;
     one.count = std::max(one.count, key.number + 1);
     return 0;
   }
-  return left_in_hand_.push({key.owner, key.id, key.number + 1}) ? 0 : -ENOMEM;
+  return left_unreferenced_.push({key.owner, key.id, key.number + 1}) ? 0 : -ENOMEM;
 }
 
-void Store::end_in_hand(uint64_t owner, uint64_t id) {
-  for (media::InHand& one : left_in_hand_) {
+void Store::end_unreferenced(uint64_t owner, uint64_t id) {
+  for (media::UnreferencedPieces& one : left_unreferenced_) {
     if (one.owner != owner || one.id != id) continue;
-    one = *(left_in_hand_.end() - 1);
-    left_in_hand_.pop();
+    one = *(left_unreferenced_.end() - 1);
+    left_unreferenced_.pop();
     return;
   }
 }
 
-// 0; -EBADMSG: it does not fit what was before it, nothing was changed; -ENOMEM: the index.
+// Applies one record. 0; -EBADMSG: it does not fit the records before it, and nothing was changed;
+// -ENOMEM: the index has no room.
 int Store::apply(Record* record, Address address) {
   if (record->type() == RecordType::kMark) return 0;
   const bool deleted = record->type() == RecordType::kDeleted,
@@ -140,7 +147,7 @@ int Store::apply(Record* record, Address address) {
     before = before_of(record);
     before.place = index.find_entry(hash, [&](Address at) { return at == before.address; });
   }
-  if (rebuilt_.any && !before.place) {  // it may have another entry now, or none
+  if (rebuilt_.any && !before.place) {  // after a rebuild, the entry may differ or be missing
     before = {};
     find_rebuilt(index, hash, &before);
     rebuilt_.settled += !record->is_piece() && (record->moved() || replaces || deleted) ? 1 : 0;
@@ -148,7 +155,7 @@ int Store::apply(Record* record, Address address) {
     return -EBADMSG;
   }
   if (!record->moved())
-    if (const int status = note_in_hand(record, hash, before); status < 0) return status;
+    if (const int status = note_unreferenced(record, hash, before); status < 0) return status;
   if (deleted) {
     if (before.place) index.erase(before.place);
   } else if (before.place) {
@@ -164,7 +171,7 @@ int Store::apply(Record* record, Address address) {
   return 0;
 }
 
-// Of a segment that lies in `memory`: as many batches as follow one another.
+// Replays the consecutive batches of a segment, whose bytes are in `memory`.
 int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* life) {
   const uint64_t begin = end->segment * log_.segment_bytes();
   while (const media::BatchHeader* batch = log_.batch_at(log, end->segment, memory, end->at)) {
@@ -187,8 +194,8 @@ int Store::replay_segment(uint64_t log, char* memory, LogEnd* end, uint64_t* lif
   return 0;
 }
 
-// The batches from `number` on in a segment, of which `memory` holds the bytes up to `to`.
-// visit(batch, at) as in visit_later(). False: no more.
+// Visits the batches from `number` on in a segment, of which `memory` holds the bytes up to `to`.
+// visit(batch, at) as in visit_later(). False: visit() ended it.
 template <class Visit>
 bool Store::visit_batches(uint64_t log, uint64_t number, uint64_t segment, const char* memory,
                           uint64_t from, uint64_t to, Visit visit) {
@@ -200,14 +207,14 @@ bool Store::visit_batches(uint64_t log, uint64_t number, uint64_t segment, const
   return true;
 }
 
-// Batches from the number of `end` on: looks where the first would be, in the rest of that segment,
-// and in those that come after it. visit(batch, segment, memory, at): false: no more. 0 or -errno
-// of the device; salvage goes on behind what cannot be read.
+// Visits batches from number end.number on: looks where the first would be, in the rest of that
+// segment, and in the segments after it. visit(batch, segment, memory, at) returns false to end. 0
+// or -errno of the device; salvage continues behind unreadable segments.
 //
-// A header names two segments. If all that name the next one are damaged, the log may still
-// continue, in one of the free segments from there on: it takes them in ascending order. So the
-// first block of each is looked at, of kUnlinkedMost by an open that is not for salvage. Where
-// damage is certain, salvage reads them whole.
+// A header names two segments. If all headers that name the next segment are damaged, the log may
+// still continue in one of the free segments from there on, which it takes in ascending order. So
+// the first block of each is examined; an open that is not for salvage examines kUnlinkedMost. If
+// damage is certain, salvage reads these segments whole.
 template <class Visit>
 int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
   int unread = 0;
@@ -239,7 +246,7 @@ int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
     const uint64_t unlinked = (last + i) % log_.segments();
     if (log_.state(unlinked) != SegmentState::kFree) continue;
     ++seen;
-    // What cannot be read counts as zeros: nothing says that the log has been there.
+    // A segment that cannot be read counts as zeros, because nothing shows that it is of the log.
     (void)log_.read_to_replay(unlinked, bytes, &memory);
     const auto found = [&](const media::BatchHeader* batch, uint64_t at) {
       return visit(batch, unlinked, memory, at);
@@ -249,7 +256,7 @@ int Store::visit_later(uint64_t log, const LogEnd& end, Visit visit) {
   return unread;
 }
 
-// Whether a batch says that the one at the end of the log was durable: -EBADMSG.
+// -EBADMSG if a later batch says that the batch missing at the end of the log was durable.
 int Store::find_later(uint64_t log, const LogEnd& end, ErrorText* why) {
   uint64_t later = 0;
   const int status =
@@ -257,18 +264,17 @@ int Store::find_later(uint64_t log, const LogEnd& end, ErrorText* why) {
         if (batch->durable >= end.number) later = batch->number;
         return later == 0;
       });
-  if (status < 0 && salvage_) return -EBADMSG;  // it may go on there
+  if (status < 0 && salvage_) return -EBADMSG;  // the log may continue there
   if (status < 0)
     return why->set(status,
-                    "key/value store on %s: its log cannot be read to its end: %s; `lunar kv dump "
-                    "--salvage` gives "
-                    "what is sound",
+                    "key/value store on %s: its log cannot be read to its end: %s; "
+                    "`lunar kv dump --salvage` gives what is sound",
                     device_->name(), errno_text(status));
   if (later == 0) return 0;
   return why->set(-EBADMSG,
-                  "key/value store on %s: its log is damaged: batch %llu, of byte %llu on, is not "
-                  "what was written, "
-                  "and batch %llu came after it; `lunar kv dump --salvage` gives what is sound",
+                  "key/value store on %s: its log is damaged: batch %llu, of byte %llu on, "
+                  "is not what was written, and batch %llu came after it; "
+                  "`lunar kv dump --salvage` gives what is sound",
                   device_->name(), number_of(end.number),
                   number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at),
                   number_of(later));
@@ -286,14 +292,14 @@ int Store::visit_lost(void* context, OnLost on_lost) {
     }
     for (uint64_t at = from; at < to;) {
       const auto* record = reinterpret_cast<const Record*>(memory + at);
-      // What cleaning has moved is where it was; pieces are their head's.
+      // Records that cleaning moved still exist at their old place. Pieces belong to their head.
       const bool of_pair = record->type() != RecordType::kMark && !record->is_piece();
       if (of_pair && !record->moved()) on_lost(context, record, segment, at);
       at += record->span();
     }
     return true;
   };
-  (void)visit_later(lost_log_, lost_, visit);  // what cannot be read is what on_lost was told of
+  (void)visit_later(lost_log_, lost_, visit);  // on_lost has reported the unreadable part
   return 0;
 }
 
@@ -303,7 +309,7 @@ int Store::replay(const media::Root& root, ErrorText* why) {
              root.log_at,
              {root.log_segments[1], root.log_segments[2]}};
   LogEnd last = end;
-  int status = 0, unread = 0;  // of the last segments
+  int status = 0, unread = 0;  // unread: the error of the last segments
   while (status == 0) {
     const bool possible =
         end.segment < log_.segments() && end.at < log_.segment_bytes() &&
@@ -320,8 +326,7 @@ int Store::replay(const media::Root& root, ErrorText* why) {
     status = read < 0 && !salvage_ ? read : replay_segment(root.log, memory, &end, &life);
     if (number != end.number || read < 0) unread = read;
     if (number == end.number && status == 0) {
-      // Nothing durable in it: the first segment of the log, or one that the last had only
-      // announced.
+      // The segment has no durable batch: it is the log's first, or was only announced by the last.
       if (number != root.log_batch || end.next[0] == 0 || end.at == log_.first_at(end.segment))
         break;
     } else {
@@ -335,7 +340,7 @@ int Store::replay(const media::Root& root, ErrorText* why) {
   last.number = end.number;
   const bool was_replayed = status == 0;
   if (was_replayed) status = find_later(root.log, last, why);
-  if (status == 0 && unread < 0) status = -EBADMSG;  // it may go on there
+  if (status == 0 && unread < 0) status = -EBADMSG;  // the log may continue there
   if (status == -EBADMSG && salvage_) {
     lost_log_ = root.log;
     lost_ = last;
@@ -346,9 +351,8 @@ int Store::replay(const media::Root& root, ErrorText* why) {
     return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more",
                     device_->name(), format_size(budget_.limit()).text);
   return why->set(status,
-                  "key/value store on %s: its log cannot be replayed from batch %llu on, at byte "
-                  "%llu (%s); `lunar kv "
-                  "dump --salvage` gives what is sound",
+                  "key/value store on %s: its log cannot be replayed from batch %llu on, "
+                  "at byte %llu (%s); `lunar kv dump --salvage` gives what is sound",
                   device_->name(), number_of(end.number),
                   number_of(media::kHeadBytes + end.segment * log_.segment_bytes() + end.at),
                   errno_text(status));

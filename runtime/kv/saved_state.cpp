@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The saved state: see saved_state.h and store_format.h; Store::flush.
 //
-// Order of a save: all records, the links, flush; the root, durable. Until then the root before is
-// what counts, and nothing that it refers to has been written over.
+// Order of a save: all records, the links, flush; the root, durable. Until then the previous root
+// counts, and nothing that it refers to is overwritten.
 // Threading: as in store.h.
 #include "kv/saved_state.h"
 
@@ -25,8 +25,8 @@ namespace {
 
 constexpr uint64_t kShareForOpen = 32;  // of the budget
 
-// Before what it held is gone, both superblocks are: no crash leaves one over another store's
-// roots.
+// Erases both superblocks before anything else, so that no crash leaves one over the roots of
+// another store.
 int format(Device* device, const media::Superblock& super, AtomicImage* root) {
   int status = raw_zero(device, 0, media::kBlockBytes);
   if (status == 0) status = raw_zero(device, media::kSecondSuperAt, media::kBlockBytes);
@@ -85,10 +85,14 @@ uint64_t LinkBlocks::repair(char* sound) const {
   uint64_t sound_count = 0, damaged = 0;
   for (uint64_t i = 0; i < count(); ++i) {
     sound[i] = is_sound(i);
-    sound[i] ? ++sound_count : damaged = i;
+    if (sound[i])
+      ++sound_count;
+    else
+      damaged = i;
   }
-  if (sound_count + 1 == count() && repair_only(damaged)) sound[damaged] = 1, ++sound_count;
-  return sound_count;
+  if (sound_count + 1 != count() || !repair_only(damaged)) return sound_count;
+  sound[damaged] = 1;
+  return count();
 }
 
 void LinkBlocks::seal() const {
@@ -116,7 +120,8 @@ int StateWriter::write_link(uint64_t next) {
 
 int StateWriter::put(const void* data, uint64_t bytes) {
   const uint64_t room = media::link_room(log_.segment_bytes());
-  for (auto* from = static_cast<const char*>(data); bytes;) {
+  auto* from = static_cast<const char*>(data);
+  while (bytes != 0) {
     if (!segment_ || fill_ == room) {
       uint64_t number;
       if (const int status = log_.take_link(life_, &number); status < 0) return status;
@@ -126,9 +131,12 @@ int StateWriter::put(const void* data, uint64_t bytes) {
         return status;
       segment_ = number + 1;
     }
-    const uint64_t part = bytes < room - fill_ ? bytes : room - fill_;
+    const uint64_t part = std::min(bytes, room - fill_);
     memcpy(frame_ + sizeof(media::StateLink) + fill_, from, part);
-    fill_ += part, from += part, bytes -= part, bytes_ += part;
+    from += part;
+    bytes -= part;
+    fill_ += part;
+    bytes_ += part;
   }
   return 0;
 }
@@ -172,14 +180,18 @@ int StateReader::read_link() {
 }
 
 int StateReader::take(void* data, uint64_t bytes) {
-  for (auto* out = static_cast<char*>(data); bytes;) {
+  auto* out = static_cast<char*>(data);
+  while (bytes != 0) {
     if (at_ == end_) {
       if (const int status = read_link(); status < 0) return status;
       continue;
     }
-    const uint64_t part = bytes < end_ - at_ ? bytes : end_ - at_;
+    const uint64_t part = std::min(bytes, end_ - at_);
     memcpy(out, frame_ + at_, part);
-    out += part, at_ += part, bytes -= part, left_ -= part;
+    out += part;
+    bytes -= part;
+    at_ += part;
+    left_ -= part;
   }
   return 0;
 }
@@ -205,13 +217,15 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
                            {2, {media::kFrontRootsAt, super_.back_offset}}, nullptr);
   if (status < 0)
     return why->set(status, "key/value store on %s: %s", device_->name(), errno_text(status));
-  kept_ = true;
+  persistent_ = true;
   log_.keep([](const void* store) { return static_cast<const Store*>(store)->state_bytes(); },
             this);
   media::Root root = {};
-  if (contents == Contents::kKept)
+  if (contents == Contents::kExisting)
     status = load(&root, why);
-  else if (status = format(device_, super_, &root_); status < 0)
+  else
+    status = format(device_, super_, &root_);
+  if (status < 0 && contents == Contents::kNew)
     return why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(),
                     errno_text(status));
   if (status == 0 && root.log != 0) {
@@ -219,20 +233,22 @@ int Store::open_root(const StoreOptions& options, ErrorText* why) {
     status = replay(root, why);
     budget_.keep_for_chains(0);
   }
-  if (status == 0 && (status = drop_in_hand()) < 0)
-    return why->set(status,
-                    "key/value store on %s: what an interrupted set or delete left of a large "
-                    "value cannot be read: "
-                    "%s; try again, or read the store with `lunar kv dump`",
-                    device_->name(), errno_text(status));
+  if (status == 0) {
+    status = drop_unreferenced();
+    if (status < 0)
+      return why->set(status,
+                      "key/value store on %s: pieces of a large value that an interrupted set or "
+                      "delete left cannot be read: %s; "
+                      "try again, or read the store with `lunar kv dump`",
+                      device_->name(), errno_text(status));
+  }
   if (status < 0 || read_only_ || (root.log == 0 && options.durability == Durability::kFlush))
     return status;
   return begin_commits(options, why);
 }
 
-// What was replayed is saved, so there is never more than one log. An index to which a log is
-// replayed may split other buckets than the one that the log was written with: it needs some room
-// for that.
+// Saves the replayed store, so there is never more than one log. A replay may split other buckets
+// of the index than the run that wrote the log, and needs some memory for that.
 int Store::begin_commits(const StoreOptions& options, ErrorText* why) {
   int status = 0;
   if (options.durability != Durability::kFlush)
@@ -255,8 +271,7 @@ int Store::load(media::Root* out, ErrorText* why) {
         status,
         "key/value store on %s: made by a later Lunar, which uses what this one does not know",
         device_->name());
-  // One that is older is what a save leaves that was interrupted: the next open for writing ends
-  // it.
+  // An interrupted save leaves an older root, which the next open for writing completes.
   root_bad_ = report.bad == report.older ? 0 : report.bad;
   root_may_be_old_ = status == 0 && !report.proven;
   media::Root& root = *out;
@@ -271,32 +286,30 @@ int Store::load(media::Root* out, ErrorText* why) {
                                            : "");
   StateReader state(log_, root, &rebuilt_.parts);
   status = load_segments(state);
-  if (status == 0) status = load_in_hand(state);
+  if (status == 0) status = load_unreferenced(state);
   if (status == 0) status = load_shards(state);
   if (status == 0 && (!state.at_end() || count() != root.keys)) status = -EBADMSG;
   if (status == 0 && rebuilt_.parts.count() != 0)
     log_warning(
-        "key/value store on %s: %llu of its saved state's parts had a damaged block, which was "
-        "computed from the "
-        "others; the next save writes them anew",
+        "key/value store on %s: %llu of its saved state's parts had a damaged block, "
+        "which was computed from the others; the next save writes them anew",
         device_->name(), static_cast<unsigned long long>(rebuilt_.parts.count()));
   if (status < 0 && status != -ENOMEM && salvage_) status = load_rebuilt(root);
   if (status == -ENOMEM)
     return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more",
                     device_->name(), format_size(budget_.limit()).text);
-  return status < 0 ? why->set(status,
-                               "key/value store on %s: its saved state is damaged in part %llu, "
-                               "segment %llu (%s); `lunar kv "
-                               "dump --salvage` reads the records themselves",
-                               device_->name(), static_cast<unsigned long long>(state.part()),
-                               static_cast<unsigned long long>(state.segment()), errno_text(status))
-                    : 0;
+  if (status == 0) return 0;
+  return why->set(status,
+                  "key/value store on %s: its saved state is damaged in part %llu, segment %llu "
+                  "(%s); `lunar kv dump --salvage` reads the records themselves",
+                  device_->name(), static_cast<unsigned long long>(state.part()),
+                  static_cast<unsigned long long>(state.segment()), errno_text(status));
 }
 
-// The state is damaged: what of it was loaded is dropped.
+// Drops what was loaded of a damaged state, and rebuilds the store.
 int Store::load_rebuilt(const media::Root& root) {
   rebuilt_.parts.clear();
-  left_in_hand_.clear();
+  left_unreferenced_.clear();
   log_.forget_restored();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     Shard& shard = shards_[i];
@@ -309,8 +322,8 @@ int Store::load_rebuilt(const media::Root& root) {
   return rebuild(*this, root, &rebuilt_);
 }
 
-// What a checksum cannot tell is checked by itself: no number of the state leads out of the log or
-// of an array.
+// Checks each number of the state, because a checksum does not prove that it lies within the log or
+// an array.
 int Store::load_segments(StateReader& state) {
   for (uint64_t i = 0; i < log_.segments(); ++i) {
     media::SegmentEntry entry;
@@ -328,7 +341,7 @@ int Store::load_segments(StateReader& state) {
 
 int Store::load_shards(StateReader& state) {
   const uint64_t bytes = log_.segments() * sizeof(uint32_t);
-  // that lead to each segment
+  // The number of entries that lead to each segment.
   auto* entries = static_cast<uint32_t*>(map_private(bytes, ForkPolicy::kInherit));
   if (!entries) return -ENOMEM;
   int status = 0;
@@ -342,22 +355,22 @@ int Store::load_shards(StateReader& state) {
   return status;
 }
 
-int Store::load_in_hand(StateReader& state) {
+int Store::load_unreferenced(StateReader& state) {
   uint64_t count = 0;
   if (const int status = state.take(&count, sizeof count); status < 0) return status;
-  if (count > kHandsMost) return -EBADMSG;
+  if (count > kUnreferencedMost) return -EBADMSG;
   for (; count; --count) {
-    media::InHand hand;
-    if (const int status = state.take(&hand, sizeof hand); status < 0) return status;
-    if (hand.id == 0 || hand.count > log_.pieces_most()) return -EBADMSG;
-    if (!left_in_hand_.push(hand)) return -ENOMEM;
+    media::UnreferencedPieces one;
+    if (const int status = state.take(&one, sizeof one); status < 0) return status;
+    if (one.id == 0 || one.count > log_.pieces_most()) return -EBADMSG;
+    if (!left_unreferenced_.push(one)) return -ENOMEM;
   }
   return 0;
 }
 
 int Store::load_index(StateReader& state, Index& index, uint64_t buckets, uint64_t count,
                       uint32_t* entries) {
-  // a count for each bucket, and the entries
+  // What is left must hold a count for each bucket, and the entries.
   const uint64_t words = state.left() / sizeof(uint64_t);
   if (buckets > words || count > words - buckets) return -EBADMSG;
   if (const int status = index.resume(buckets, count); status < 0) return status;
@@ -400,8 +413,8 @@ uint64_t shard_bytes(const Shard& shard) {
   return sizeof(media::ShardHeader) + sizeof(uint64_t) * words;
 }
 
-// What the state has of a shard: header, then the entries of each bucket. put(data, bytes): 0 or
-// -errno, which ends it.
+// Puts the state of a shard: the header, then the entries of each bucket. put(data, bytes) returns
+// 0, or -errno, which ends it.
 template <class Put>
 int put_shard(const Shard& shard, Put put) {
   const media::ShardHeader header{
@@ -424,13 +437,14 @@ int put_shard(const Shard& shard, Put put) {
 }  // namespace
 
 uint64_t Store::state_bytes() const {
-  uint64_t bytes =
-      log_.segments() * sizeof(media::SegmentEntry) + sizeof(uint64_t) + sizeof hands_at_cut_;
+  uint64_t bytes = log_.segments() * sizeof(media::SegmentEntry) + sizeof(uint64_t) +
+                   sizeof unreferenced_at_cut_;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) bytes += shard_bytes(shards_[i]);
   return bytes;
 }
 
-// Pre: its lock, and it is unsaved. -ENOMEM: as it was.
+// Copies the index of a shard for the save. -ENOMEM: nothing changed.
+// pre: the shard's lock, and it is unsaved
 int Store::keep_image(Shard& shard) {
   const uint64_t bytes = shard_bytes(shard);
   if (!log_.take_memory(bytes)) return -ENOMEM;
@@ -461,9 +475,10 @@ void Store::free_image(Shard& shard) {
   images_.fetch_sub(1, std::memory_order_release);
 }
 
-// For an index that could not grow: of the log's caches, or, as images are there for a save alone,
-// when one is written. freed: images_freed_ as it was before. False: there is none. Pre: no lock,
-// no epoch.
+// Gains memory for an index that could not grow: from the log's caches, or by waiting until an
+// image of a save is written and freed. freed: images_freed_ before the failure. False: there is no
+// more.
+// pre: no lock, no epoch
 bool Store::gain_memory(uint64_t freed) {
   if (log_.shrink()) return true;
   const bool waits = images_.load(std::memory_order_acquire) != 0;
@@ -471,16 +486,19 @@ bool Store::gain_memory(uint64_t freed) {
   return waits || images_freed_.load(std::memory_order_acquire) != freed;
 }
 
-// For a writer. While there is no memory for an image, it waits for the state.
+// Locks a shard for a writer. If there is no memory for an image, the writer waits until the shard
+// is saved.
 void Store::lock_shard(Shard& shard) {
-  for (;; sys::sleep_ns(50'000)) {
+  for (;;) {
     shard.lock.lock();
     if (!shard.unsaved || keep_image(shard) == 0) return;
     shard.lock.unlock();
+    sys::sleep_ns(50'000);
   }
 }
 
-// Where there is no memory, with its lock, from the index.
+// Writes the image of a shard. Without memory for an image, writes the index under the shard's
+// lock.
 int Store::save_shard(StateWriter& state, Shard& shard) {
   int status = 0;
   {
@@ -491,7 +509,7 @@ int Store::save_shard(StateWriter& state, Shard& shard) {
       return status;
     }
   }
-  status = state.put(shard.image, shard.image_bytes);  // no writer's any more
+  status = state.put(shard.image, shard.image_bytes);  // writers no longer touch the image
   free_image(shard);
   return status;
 }
@@ -501,8 +519,11 @@ int Store::write_state(media::Root* root) {
   int status = 0;
   for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i)
     status = state.put(&log_.at_cut(i), sizeof(media::SegmentEntry));
-  if (status == 0) status = state.put(&hands_cut_, sizeof hands_cut_);
-  if (status == 0) status = state.put(hands_at_cut_, hands_cut_ * sizeof *hands_at_cut_);
+  if (status == 0)
+    status = state.put(&unreferenced_at_cut_count_, sizeof unreferenced_at_cut_count_);
+  if (status == 0)
+    status =
+        state.put(unreferenced_at_cut_, unreferenced_at_cut_count_ * sizeof *unreferenced_at_cut_);
   for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) {
     status = save_shard(state, shards_[i]);
     log_.spare_frames();
@@ -513,7 +534,7 @@ int Store::write_state(media::Root* root) {
   return status;
 }
 
-// Which state counts, after a commit whose outcome could not be read.
+// Finds out which state counts, after a commit whose outcome could not be read.
 int Store::settle() {
   if (root_.loaded()) return 0;
   SlotReport report;
@@ -524,11 +545,11 @@ int Store::settle() {
   return 0;
 }
 
-// The moment that the state is of: nothing writes.
+// Fixes the moment of the state, while no thread writes.
 void Store::cut(media::Root* root) {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
   log_.save_cut(root);
-  cut_in_hand();
+  cut_unreferenced();
   root->life = log_.new_life();
   root->keys = count();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
@@ -537,12 +558,13 @@ void Store::cut(media::Root* root) {
   }
 }
 
-// Pre: the cleaning mutex. Writers wait for the cut, which is short as all but the newest has been
-// written before, and then for a copy of a shard's index.
+// Writers wait for the cut, and then for the copy of a shard's index. The cut is short, because all
+// but the newest records were written before.
+// pre: the cleaning mutex
 int Store::save() {
   log_.save_begins();
-  // Linux reports what a flush could not write once, and forgets it: a later one that succeeds
-  // would prove nothing.
+  // Linux reports a failed write once and forgets it, so a later flush that succeeds would prove
+  // nothing.
   int status = log_.failed() ? -EIO : settle();
   if (status == 0) status = log_.save_written();
   if (status < 0) return status;
@@ -557,9 +579,11 @@ int Store::save() {
     free_image(shards_[i]);
   }
   if (status == 0) status = log_.commit_before(root);
-  if (status == 0 && (status = log_.flush_device()) < 0) {
-    log_error("key/value store on %s: flush: %s; nothing more is kept until it is opened again",
-              device_->name(), errno_text(status));
+  if (status == 0) {
+    status = log_.flush_device();
+    if (status < 0)
+      log_error("key/value store on %s: flush: %s; nothing more is saved until it is opened again",
+                device_->name(), errno_text(status));
   }
   Log::Saved saved = Log::Saved::kNo;
   if (status == 0) {
@@ -574,8 +598,8 @@ int Store::save() {
   return status;
 }
 
-// By the writer that sees first that one is wanted soon, after its own operation: the others go on.
-// A failure is returned to writers that cannot go on without it.
+// Called after each set. The first writer that finds a save due soon saves; other writers continue.
+// A failure is returned to writers that cannot continue without a save.
 void Store::save_early() {
   if (!log_.state_wanted() || !cleaning_.try_lock()) return;
   if (log_.state_wanted()) {
@@ -587,11 +611,11 @@ void Store::save_early() {
 }
 
 int Store::flush() {
-  if (!kept_ || read_only_) return 0;
+  if (!persistent_ || read_only_) return 0;
   yield_to_writers();
   MutexLock guard(cleaning_);
   const int status = save();
-  log_.reclaim();  // what only the last state referred to: for the counters, too
+  log_.reclaim();  // so that the counters do not show segments of the previous state
   return status;
 }
 

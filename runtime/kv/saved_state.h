@@ -9,8 +9,9 @@
 
 namespace lunar::kv {
 
-// A link in memory, and what the format puts behind its bytes. seal: zeros in StateLink::checksum,
-// and from the end of the bytes to the end of their last block; repair sees to that.
+// A link in memory, with the parity and checksums that the format puts behind its bytes. Before
+// seal(), StateLink::checksum is zero, and so are the bytes up to the end of the last block;
+// repair() clears them.
 struct LinkBlocks {
   char* link;
   uint64_t used, number, life;
@@ -18,21 +19,21 @@ struct LinkBlocks {
   char* block(uint64_t i) const { return link + i * media::kBlockBytes; }  // count(): their parity
   char* sum(uint64_t i) const { return block(count() + 1) + i * sizeof(uint64_t); }
   void seal() const;                    // also StateLink::checksum
-  [[nodiscard]] bool is_whole() const;  // StateLink says these bytes, and its checksum is right
-  // Sets sound[i] to 1 or 0; a single one that is not sound is computed from the others. Returns
-  // how many are.
+  [[nodiscard]] bool is_whole() const;  // StateLink has this length, and its checksum is right
+  // Sets sound[i] to 1 or 0 for each block. A single block that is not sound is computed from the
+  // others. Returns the number of sound blocks.
   [[nodiscard]] uint64_t repair(char* sound) const;
 
  private:
   uint64_t checksum() const;
   uint64_t sum_of(uint64_t i) const;
   bool is_sound(uint64_t i) const;
-  void compute(uint64_t i) const;  // one of them, or their parity, from all the others
+  void compute(uint64_t i) const;  // computes a block, or the parity, from all the others
   bool repair_only(uint64_t i) const;
 };
 
-// Appends to a chain of links, for which it takes segments of the log. Pre: the caller has the
-// cleaner's frame.
+// Appends to a chain of links, for which it takes segments of the log.
+// pre: the caller has the cleaner's frame
 class StateWriter {
  public:
   StateWriter(Log& log, uint64_t life) : log_(log), life_(life), frame_(log.cleaners_frame()) {}
@@ -49,10 +50,10 @@ class StateWriter {
   uint64_t first_ = 0, segment_ = 0, number_ = 0, fill_ = 0, bytes_ = 0;  // segments + 1
 };
 
-// Reads such a chain. -EBADMSG: it is not what was written, and not to be repaired.
+// Reads such a chain. -EBADMSG: it is damaged and cannot be repaired.
 class StateReader {
  public:
-  // repaired: gets the segment (+ 1) of each link of which a block was computed.
+  // repaired: gets the segment (+ 1) of each link that was repaired.
   StateReader(Log& log, const media::Root& root, GrowingArray<uint64_t>* repaired)
       : log_(log),
         life_(root.life),
@@ -63,7 +64,7 @@ class StateReader {
   [[nodiscard]] int take(void* data, uint64_t bytes);
   bool at_end() const { return left_ == 0; }
   uint64_t left() const { return left_; }  // bytes
-  // The link that was read last: its number, and the segment that it is in, or should be in.
+  // part: links begun so far. segment: the one of the last link, or where it should be.
   uint64_t part() const { return number_; }
   uint64_t segment() const { return segment_; }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing: set and del, see store.h.
 //
-// An entry is switched under the lock of its shard, after the record is complete. What it led to
-// before is dead from then on; a reader may still be in it, and cleaning waits for that one. Where
-// sets are durable the record says what that was, a delete appends a record too, and the call
-// returns after the log's commit: for that no lock is held. Threading: as in store.h.
+// A set writes the record, then switches the index entry to it under the lock of the shard. The
+// record that the entry led to before is dead from then on. A reader may still be in it, so
+// cleaning waits for readers.
+// With durable sets, the new record names the one that it replaces, a delete appends a record too,
+// and the call returns after the log's commit. No lock is held during the commit.
+// Threading: as in store.h.
 #include <errno.h>
 
 #include <initializer_list>
@@ -16,8 +18,8 @@
 namespace lunar::kv {
 namespace {
 
-// A value that shrank by more than half gets a record of its own, unless the store is full: the
-// room would never come back.
+// A value that shrank by more than half gets a new record, unless the store is full. In place, the
+// rest of the room would stay lost.
 bool fits_in_place(const Record* record, uint64_t value_bytes, bool full) {
   if (record->has_body()) return value_bytes == record->value_bytes;
   const uint64_t room = record->value_room();
@@ -32,28 +34,29 @@ bool is_of_pair(const Record* record) {
 
 }  // namespace
 
-// Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno. whole: of a key
-// that lies in pieces not only hash and length are compared, with the lock: for no longer than the
-// caller took to bring such a key.
+// Whether the record that an entry leads to is the key's; if so, fills *out. 1, 0, or -errno.
+// whole: of a key that lies in pieces, compares the bytes too, not only hash and length. That takes
+// no longer than the caller took to bring such a key.
 int Store::examine(Address address, uint64_t hash, Bytes key, bool whole, Found* out) {
   {
-    Look look(log_);
-    if (const int status = look.locked_again(address); status < 0) return status;
-    if (!is_key(look.record(), hash, key)) return 0;
-    const bool large = look->type() == RecordType::kLarge;
-    out->units = look->live_units();
-    out->pieces = large ? look->pieces() : Pieces{};
-    out->value_bytes =
-        large ? look->pieces().value_bytes : word32(look->value_bytes, std::memory_order_relaxed);
+    RecordReader reader(log_);
+    if (const int status = reader.locked_again(address); status < 0) return status;
+    if (!is_key(reader.record(), hash, key)) return 0;
+    const bool large = reader->type() == RecordType::kLarge;
+    out->units = reader->live_units();
+    out->pieces = large ? reader->pieces() : Pieces{};
+    out->value_bytes = large ? reader->pieces().value_bytes
+                             : word32(reader->value_bytes, std::memory_order_relaxed);
   }
   out->pair_bytes = key.size + out->value_bytes;
   const int same = whole ? is_key_of_pieces(out->pieces, key) : 1;
   return same == -ESTALE ? -EBADMSG : same;
 }
 
-// Pre: the lock. 0 (also when there is none), or -errno: one that may be the key's cannot be read.
-// -EBADMSG: all such are damaged. What is found may be another's if its key lies in pieces and
-// `read` is not full.
+// 0 (also if no record was found), or -errno: a record that may be the key's cannot be read.
+// -EBADMSG: all such records are damaged. If `read` is not full, a record whose key lies in pieces
+// may be another key's.
+// pre: the lock
 int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, const HeadsRead& read, Found* out) {
   int error = 0;
   out->place = shard.index.find_entry(hash, [&](Address address) {
@@ -66,48 +69,51 @@ int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, const HeadsRead& 
   return out->place ? 0 : error;
 }
 
-// Of a record that is damaged, by what of it can be read: the key, or the hash of one that lies in
-// pieces. A key that the index leads here is another's. 0, or -errno: that cannot be read now.
-int Store::whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address, Whose* out) {
+// Determines whose a damaged record is by the key that it shows, or by the hash of a key that lies
+// in pieces. It is another key's if the index leads that key here. 0, or -errno: it cannot be read
+// now.
+int Store::owner_of_damaged(Shard& shard, uint64_t hash, Bytes key, Address address,
+                            DamagedOwner* out) {
   const auto led_here = [&](uint64_t its_hash) {
     return &shard_of(its_hash) == &shard &&
            shard.index.find_entry(its_hash, [&](Address at) { return at == address; }) != nullptr;
   };
-  *out = Whose::kUnknown;
-  Look look(log_);
-  if (const int status = look.unproven(address); status < 0) return status == -EBADMSG ? 0 : status;
-  const Record* record = look.record();
+  *out = DamagedOwner::kUnknown;
+  RecordReader reader(log_);
+  if (const int status = reader.unproven(address); status < 0)
+    return status == -EBADMSG ? 0 : status;
+  const Record* record = reader.record();
   if (!is_of_pair(record)) return 0;
   const bool shows_hash = record->type() == RecordType::kLarge && record->pieces().hold_key;
   if (is_key(record, hash, key))
-    *out = Whose::kKeys;
+    *out = DamagedOwner::kThisKey;
   else if (led_here(shows_hash ? record->pieces().hash : hash_of(key_of(record))))
-    *out = Whose::kAnothers;
+    *out = DamagedOwner::kOtherKey;
   return 0;
 }
 
-// As find_locked, but a damaged record that is the key's is found, too: a set or delete ends the
-// damage then, which gets have reported until now. A set also takes the place of one that may be
-// the key's, as the index led to it by the key's bucket and 24 bits more, and what of it can be
-// read names no other key; a delete would lose it unseen.
+// As find_locked, but finds damaged records of the key as well, because a set or delete ends the
+// damage that gets have reported until now. A set also replaces a damaged record that may be the
+// key's: the index led to it by the key's bucket and 24 more bits, and its readable part names no
+// other key. A delete does not, because it would lose another key's record unseen.
 int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes, Found* out) {
   int error = 0;
-  Address keys, unknown;  // 0: none
+  Address of_key, unknown;  // 0: none
   out->place = shard.index.find_entry(hash, [&](Address address) {
     const int same = examine(address, hash, key, true, out);
     if (same < 0) error = graver(error, same);
     if (same == -EBADMSG) {
-      Whose whose;
-      if (const int status = whose_damaged(shard, hash, key, address, &whose); status < 0)
+      DamagedOwner owner = DamagedOwner::kUnknown;
+      if (const int status = owner_of_damaged(shard, hash, key, address, &owner); status < 0)
         error = status;
-      if (whose == Whose::kKeys) keys = address;
-      if (whose == Whose::kUnknown) unknown = address;
+      if (owner == DamagedOwner::kThisKey) of_key = address;
+      if (owner == DamagedOwner::kUnknown) unknown = address;
     }
     out->address = address;
     return same > 0;
   });
   if (!out->place && error == -EBADMSG) {
-    out->address = keys.value || deletes ? keys : unknown;
+    out->address = of_key.value || deletes ? of_key : unknown;
     if (out->address.value) {
       if (const int status = guess_damaged(hash, key, out); status < 0) return status;
       out->place =
@@ -120,19 +126,19 @@ int Store::find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes
   return out->place ? 0 : error;
 }
 
-// What a damaged record held and took. Its lengths are believed by the key's. What it took counts
-// when it ends where its lengths say and another sound one begins; else nothing is given back, and
-// its segment counts as fuller than it is until nothing lives in it. Too much would be worse: a
-// state that says that less lives than the index leads to is refused. 0, or -errno: it cannot be
-// read now.
+// Estimates the size of a damaged record. Its lengths count only if the length of its key is right.
+// Its units count if the record ends where its lengths say, and a sound record begins there or the
+// segment ends. Otherwise nothing is given back, and the segment counts as fuller than it is until
+// no record lives in it. To give back too much would be worse: a saved state with fewer live units
+// than the index leads to is refused. 0, or -errno: it cannot be read now.
 int Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
   out->units = out->value_bytes = 0;
   out->pair_bytes = key.size;
   out->pieces = {};
-  Look look(log_);
-  if (const int status = look.unproven(out->address); status < 0)
+  RecordReader reader(log_);
+  if (const int status = reader.unproven(out->address); status < 0)
     return status == -EBADMSG ? 0 : status;
-  const Record* record = look.record();
+  const Record* record = reader.record();
   const bool large = record->type() == RecordType::kLarge;
   if (!is_of_pair(record) || (large ? record->pieces().key_bytes : record->key_bytes) != key.size)
     return 0;
@@ -149,20 +155,20 @@ int Store::guess_damaged(uint64_t hash, Bytes key, Found* out) {
   const bool padded = units > wanted && behind.value * kUnitBytes % media::kBlockBytes == 0 &&
                       (units - wanted) * Log::kPaddingShare <= wanted;
   if ((units == wanted || padded) &&
-      (last || (log_.segment_of(behind) == segment && look.locked(behind) == 0)))
-    out->units = units;  // without its body, of whose length nothing is certain
+      (last || (log_.segment_of(behind) == segment && reader.locked(behind) == 0)))
+    out->units = units;  // without its body, whose length is not certain
   return 0;
 }
 
-// Once for each: it is gone. Pre: the key's entry leads elsewhere.
+// Logs a damaged record that was replaced.
+// pre: the key's entry leads elsewhere
 void Store::note_damage_replaced(const Found& found) {
   if (!found.damaged) return;
   damaged_replaced_.fetch_add(1, std::memory_order_relaxed);
   const uint64_t at = found.address.value * kUnitBytes;
   LUNAR_LOG_LIMITED(log_warning, 100,
-                    "key/value store on %s: the record at byte %llu of its log was damaged; a set "
-                    "or delete has taken "
-                    "its place",
+                    "key/value store on %s: the record at byte %llu of its log was damaged; "
+                    "a set or delete has taken its place",
                     device_->name(), static_cast<unsigned long long>(at));
 }
 
@@ -178,8 +184,8 @@ int Store::set(Bytes key, Bytes value) {
   return status < 0 ? status : end_change(status != kInPlace);
 }
 
-// Makes durable what was published. A call that took room of the log then makes some, before others
-// have to wait for it; one that took none is not held up by that.
+// Makes published records durable. A call that took room of the log then makes room, before other
+// calls have to wait for it.
 int Store::end_change(bool took_room) {
   const int status = log_.commits() ? log_.commit() : 0;
   give_back_dead();
@@ -198,13 +204,14 @@ int Store::set_now(Bytes key, Bytes value) {
   return status == kInPlace ? 0 : status;
 }
 
-// How much longer a record is that says what it replaces.
+// The units that a record needs to name the record that it replaces.
 uint64_t Store::units_of_notes(const Found& found) const {
   if (!log_.commits() || !found.place) return 0;
   return (found.pieces.id ? sizeof(ReplacedLarge) : sizeof(Replaced)) / kUnitBytes;
 }
 
-// The last of the record's content. Pre: its size is right.
+// Names the replaced record at the end of the new one. Called last.
+// pre: its size is right
 void Store::note_replaced(Record* record, const Found& found) {
   if (units_of_notes(found) == 0) return;
   const bool large = found.pieces.id != 0;
@@ -219,7 +226,8 @@ void Store::note_replaced(Record* record, const Found& found) {
   of->count = found.pieces.count();
 }
 
-// A pair whose value lies on blocks; their checksum comes when they are written.
+// Fills the record of a pair whose value lies on blocks. The checksum of the value is computed when
+// its blocks are written.
 void Store::fill_with_body(Record* record, uint64_t units, Bytes key, Bytes value,
                            const BodyRoom& room) {
   fill_head(record, RecordNotes::kBody, RecordType::kPair, units, key, value.size);
@@ -227,20 +235,22 @@ void Store::fill_with_body(Record* record, uint64_t units, Bytes key, Bytes valu
   memcpy(log_.value_of(record), value.data, value.size);
 }
 
-// A record that no entry leads to, though it is in the log: it has to mean nothing there.
+// Turns a record of the log that no entry leads to into a mark, so that replay ignores it.
 void Store::forget_record(Address address, uint64_t units, uint64_t body_bytes) {
   fill_head(log_.at(address), 0, RecordType::kMark, units, {}, 0);
   log_.drop_live(address, units + body_bytes / kUnitBytes);
 }
 
-// What an entry led to lives no more. Pre: it is gone or leads elsewhere.
+// The record that an entry led to lives no more.
+// pre: it is gone or leads elsewhere
 void Store::drop(const Found& found) {
   note_damage_replaced(found);
   if (log_.drop_live(found.address, found.units)) give_back_empty(log_.segment_of(found.address));
 }
 
-// The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for
-// an entry, nothing changed.
+// The key's entry leads to the record at `address` from now on. -ENOMEM: no room for an entry,
+// nothing changed.
+// pre: the lock
 int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& found,
                    uint64_t bytes) {
   if (found.place) {
@@ -256,7 +266,8 @@ int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& fo
 bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool full) {
   if (found.pieces.id != 0 || !log_.begin_change(found.address)) return false;
   Record* record = log_.at(found.address);
-  // A record that cleaning moved says by what it holds which one it takes the place of.
+  // Replay finds the predecessor of a record that cleaning moved by its content, so the content
+  // must not change.
   const bool fits = !record->moved() && fits_in_place(record, value.size, full);
   if (fits) {
     value_overwrite(record, log_.value_of(record), value);
@@ -266,9 +277,9 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
   return fits;
 }
 
-// For an entry of a new key. A replay splits other buckets than the run that wrote the log did:
-// with durable sets, no chains may be longer than they are in any index of that many entries and
-// bytes. -ENOMEM: there is none.
+// Makes room for an entry of a new key. With durable sets, no chain may be longer than in any index
+// with so many entries and bytes, because a replay splits other buckets than the run that wrote the
+// log. -ENOMEM: no room.
 int Store::make_room(Index& index, uint64_t hash) {
   const int status = log_.commits() ? index.keep_load() : 0;
   return status < 0 ? status : index.make_room(hash);
@@ -278,9 +289,10 @@ int Store::make_room(Index& index, uint64_t hash) {
 int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
-  InHand hand(*this);  // a large pair's pieces that this takes the place of
-  for (bool full = false, replaces = false;;) {
-    bool index_full = false, no_hand = false;
+  UnreferencedPieces unreferenced(*this);  // of the large pair that this set replaces
+  bool full = false, replaces = false;
+  for (;;) {
+    bool index_full = false, no_slot = false;
     const uint64_t freed = images_freed_.load(std::memory_order_acquire);
     {
       const ShardLock lock(*this, shard);
@@ -290,14 +302,15 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
         return status;
       if (found.place && set_in_place(shard, found, value, full)) return kInPlace;
       replaces = found.place != nullptr;
-      no_hand = found.pieces.id != 0 && (!may_wait || !hand.take(found.pieces, found.damaged));
+      no_slot =
+          found.pieces.id != 0 && (!may_wait || !unreferenced.take(found.pieces, found.damaged));
       index_full = !replaces && make_room(shard.index, hash) < 0;
       BodyRoom body{log_.lies_on_blocks(key.size, value.size) ? value.size : 0};
       uint64_t units =
           record_units(key.size, body.bytes ? sizeof(Body) : value.size) + units_of_notes(found);
       uint64_t padding = 0;
       Address address;
-      if (!no_hand && !index_full &&
+      if (!no_slot && !index_full &&
           log_.allocate(units, false, found.before(), &address, body.bytes ? nullptr : &padding,
                         &body) == 0) {
         if (padding)
@@ -315,12 +328,12 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
         if (status == 0) break;
         index_full = true;
       }
-      (void)hand.take({});
+      (void)unreferenced.take({});
       shard.writes.fetch_sub(1, std::memory_order_relaxed);
     }
     if (!may_wait) return -EAGAIN;
-    if (no_hand) {
-      hand.wait();
+    if (no_slot) {
+      unreferenced.wait();
       continue;
     }
     if (index_full) {
@@ -332,11 +345,12 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
       full = true;
     }
   }
-  delete_pieces(hand, hand.pieces().count());
+  delete_pieces(unreferenced, unreferenced.pieces().count());
   return 0;
 }
 
-// A record that says so. Pre: the lock. -EAGAIN: there is no room for it.
+// Appends the record of a delete. -EAGAIN: there is no room for it.
+// pre: the lock
 int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve,
                        uint32_t notes) {
   const uint64_t units = record_units(sizeof(DeletedKey), 0) + units_of_notes(found);
@@ -352,16 +366,18 @@ int Store::log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_r
   return 0;
 }
 
-// Pre: the lock. Length of the value that was there; -ENOENT; -EAGAIN: no room for the record of
-// it; -EBUSY: no place in hand for its pieces.
-int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve, InHand* hand) {
+// Length of the deleted value; -ENOENT; -EAGAIN: no room for the record of the delete; -EBUSY: no
+// slot for its pieces.
+// pre: the lock
+int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve,
+                          UnreferencedPieces* unreferenced) {
   Found found;
   if (const int status = find_replaceable(shard, hash, key, true, &found); status < 0)
     return status;
   int status = found.place ? 0 : -ENOENT;
-  if (status == 0 && !hand->take(found.pieces, found.damaged)) return -EBUSY;
+  if (status == 0 && !unreferenced->take(found.pieces, found.damaged)) return -EBUSY;
   if (status == 0 && log_.commits()) status = log_deleted(hash, key, found, from_reserve, 0);
-  if (status == -EAGAIN) (void)hand->take({});
+  if (status == -EAGAIN) (void)unreferenced->take({});
   if (status != -EAGAIN) shard.writes.fetch_add(1, std::memory_order_relaxed);
   if (status < 0) return status;
   shard.index.erase(found.place);
@@ -370,28 +386,30 @@ int64_t Store::del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_rese
   return static_cast<int64_t>(found.value_bytes);
 }
 
-// Where the store is full the record that a key is gone goes into what is kept for cleaning.
+// In a full store, the record of the delete goes into the reserve for cleaning.
 int64_t Store::del(Bytes key) {
   if (read_only_) return -EROFS;
   if (log_.failed()) return -EIO;
   const uint64_t hash = hash_of(key);
   Shard& shard = shard_of(hash);
   int64_t length = -EAGAIN;
-  InHand hand(*this);
-  for (int room = 0;;) {
+  UnreferencedPieces unreferenced(*this);
+  int room = 0;
+  for (;;) {
     {
       const ShardLock lock(*this, shard);
-      length = del_locked(shard, hash, key, room == -ENOSPC, &hand);
+      length = del_locked(shard, hash, key, room == -ENOSPC, &unreferenced);
     }
     if (length == -EBUSY) {
-      hand.wait();
+      unreferenced.wait();
       continue;
     }
     if (length != -EAGAIN) break;
     if (room == -ENOSPC) return room;
-    if (room = room_for_segment(); room < 0 && room != -ENOSPC) return room;
+    room = room_for_segment();
+    if (room < 0 && room != -ENOSPC) return room;
   }
-  delete_pieces(hand, hand.pieces().count());
+  delete_pieces(unreferenced, unreferenced.pieces().count());
   const int status = length >= 0 ? end_change(log_.commits()) : 0;
   return status < 0 ? status : length;
 }

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/format.h"
@@ -16,7 +17,7 @@
 namespace lunar::kv {
 namespace {
 
-// least: what would do.
+// least: the least DRAM that is enough, or 0.
 int too_little(int status, uint64_t limit, uint64_t bytes, uint64_t least, ErrorText* why) {
   char give[32] = "more";
   if (least > limit)
@@ -26,11 +27,12 @@ int too_little(int status, uint64_t limit, uint64_t bytes, uint64_t least, Error
                   format_size(limit).text, format_size(bytes).text, give);
 }
 
-// With an index that begins so large; a small one is in Log::dram_least. 0: not known.
+// The least DRAM for a store whose index begins with `index_bytes`; Log::dram_least includes a
+// small index. 0: not known.
 uint64_t dram_least(const LogPlace& place, uint64_t index_bytes) {
   if (!place.device) return 0;
   const uint64_t least = Log::dram_least(place) + (index_bytes > kMiB ? index_bytes : 0);
-  // then there are frames for the whole log
+  // With so much DRAM, frames for the whole log are charged.
   return place.bytes <= least / 4 * 3 ? least + place.bytes : least;
 }
 
@@ -43,18 +45,17 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   if (options.shards == 0 || options.shards > 256)
     status = why->set(-EINVAL, "key/value store: %u shards; 1 to 256", options.shards);
   else if (options.contents != Contents::kScratch && !options.device)
-    status = why->set(-EINVAL, "key/value store: only what lies on a device can be kept");
+    status = why->set(-EINVAL, "key/value store: only a store on a device can be persistent");
   else if (options.contents == Contents::kScratch && options.durability != Durability::kFlush)
-    status = why->set(-EINVAL, "key/value store: only what is kept can be durable");
-  else if (options.read_only && options.contents != Contents::kKept)
-    status = why->set(-EINVAL,
-                      "key/value store: only one that is there can be opened for reading alone");
+    status = why->set(-EINVAL, "key/value store: only a persistent store can have durable sets");
+  else if (options.read_only && options.contents != Contents::kExisting)
+    status = why->set(-EINVAL, "key/value store: only an existing store can be opened read-only");
   else if (const uint64_t bytes = options.segment_bytes;
            bytes != 0 && ((bytes & (bytes - 1)) != 0 || bytes < Log::kSegmentBytesMin ||
                           bytes > Log::kSegmentBytesMax))
     status = why->set(-EINVAL, "key/value store: segments of %s; 64k, 128k, 256k, 512k or 1m",
                       format_size(bytes).text);
-  else if (options.contents == Contents::kKept)
+  else if (options.contents == Contents::kExisting)
     status = superblock_read(
         options.device,
         options.read_only && options.salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse, &super,
@@ -64,7 +65,7 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
     return status;
   }
   unsigned bits = super.shard_bits;
-  while (options.contents != Contents::kKept && 1u << bits < options.shards) ++bits;
+  while (options.contents != Contents::kExisting && 1u << bits < options.shards) ++bits;
   const uint64_t head = round_up(sizeof(Store), 128), bytes = head + (sizeof(Shard) << bits);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) device_close(options.device);
@@ -79,7 +80,8 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   store->shard_bits_ = bits;
   store->shards_ = reinterpret_cast<Shard*>(memory + head);
   for (unsigned i = 0; i < 1u << bits; ++i) new (&store->shards_[i]) Shard;
-  if (status = store->start(options, why); status < 0) {
+  status = store->start(options, why);
+  if (status < 0) {
     store->close();
     return status;
   }
@@ -88,9 +90,9 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
 }
 
 int Store::start(const StoreOptions& options, ErrorText* why) {
-  const bool kept = options.contents == Contents::kKept;
-  // A program may close all that it does not know; files that it opens then must not get these
-  // numbers, and the writes.
+  const bool exists = options.contents == Contents::kExisting;
+  // A program may close descriptors that it did not open. High numbers keep files that it opens
+  // later from getting these numbers, and the store's writes.
   for (unsigned i = 0; device_ && i < device_->fd_count(); ++i)
     device_->reopen(i, sys::move_high(device_->fd(i)));
   const uint64_t around =
@@ -98,22 +100,22 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
   uint64_t bytes = options.log_bytes, most = 0;
   if (device_) {
     const uint64_t size = device_->size_bytes(), room = size > around ? size - around : 0;
-    if (bytes == 0 || bytes > room) bytes = room;
-    if (bytes > kLogBytesMax) bytes = kLogBytesMax;
-    most = options.log_bytes_most < room ? options.log_bytes_most : room;
+    if (bytes == 0) bytes = room;
+    bytes = std::min({bytes, room, kLogBytesMax});
+    most = std::min(options.log_bytes_most, room);
   }
-  if (kept) bytes = super_.segment_count << super_.segment_bits;
+  if (exists) bytes = super_.segment_count << super_.segment_bits;
   const unsigned wanted_bits =
       options.segment_bytes ? static_cast<unsigned>(__builtin_ctzll(options.segment_bytes)) : 0;
   const LogPlace place{.bytes = bytes,
                        .device = device_,
                        .bytes_most = most,
                        .offset = around ? media::kHeadBytes : 0,
-                       .segment_bits = kept ? super_.segment_bits : wanted_bits,
+                       .segment_bits = exists ? super_.segment_bits : wanted_bits,
                        .read_only = read_only_};
   budget_.open(options.dram_bytes || device_ ? options.dram_bytes : bytes + bytes / 3 + 2 * kMiB);
-  unsigned bits = kept ? super_.index_bits : Index::kBitsMin;
-  while (!kept && bits < Index::kBitsMax &&
+  unsigned bits = exists ? super_.index_bits : Index::kBitsMin;
+  while (!exists && bits < Index::kBitsMax &&
          (uint64_t{Bucket::kEntries} << (bits + shard_bits_)) < options.expected_keys / 4)
     ++bits;
   const uint64_t index_bytes = sizeof(Bucket) << (bits + shard_bits_);
@@ -147,9 +149,11 @@ void Store::close() {
   if (random_) random_->close();
   root_.release();
   rebuilt_.close();
-  left_in_hand_.close();
-  for (unsigned i = 0; i < 1u << shard_bits_; ++i)
-    shards_[i].index.close(), shards_[i].pieces.close();
+  left_unreferenced_.close();
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
+    shards_[i].index.close();
+    shards_[i].pieces.close();
+  }
   for (std::atomic<Context*>& ring : rings_)
     if (Context* context = ring.exchange(nullptr, std::memory_order_relaxed))
       device_->detach(context);
@@ -211,20 +215,21 @@ uint64_t Store::index_bytes() const {
   return sum;
 }
 
-// *pieces: of pieces how many there are, of heads how many they lead to.
+// Adds to *units, and to *pieces: 1 for a piece, for a head the number of its pieces.
 int Store::validate_entry(unsigned shard, bool of_pieces, Address address, uint64_t* units,
                           uint64_t* pieces, ErrorText* why) {
   const SegmentState state = log_.state(log_.segment_of(address));
   if (state != SegmentState::kOpen && state != SegmentState::kSealed &&
       state != SegmentState::kDamaged)
     return why->set(-EBADMSG, "shard %u: an entry leads to a segment that holds no records", shard);
-  Look look(log_);
-  if (const int status = look.locked(address); status < 0)
+  RecordReader reader(log_);
+  if (const int status = reader.locked(address); status < 0)
     return why->set(status, "shard %u: a record cannot be read", shard);
-  if (&shard_of(hash_of_record(look.record())) != &shards_[shard] || look->is_piece() != of_pieces)
+  if (&shard_of(hash_of_record(reader.record())) != &shards_[shard] ||
+      reader->is_piece() != of_pieces)
     return why->set(-EBADMSG, "shard %u: an entry leads to a key of another", shard);
-  *units += look->live_units();
-  *pieces += of_pieces ? 1 : look->type() == RecordType::kLarge ? look->pieces().count() : 0;
+  *units += reader->live_units();
+  *pieces += of_pieces ? 1 : reader->type() == RecordType::kLarge ? reader->pieces().count() : 0;
   return 0;
 }
 
@@ -258,9 +263,11 @@ int Store::validate(ErrorText* why) {
   }
   for (uint64_t i = 0; i < log_.segments(); ++i) {
     const SegmentState state = log_.state(i);
-    if (state == SegmentState::kOpen || state == SegmentState::kSealed ||
-        state == SegmentState::kDamaged)
-      live_log += log_.live(i), records += log_.records(i);
+    if (state != SegmentState::kOpen && state != SegmentState::kSealed &&
+        state != SegmentState::kDamaged)
+      continue;
+    live_log += log_.live(i);
+    records += log_.records(i);
   }
   if (records != count() + pieces)
     return why->set(-EBADMSG, "%llu records live by the index and %llu by the log",

@@ -26,42 +26,40 @@
 
 namespace lunar::kv {
 
-// What remains of a store after it is closed.
+// Scratch stores end with their process; the others are persistent.
 enum class Contents : uint8_t {
-  kScratch,  // nothing
-  kNew,      // what the last flush() wrote. The device is formatted; its old content is lost
-  kKept,     // the same, and it starts with what the last flush() of the store on the device wrote
+  kScratch,   // nothing remains after close()
+  kNew,       // persistent. The device is formatted; its old content is lost
+  kExisting,  // persistent, with what the last flush() of the store on the device wrote
 };
 
-// When a set or del of a persistent store is durable. One that has not returned may be durable,
-// too.
+// When a set or del of a persistent store is durable. It may also be durable before it returns.
 enum class Durability : uint8_t {
   kFlush,  // with the next flush()
   kGroup,  // when it returns; waits a little for others, to share one write and one flush with them
-  kEach,   // when it returns, without waiting: shares only with calls that came during the previous
-           // write
+  kEach,   // when it returns; shares only with calls that came during the previous write
 };
 
 struct StoreOptions {
   // The device of the log while the store is open. The store takes it over in any case: it is
   // closed with the store, or at once on failure. nullptr: in DRAM.
   Device* device = nullptr;
-  // kNew, kKept: only on a device; the caller ensures that nothing else uses it
+  // kNew, kExisting: only on a device; the caller ensures that nothing else uses it
   Contents contents = Contents::kScratch;
   // kGroup, kEach: not with kScratch. May differ with each open
   Durability durability = Durability::kFlush;
-  bool says_when_full = false;  // a line, once, that says what makes room
+  bool says_when_full = false;  // logs one line, once, that says what makes room
   // kGroup, kEach: a state is saved (as by flush()) when the log after the last one has grown to
   // this size, so that an open need not read more. 0: 1 GiB, or 8 times the state if that is more
   uint64_t replay_bytes_most = 0;
-  // bytes for records, rounded to segments (at least 16). 0: the whole device. kKept: as when the
-  // store was created
+  // bytes for records, rounded to segments (at least 16). 0: the whole device. kExisting: as when
+  // the store was created
   uint64_t log_bytes = kGiB;
   // kScratch, on a device that reserve() enlarges: the log grows to this as it fills with live
-  // pairs. 0: it does not. kKept: only for a store that is opened for grow_place()
+  // pairs. 0: it does not. kExisting: only for a store that is opened for grow_place()
   uint64_t log_bytes_most = 0;
   // of the log, a power of two from 64 KiB to 1 MiB; 0: chosen by the size of the log and the DRAM.
-  // kKept: as when the store was created
+  // kExisting: as when the store was created
   uint64_t segment_bytes = 0;
   // all DRAM that the store may use, a hard limit. In DRAM: the log, and the rest for the index (0:
   // a third more than log_bytes). On a device: a sixteenth for the tail of the log, what the index
@@ -69,10 +67,10 @@ struct StoreOptions {
   uint64_t dram_bytes = 0;
   // a hint: the index starts with room for a quarter of them, and grows
   uint64_t expected_keys = 1 << 20;
-  // rounded up to a power of two, 1..256: how many writers can be busy at a time. kKept: as when
-  // the store was created
+  // rounded up to a power of two, 1..256: how many writers can be busy at a time. kExisting: as
+  // when the store was created
   unsigned shards = 16;
-  // kKept: nothing is written, not even to repair what a crash left; set and del return -EROFS,
+  // kExisting: nothing is written, not even to repair what a crash left; set and del return -EROFS,
   // flush does nothing. The store may be open read-only several times at once
   bool read_only = false;
   // With read_only: open the store in spite of damage that would otherwise make the open fail.
@@ -90,7 +88,7 @@ struct CheckReport;
 
 struct Shard;
 
-// A get whose record is being read from the device: Store::cold_begin. The caller must not move it
+// A get whose record is being read from the device (Store::cold_begin). Must not be moved
 // meanwhile.
 struct ColdGet {
   Command command;  // for a context of Store::device() to carry out
@@ -99,14 +97,14 @@ struct ColdGet {
   void* buffer = nullptr;
   uint64_t bytes = 0, offset = 0, hash = 0, life = 0;
   Address address;
-  BodyPlace body = {};  // what is read is this
+  BodyPlace body = {};  // blocks != 0: this body is read, without its record
 };
 
 class Store {
  public:
   // 0, -EINVAL, -ENOMEM (also if dram_bytes is too small), -ENOSPC (the device is too small, or has
-  // no room), with *why; kKept also -ENOENT (there is no store on the device), -EPROTONOSUPPORT,
-  // -EBADMSG (damaged).
+  // no room), with *why; kExisting also -ENOENT (there is no store on the device),
+  // -EPROTONOSUPPORT, -EBADMSG (damaged).
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();  // pre: not nullptr, no longer in use
   // In a forked child that will not use the store: closes the descriptors of the device and the
@@ -123,11 +121,11 @@ class Store {
   // ever returns a damaged byte, and damage of one key does not affect the others.
   //
   // set: 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has
-  // no room. On failure nothing has changed.
-  // Deleted pairs free their space. Not for pairs are the segments reserved for cleaning (3; kKept
-  // and kNew: up to a 24th of all, by the size of a saved state), with kKept and kNew those of two
-  // saved states (each: the segments that it fills and one more), and with kGroup and kEach two
-  // future tails. A pair that replaces another has its place beside that one until it is complete.
+  // no room. On failure nothing has changed. Deleted pairs free their space. The store reserves
+  // segments for cleaning: 3; with kExisting and kNew up to a 24th of all, by the size of a saved
+  // state. With kExisting and kNew it also reserves those of two saved states (each: the segments
+  // that it fills and one more), and with kGroup and kEach two future tails. A pair that replaces
+  // another needs its own room until it is complete.
   [[nodiscard]] int set(Bytes key, Bytes value);
   // Copies up to `bytes` bytes of the value, from `offset` on. Returns the length of the whole
   // value. -ENOENT.
@@ -138,44 +136,46 @@ class Store {
   // part does not name the key. Nothing has changed, because it may be another key's; a set
   // replaces it.
   [[nodiscard]] int64_t del(Bytes key);
-  // The same if that needs neither the device, nor cleaning, nor a large pair; otherwise -EAGAIN,
-  // and nothing was done.
+  // As get() and set(), but -EAGAIN without effect if the call needs the device, cleaning or a
+  // large pair.
   [[nodiscard]] int64_t get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   [[nodiscard]] int set_now(Bytes key, Bytes value);
   bool on_device() const { return log_.on_device(); }
-  // get() in two steps, for a thread that has many in progress. cold_begin returns -EINPROGRESS if
-  // get->command is to be carried out; then cold_finish() must be called exactly once, with the
-  // bytes moved or -errno. Both return the result; or -EAGAIN: only get() can tell (a large pair,
-  // several candidates, a record that moved or is damaged). -ENOBUFS: no buffer is free.
+  // get() in two steps, for a thread that has many in progress. If cold_begin returns -EINPROGRESS,
+  // the caller carries out get->command and calls cold_finish() exactly once, with the bytes moved
+  // or -errno. Both return the result; or -EAGAIN: the caller must use get() (a large pair, several
+  // candidates, a record that moved or is damaged). -ENOBUFS: no buffer is free.
   [[nodiscard]] int64_t cold_begin(ColdGet* get, Bytes key, void* buffer, uint64_t bytes,
                                    uint64_t offset);
   [[nodiscard]] int64_t cold_finish(ColdGet* get, int64_t moved);
-  bool reads_in_steps() const { return log_.on_device() && log_.fit_blocks(); }  // usually
+  // Whether cold_begin() can carry out most gets.
+  bool reads_in_steps() const { return log_.on_device() && log_.fit_blocks(); }
   // The device of these commands, and the memory they read into; nullptr in DRAM.
   Device* device() const { return device_; }
   iovec read_window() const { return {log_.blocks(), log_.blocks_bytes()}; }
-  // Makes the content of the store durable: after any crash, a later open with kKept finds it,
-  // until another flush is complete. Writers are paused only for a moment. A flush takes one write
-  // of all that is not on the device yet, one of the index (some 10 bytes per key) and two flushes
-  // of the device. After a device flush has failed there is no other: -EIO from then on. A writer
-  // that needs space to which the durable state still refers flushes by itself. 0 (also if contents
-  // is kScratch); -ENOSPC, -EIO and others: the durable state is the previous one, or this one.
+  // Makes the content of the store durable: after any crash, a later open with kExisting finds it,
+  // until another flush is complete. Writers are paused only for a moment. A flush writes all data
+  // that is not on the device yet, then the index (some 10 bytes per key), and flushes the device
+  // twice. After a device flush has failed, flush() returns -EIO without another try. A writer that
+  // needs space to which the durable state still refers flushes by itself. 0 (also if contents is
+  // kScratch); -ENOSPC, -EIO and others: the durable state is the previous one, or this one.
   [[nodiscard]] int flush();
-  // Deletes all pairs at once, as one change: no call sees a part of them. -EOPNOTSUPP: a store
-  // that is kept.
+  // Deletes all pairs at once, as one change: no call sees a part of them. -EOPNOTSUPP: the store
+  // is persistent.
   [[nodiscard]] int clear();
-  bool is_kept() const { return kept_; }
-  // Makes a store that is kept take all of its place, which has become larger; it may only be
-  // closed then. After a crash it is what it was, or larger. 0; -ENODATA: the place is no larger;
-  // -ENOMEM: that needs more DRAM; -EINVAL; -errno: it is as it was, or larger. Pre: opened with
-  // log_bytes_most, and durability kFlush.
+  bool is_persistent() const { return persistent_; }
+  // Makes a persistent store take all of its place, which has become larger. The store may only be
+  // closed afterwards. After a crash the store is as it was, or larger. 0; -ENODATA: the place is
+  // no larger; -ENOMEM: the larger store needs more DRAM; -EINVAL; -errno: the store is as it was,
+  // or larger.
+  // pre: opened with log_bytes_most, and durability kFlush
   [[nodiscard]] int grow_place();
-  // Cleans as long as that frees segments, and flushes. For a persistent store. 0; -errno of the
-  // device, -EROFS.
+  // Cleans as long as that frees segments, then flushes if the store is persistent. 0; -errno of
+  // the device, -EROFS.
   [[nodiscard]] int compact();
-  // A key: returns its length and copies up to `bytes` of it. Calls go through all keys, in the
-  // order of their hashes, as one walk does, and then begin again; a key that is gone by then does
-  // not come. -ENOENT: there is none. -ENOMEM; -EIO, -EBADMSG: a key could not be read and was
+  // Returns the length of a key and copies up to `bytes` of it. Successive calls return all keys in
+  // the order of a walk by the index, then begin again. A key that was deleted meanwhile is
+  // skipped. -ENOENT: the store is empty. -ENOMEM; -EIO, -EBADMSG: a key could not be read and was
   // skipped.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
@@ -191,8 +191,8 @@ class Store {
   uint64_t operations() const;
   uint64_t commits() const { return log_.commits_done(); }  // with kGroup and kEach, so far
   uint64_t device_ios() const { return log_.ios(); }        // reads and writes of the device so far
-  // How often a set or delete found no segment free, so that it had to clean or save, or wait for
-  // that.
+  // How often a set or delete found no free segment, so that it had to clean, save, or wait for
+  // another thread that did.
   uint64_t waits_for_room() const { return waits_for_room_.load(std::memory_order_relaxed); }
   // live bytes that cleaning has moved so far
   uint64_t cleaned_bytes() const { return cleaned_.load(std::memory_order_relaxed); }
@@ -202,10 +202,11 @@ class Store {
   void info(StoreInfo* out);  // inspect.h
   // Damaged records that a set or delete has replaced since the open.
   uint64_t damaged_replaced() const { return damaged_replaced_.load(std::memory_order_relaxed); }
-  // Reads all that the saved state refers to, in the order of the device, and reports each thing
-  // that differs from what was written, and each pair. Pre: read_only. In addition to dram_bytes it
-  // takes 8 bytes of memory per key and 1 per segment, and memory for one large pair. 0, even if
-  // there is damage (*out counts it); -EINVAL, -ENOMEM, -ECANCELED (on_pair ended it).
+  // Reads everything that the saved state refers to, in the order of the device, and reports all
+  // damage and each pair. Takes 8 bytes of memory per key and 1 per segment in addition to
+  // dram_bytes, and memory for one large pair. 0, even if there is damage (*out counts it);
+  // -EINVAL, -ENOMEM, -ECANCELED (on_pair ended it).
+  // pre: read_only
   [[nodiscard]] int sweep(const Sweep& sweep, CheckReport* out);
 
   // Checks the whole structure: every index entry leads to a record of that hash, and live counts
@@ -217,17 +218,17 @@ class Store {
   friend class LogScan;
   friend class Sweeper;
   friend class Rebuilder;
-  // What the index entry of a key leads to. place == nullptr: there is none.
+  // The record that the index entry of a key leads to. place == nullptr: the key has none.
   struct Found {
     std::atomic<uint64_t>* place = nullptr;
     Address address;
     uint64_t units = 0, pair_bytes = 0, value_bytes = 0;
     Pieces pieces = {};    // of a large pair; id 0: none
-    bool damaged = false;  // it cannot be read, and is assumed to be the key's
+    bool damaged = false;  // the record cannot be read, and is assumed to be the key's
     Address before() const { return place ? address : Address{}; }
   };
   // An entry whose record is to be read from the device, as found under an epoch. pieces.id != 0:
-  // not the record, which was in DRAM, but its pieces.
+  // the record was in DRAM, and its pieces are to be read.
   struct Candidate {
     Address address;
     uint64_t life = 0;
@@ -247,7 +248,7 @@ class Store {
   int load(media::Root* root, ErrorText* why);
   int load_rebuilt(const media::Root& root);
   int load_segments(class StateReader& state);
-  int load_in_hand(class StateReader& state);
+  int load_unreferenced(class StateReader& state);
   int load_shard(class StateReader& state, unsigned number, uint32_t* entries);
   int load_index(class StateReader& state, Index& index, uint64_t buckets, uint64_t count,
                  uint32_t* entries);
@@ -267,14 +268,14 @@ class Store {
   template <class Visit>
   int visit_later(uint64_t log, const LogEnd& end, Visit visit);
   int find_later(uint64_t log, const LogEnd& end, ErrorText* why);
-  // Called for what salvage has left out. record: a sound record of a set or delete; nullptr: a
-  // batch that is damaged.
+  // Called for each set or delete that salvage left out (record != nullptr: its sound record), and
+  // for each damaged batch (nullptr).
   using OnLost = void (*)(void* context, const Record* record, uint64_t segment, uint64_t at);
   int visit_lost(void* context, OnLost on_lost);
   int apply(Record* record, Address address);
   std::atomic<uint64_t>* find_moved(Index& index, uint64_t hash, const Record* record,
                                     Address* from);
-  struct Before {  // what a record takes the place of, as it says itself
+  struct Before {  // the predecessor of a record, as the record names it
     std::atomic<uint64_t>* place = nullptr;
     Address address;
     uint64_t units = 0, value_bytes = 0;
@@ -282,8 +283,8 @@ class Store {
   };
   static Before before_of(Record* record);
   void find_rebuilt(Index& index, uint64_t hash, Before* out);
-  int note_in_hand(const Record* record, uint64_t hash, const Before& before);
-  void end_in_hand(uint64_t owner, uint64_t id);
+  int note_unreferenced(const Record* record, uint64_t hash, const Before& before);
+  void end_unreferenced(uint64_t owner, uint64_t id);
   int settle();
   int save();
   void save_early();
@@ -294,7 +295,7 @@ class Store {
   bool gain_memory(uint64_t freed);
   int save_shard(class StateWriter& state, Shard& shard);
   void lock_shard(Shard& shard);
-  class ShardLock {  // a writer's
+  class ShardLock {  // for writers
    public:
     ShardLock(Store& store, Shard& shard);
     ~ShardLock();
@@ -304,12 +305,12 @@ class Store {
    private:
     Shard& shard_;
   };
-  struct TriesForSpace {  // since a writer last took a segment: one that others have filled was a
-                          // gain
+  // Tries since a writer last took a segment. A segment that others have filled was a gain.
+  struct TriesForSpace {
     uint64_t taken = 0;
-    unsigned poor = 0;  // segments with little dead space that were cleaned
-    uint64_t best = 0;  // the most segments that were free after one
-    unsigned fruitless = 0;
+    unsigned poor = 0;       // segments with little dead space that were cleaned
+    uint64_t best = 0;       // the most segments that were free after a save
+    unsigned fruitless = 0;  // saves that did not beat it
   };
   enum class Gain : uint8_t { kDone, kWait, kFull, kOver };
   Gain gain_segment(bool may_clean, TriesForSpace* tries, int* error);
@@ -317,13 +318,14 @@ class Store {
   int write_state(media::Root* root);
   uint64_t state_bytes() const;
   Shard& shard_of(uint64_t hash) const;
-  // is_key: of a key that lies in pieces only the hash and the length; is_key_of_pieces looks at
-  // the rest.
+  // is_key: compares only hash and length of a key that lies in pieces; is_key_of_pieces compares
+  // its bytes.
   Bytes key_of(const Record* record) const;
   bool is_key(const Record* record, uint64_t hash, Bytes key) const;
   int is_key_of_pieces(const Pieces& pieces, Bytes key);
   uint64_t hash_of_record(const Record* record) const;
-  // whether an index leads to it. Pre: in no epoch
+  // Whether an index leads to the record..
+  // pre: in no epoch
   bool lives(const Record* record, Address address);
   int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset,
                        Candidates* cold);
@@ -331,7 +333,7 @@ class Store {
                   uint64_t life);
   int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes,
                    uint64_t offset);
-  // Of heads that were found with the lock, and their pieces read without it: what came of that.
+  // The results of heads that were found with the lock and whose pieces were read without it.
   struct HeadsRead {
     static constexpr unsigned kMost = 5;
     struct {
@@ -340,60 +342,63 @@ class Store {
     } list[kMost];
     unsigned count = 0;
     bool full() const { return count == kMost; }
-    int result_of(uint64_t id) const {  // 1: none
+    int result_of(uint64_t id) const {  // 1: not read yet
       for (unsigned i = 0; i < count; ++i)
         if (list[i].id == id) return list[i].result;
       return 1;
     }
   };
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
-  // The record if it is in DRAM; else nullptr and *cold. Pre: in the epoch in which the index
-  // returned the address.
+  // The record if it is in DRAM; else nullptr and *cold.
+  // pre: in the epoch in which the index returned the address
   Record* resident(Address address, Candidate* cold) const;
 
-  // pieces.cpp. A large set or delete under way: its pieces that no head leads to. A saved state
-  // names them, and an open deletes them. Takes one of kHandsMost places.
-  static constexpr unsigned kHandsMost = 64;
-  class InHand {
+  // pieces.cpp. The pieces of a large set or delete in progress that no head leads to. A saved
+  // state names them, and an open deletes them. Takes one of kUnreferencedMost slots.
+  static constexpr unsigned kUnreferencedMost = 64;
+  class UnreferencedPieces {
    public:
-    explicit InHand(Store& store) : store_(store) {}
-    ~InHand();
-    InHand(const InHand&) = delete;
-    InHand& operator=(const InHand&) = delete;
-    // From now on these are in hand, instead of what was. False: all places are in use; wait(),
-    // with no lock, and try again.
-    // unsure: it is not known which of them are there, nor whether there are more.
+    explicit UnreferencedPieces(Store& store) : store_(store) {}
+    ~UnreferencedPieces();
+    UnreferencedPieces(const UnreferencedPieces&) = delete;
+    UnreferencedPieces& operator=(const UnreferencedPieces&) = delete;
+    // From now on covers these pieces, instead of those before. False: all slots are in use; call
+    // wait(), with no lock, and try again. unsure: some of them may be missing, or there may be
+    // more.
     bool take(const Pieces& pieces, bool unsure = false);
     void wait() const;
-    bool unsure() const;  // or clear() has deleted what was there, or does so now unless the caller
-                          // locks a shard
+    // As given to take(). Also true if clear() has deleted the pieces; it may do so now unless the
+    // caller has a shard's lock.
+    bool unsure() const;
     const Pieces& pieces() const { return pieces_; }
 
    private:
     Store& store_;
-    unsigned place_ = kHandsMost;
+    unsigned place_ = kUnreferencedMost;
     Pieces pieces_ = {};
   };
-  struct Hand {
-    media::InHand in;  // id 0: free
+  struct UnreferencedSlot {
+    media::UnreferencedPieces pieces;  // id 0: free
     bool unsure = false;
   };
-  void note_cleared();  // pre: the locks of all shards
-  void cut_in_hand();   // likewise
-  uint64_t count_left(const media::InHand& of);
-  int drop_in_hand();  // at open, what a crash left. 0, or -errno: a piece cannot be read
+  void note_cleared();      // pre: the locks of all shards
+  void cut_unreferenced();  // likewise
+  uint64_t count_left(const media::UnreferencedPieces& of);
+  // At open: deletes pieces that a crash left. 0, or -errno: a piece cannot be read.
+  int drop_unreferenced();
   uint64_t units_of_piece(const Pieces& pieces, uint64_t number) const;
   int find_piece(Shard& shard, const PieceKey& key, bool is_there, Found* out);
   int set_piece(const Pieces& pieces, uint64_t number, Bytes key, Bytes value, Address before);
-  void delete_piece(const InHand& hand, uint64_t number, bool* says);
-  void delete_pieces(const InHand& hand, uint64_t count);
-  // Copies bytes of what the pieces hold, key included. 0; -ESTALE: one is not there, so the pair
-  // was set or deleted meanwhile; -EBADMSG, -errno. Pre: in no epoch, no Look.
+  void delete_piece(const UnreferencedPieces& unreferenced, uint64_t number, bool* says);
+  void delete_pieces(const UnreferencedPieces& unreferenced, uint64_t count);
+  // Copies bytes of the content of the pieces, key included. 0; -ESTALE: a piece is missing, so the
+  // pair was set or deleted meanwhile; -EBADMSG, -errno.
+  // pre: in no epoch, no RecordReader
   int read_pieces(const Pieces& pieces, uint64_t offset, void* to, uint64_t bytes);
   struct PieceRead {
-    uint64_t number = 0, skip = 0, bytes = 0;  // of what it holds
+    uint64_t number = 0, skip = 0, bytes = 0;  // of its content
     char* to = nullptr;
-    Address address;  // on the device alone; 0: not known, or there are several
+    Address address;  // of a piece on the device; 0: not known, or there are several candidates
     uint64_t life = 0;
     char* buffer = nullptr;
     iovec piece = {};
@@ -408,19 +413,19 @@ class Store {
   int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, const HeadsRead& read, Found* out);
-  enum class Whose : uint8_t { kKeys, kAnothers, kUnknown };
-  int whose_damaged(Shard& shard, uint64_t hash, Bytes key, Address address, Whose* out);
+  enum class DamagedOwner : uint8_t { kThisKey, kOtherKey, kUnknown };
+  int owner_of_damaged(Shard& shard, uint64_t hash, Bytes key, Address address, DamagedOwner* out);
   int find_replaceable(Shard& shard, uint64_t hash, Bytes key, bool deletes, Found* out);
   int guess_damaged(uint64_t hash, Bytes key, Found* out);
   void note_damage_replaced(const Found& found);
   int examine(Address address, uint64_t hash, Bytes key, bool whole, Found* out);
-  // result of set_inline: done, and no room of the log was taken
+  // Result of set_inline: done, without room of the log.
   static constexpr int kInPlace = 1;
   int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
   int make_room(Index& index, uint64_t hash);
   int prepare_large(Shard& shard, uint64_t hash, Bytes key, uint64_t bytes, Address* before);
   int set_large(uint64_t hash, Bytes key, Bytes value);
-  int publish_head(Shard& shard, const Pieces& pieces, Bytes key, InHand* hand);
+  int publish_head(Shard& shard, const Pieces& pieces, Bytes key, UnreferencedPieces* unreferenced);
   bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);
   int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);
   int end_change(bool took_room);
@@ -432,7 +437,8 @@ class Store {
   void forget_record(Address address, uint64_t units, uint64_t body_bytes = 0);
   void fill_with_body(Record* record, uint64_t units, Bytes key, Bytes value, const BodyRoom& room);
   int log_deleted(uint64_t hash, Bytes key, const Found& found, bool from_reserve, uint32_t notes);
-  int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve, InHand* hand);
+  int64_t del_locked(Shard& shard, uint64_t hash, Bytes key, bool from_reserve,
+                     UnreferencedPieces* unreferenced);
   unsigned take_marker();  // Index::kNoMarker: all are in use by walks
   void give_marker(unsigned marker) {
     markers_.fetch_and(~(1u << marker), std::memory_order_release);
@@ -455,15 +461,15 @@ class Store {
 
   uint64_t mapping_bytes_ = 0;
   Device* device_ = nullptr;
-  bool kept_ = false;
+  bool persistent_ = false;
   bool read_only_ = false;
   bool salvage_ = false;
-  uint64_t lost_log_ = 0;  // salvage has left out what follows lost_ in that log; 0: nothing
+  uint64_t lost_log_ = 0;  // salvage left out the part of this log behind lost_; 0: nothing
   LogEnd lost_;
   Rebuilt rebuilt_;                // salvage of a damaged state; otherwise empty
   uint64_t retry_damaged_at_ = 0;  // ns. Under the cleaning mutex
   std::atomic<bool> full_said_{true};
-  // live bytes when saves or cleaning no longer helped. Under the cleaning mutex
+  // Live bytes when saves and cleaning no longer helped; 0: they may help. Under the cleaning mutex
   uint64_t full_at_ = 0;
   media::Superblock super_ = {};
   AtomicImage root_;
@@ -483,12 +489,13 @@ class Store {
   std::atomic<uint32_t> markers_{0};  // markers of Index, one bit each: in use by a walk
   // contexts by which the walks with these marks read the log
   std::atomic<Context*> scans_[Index::kMarkers] = {};
-  sys::SpinLock hands_lock_;
-  Hand hands_[kHandsMost];
-  media::InHand hands_at_cut_[kHandsMost] = {};  // used by the saving thread only
-  uint64_t hands_cut_ = 0;
+  sys::SpinLock unreferenced_lock_;
+  UnreferencedSlot unreferenced_[kUnreferencedMost];
+  media::UnreferencedPieces unreferenced_at_cut_[kUnreferencedMost] =
+      {};  // used by the saving thread only
+  uint64_t unreferenced_at_cut_count_ = 0;
   // while it opens: of the state, and of the log behind it
-  GrowingArray<media::InHand> left_in_hand_;
+  GrowingArray<media::UnreferencedPieces> left_unreferenced_;
   static constexpr unsigned kRings = 4, kReadsAtDepth = 8;
   std::atomic<uint32_t> rings_busy_{0};       // one bit each
   std::atomic<Context*> rings_[kRings] = {};  // by which pieces are read
@@ -504,11 +511,11 @@ uint64_t hash_of(Bytes key);
 // One of the shards. Counters are changed under its lock.
 struct alignas(128) Shard {
   mutable sys::Mutex lock;
-  std::atomic<uint64_t> pair_bytes{
-      0};  // of keys and values; too many if the length of a damaged record was not known
+  // Of keys and values. Too many if the length of a damaged record was not known.
+  std::atomic<uint64_t> pair_bytes{0};
   std::atomic<uint64_t> writes{0};  // number of set and del
-  // While a state is being saved: the shard is as it was at the cut, and not written yet. The first
-  // thread that changes it first makes an image (ShardHeader, then as in the state;
+  // While a state is being saved: the shard is as it was at the cut, and not written yet. Before
+  // the first change, its thread makes an image (ShardHeader, then as in the state;
   // store_format.h).
   bool unsaved = false;
   char* image = nullptr;
@@ -516,8 +523,8 @@ struct alignas(128) Shard {
   alignas(64) Index index;
   Index pieces;  // of large pairs: by PieceKey
   Index& index_of(const Record* record) { return record->is_piece() ? pieces : index; }
-  // Counts bytes of pairs added and removed. If no key is left the result is 0, whatever damaged
-  // records there were.
+  // Counts bytes of pairs added and removed. Without keys the sum is 0, so errors of damaged
+  // records end.
   void count_bytes(uint64_t added, uint64_t gone) {
     const uint64_t all = pair_bytes.load(std::memory_order_relaxed) + added;
     pair_bytes.store(index.entries() && all > gone ? all - gone : 0, std::memory_order_relaxed);
@@ -531,17 +538,17 @@ inline Store::ShardLock::~ShardLock() { shard_.lock.unlock(); }
 
 class LogScan;
 
-// Iterates over all keys, in no particular order. Every key that exists from open to the end comes
-// once, however often it is set and cleaning moves it. A key that is added or removed meanwhile may
-// or may not come (and, removed and added again, may come twice). No lock is held between steps, so
-// writers are not blocked. The part of the log that is on a device alone is read first, in its
-// order and ahead (log_scan.h). For that the walk has buffers until this part is read, and one of
-// Index::kMarkers marks until close(). A walk that gets neither reads these records one by one: the
-// same keys, with one read per key instead of one per segment.
+// Iterates over all keys, in no particular order. Every key that exists from open to the end is
+// returned once, however often it is set or moved by cleaning. A key that is added or removed
+// meanwhile may be returned or not (and twice, if it is removed and added again). No lock is held
+// between steps, so writers are not blocked. The part of the log that is only on a device is read
+// first, in its order and ahead (log_scan.h). For that the walk has buffers until this part is
+// read, and one of Index::kMarkers marks until close(). A walk that gets neither returns the same
+// keys, with one read per key instead of one per segment.
 // Threading: one thread at a time. Must not be used after the store was closed.
 class Walk {
  public:
-  // kByIndex: in the order of the index, though each key on the device then costs a read.
+  // kByIndex: in the order of the index; each key on the device costs a read.
   enum class Order : uint8_t { kAny, kByIndex };
   [[nodiscard]] static int open(Store* store, Walk** out, Order order = Order::kAny);  // 0, -ENOMEM
   void close();
@@ -552,7 +559,8 @@ class Walk {
   // Returns the length of the key that next() would return, without advancing; errors as for
   // next().
   [[nodiscard]] int64_t peek();
-  // As next(), but never a key that is gone. Pre: kByIndex.
+  // As next(), but skips keys that were deleted meanwhile.
+  // pre: kByIndex
   [[nodiscard]] int64_t next_of_present(void* buffer, uint64_t bytes);
 
  private:
@@ -566,7 +574,7 @@ class Walk {
   Store* store_;
   uint64_t clears_ = 0;  // of the store, when the keys were copied
   bool scan_begun_ = false;
-  unsigned marker_ = Index::kNoMarker;  // its marks say what scan_ has returned
+  unsigned marker_ = Index::kNoMarker;  // marks the keys that scan_ has returned
   LogScan* scan_ = nullptr;             // nullptr: not begun, or over
   const Record* scanned_ = nullptr;     // for next() to return
   unsigned shard_ = 0;

@@ -8,25 +8,26 @@
 // where it grows (grow.cpp). Root: where the saved state begins, an atomic image in two copies
 // (lun/volume/atomic_image.h says why it survives any crash).
 //
-// The saved state is everything else: what each segment holds, and the index. It is in segments of
-// the log that form a chain. A link begins with a StateLink, and all but the last are full
-// (link_room). The bytes of the links, one after the other, are:
+// The saved state is everything else: the content of each segment, and the index. It lies in
+// segments of the log that form a chain. A link begins with a StateLink, and all but the last are
+// full (link_room). The bytes of the links, one after the other, are:
 //
-//   SegmentEntry × segment_count, uint64_t n, InHand × n, then for each shard: ShardHeader, and of
-//   both of its indexes, that of pairs and that of pieces, for each bucket (chain included):
+//   SegmentEntry × segment_count, uint64_t n, UnreferencedPieces × n, then for each shard:
+//   ShardHeader, and of both of its indexes, that of pairs and that of pieces, for each bucket
+//   (chain included):
 //   uint64_t n, n entries as in index.h. The number of a bucket & (2^bits - 1), and the tag, are
 //   the known bits of an entry's hash; bits: index_bits, kPieceBits.
 //
-// Behind the bytes of a link, from the next block on: a block that is the exclusive or of all of
-// the link's (parity), and then a uint64_t checksum for each of these, seeded by the numbers of
-// link and block and the life. (Both are of the link with zeros for StateLink::checksum and for
-// what is behind the bytes.) So where the link's checksum is wrong it is known which blocks are
-// sound, and a single one that is not can be computed.
+// Behind the bytes of a link, from the next block on: the parity block, which is the exclusive or
+// of all blocks of the link, and then a uint64_t checksum for each of these blocks, seeded by the
+// numbers of link and block and the life. (Both are of the link with zeros for StateLink::checksum
+// and behind its bytes.) So if the link's checksum is wrong, it is known which blocks are sound,
+// and a single damaged block can be computed.
 //
-// What a saved state refers to is not overwritten before a younger state is durable. So a crash
-// leaves the last state and all that it refers to. Segments are as record_log.h describes them:
-// records with checksums seeded by place and life. A life is a number that no other use of any
-// segment of this store has, in any run of a program; each open begins with a random one.
+// Space that a saved state refers to is not overwritten before a younger state is durable. So a
+// crash leaves the last state and all that it refers to. Segments are as record_log.h describes
+// them: records with checksums seeded by place and life. A life is a number that no other use of
+// any segment of this store has, in any run of a program; each open begins with a random one.
 //
 // The log to replay. With feature kFeatureLog a store holds more than the saved state: the log
 // continues where the root says. It is a sequence of batches. Each is a piece of one segment that
@@ -38,18 +39,18 @@
 //   batch n: its number and all of its checksums are right;
 //   or the end: no later batch has durable >= n;
 //   or damage: a later batch has.
-// A segment's headers, and the root, name the two segments after it, so the later batches are found
-// if n is damaged. Behind a longer gap they are found because the log takes free segments in
-// ascending order, around the end. Replay applies the records in order, because each says what it
-// replaces (record.h). What the saved state or the log after it refers to is not overwritten before
-// a younger state is durable. Each open that begins a log gives it a random number, so remains of a
-// former log are never taken for a batch of this one.
+// A segment's headers, and the root, name the two segments after it, so later batches are found
+// even if n is damaged. Behind a longer gap they are found because the log takes free segments in
+// ascending order, around the end. Replay applies the records in order; each names the record that
+// it replaces (record.h). Space that the saved state or the log after it refers to is not
+// overwritten before a younger state is durable. Each open that begins a log gives it a random
+// number, so remains of a former log are never taken for a batch of this one.
 //
 // A value of whole blocks lies on blocks behind its record (record.h: RecordNotes::kBody;
 // record_log.h). No scan reads it as a record: a mark before the values says how long they are.
 //
-// What may change in this format: feature bits of the root (lun/volume/image_format.h):
-// kFeatureLog. Version 1 had large pairs in segments of their own.
+// Extensions of the format have feature bits in the root (lun/volume/image_format.h): kFeatureLog.
+// Version 1 had large pairs in segments of their own.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -134,14 +135,14 @@ struct SegmentEntry {
 };
 static_assert(sizeof(SegmentEntry) == 24);
 
-// Pieces of a large pair whose head was not set yet, or was replaced or deleted: an open deletes
-// them. (With a log to replay, those that it names too.)
-struct InHand {
+// Unreferenced pieces of a large pair, whose head was not written yet, or was replaced or deleted.
+// An open deletes them, and those that a replayed log leaves unreferenced.
+struct UnreferencedPieces {
   uint64_t owner, id;  // record.h: PieceKey
-  // none has this number or a greater one; after damage the next ones may be there, too
+  // All pieces have smaller numbers. After damage, further pieces may follow.
   uint64_t count;
 };
-static_assert(sizeof(InHand) == 24);
+static_assert(sizeof(UnreferencedPieces) == 24);
 
 struct ShardHeader {
   uint64_t keys;

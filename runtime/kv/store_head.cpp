@@ -63,8 +63,8 @@ void seal(media::Superblock* super, uint32_t version) {
   super->checksum = checksum_of(*super);
 }
 
-// The superblock, of any version, whose checksum a root has, with the second copy of the roots at
-// `back`.
+// Finds the superblock, of any version, whose checksum a root has. The second copy of the roots
+// lies at `back`.
 bool superblock_of(const lunar::media::ImageHeader& root, uint64_t back, uint64_t device_bytes,
                    media::Superblock* out) {
   *out = {};
@@ -89,8 +89,8 @@ bool superblock_of(const lunar::media::ImageHeader& root, uint64_t back, uint64_
   return false;
 }
 
-// By a root at the end of the device: behind a store that takes all of it there is less than a
-// segment.
+// Finds the superblock by a root at the end of the device. A store that takes the whole device ends
+// less than a segment before its end.
 bool find_by_roots(Device* device, media::Superblock* out) {
   constexpr uint64_t kEndBytes = media::kTailBytes + (uint64_t{1} << kSegmentBitsMax),
                      kBlock = media::kBlockBytes;
@@ -119,9 +119,9 @@ bool find_by_roots(Device* device, media::Superblock* out) {
 int check_version(const Device* device, const media::Superblock& super, ErrorText* why) {
   if (super.version == 1)
     return why->set(-EPROTONOSUPPORT,
-                    "key/value store on %s: format version 1, of an earlier Lunar; `lunar kv dump` "
-                    "of that one and "
-                    "`lunar kv load` of this one carry its pairs over",
+                    "key/value store on %s: format version 1, of an earlier Lunar; "
+                    "`lunar kv dump` of that one and `lunar kv load` of this one "
+                    "carry its pairs over",
                     device->name());
   if (super.version != media::kVersion)
     return why->set(-EPROTONOSUPPORT,
@@ -199,8 +199,7 @@ int superblock_read(Device* device, HeadDamage damage, media::Superblock* out, E
     if (out->device_bytes > device->size_bytes())
       return why->set(-EBADMSG,
                       "key/value store on %s: it was made on %llu bytes, and %llu are there; "
-                      "`lunar kv dump --salvage` "
-                      "gives what is in these",
+                      "`lunar kv dump --salvage` gives what is in these",
                       device->name(), static_cast<unsigned long long>(out->device_bytes),
                       static_cast<unsigned long long>(device->size_bytes()));
   }
@@ -211,17 +210,15 @@ int superblock_read(Device* device, HeadDamage damage, media::Superblock* out, E
   *out = {};
   if (found)
     return why->set(-EBADMSG,
-                    "key/value store on %s: both superblocks are damaged; `lunar kv dump "
-                    "--salvage` finds it by its "
-                    "roots",
+                    "key/value store on %s: both superblocks are damaged; "
+                    "`lunar kv dump --salvage` finds it by its roots",
                     device->name());
   if (unread < 0)
     return why->set(unread, "key/value store on %s: cannot be read: %s", device->name(),
                     errno_text(unread));
   return any ? why->set(-EBADMSG,
-                        "key/value store on %s: both superblocks are damaged, and no root at the "
-                        "end tells what they "
-                        "were",
+                        "key/value store on %s: both superblocks are damaged, "
+                        "and no root at the end tells what they were",
                         device->name())
              : why->set(-ENOENT, "%s: holds no key/value store", device->name());
 }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Walks over all keys: see store.h.
 //
-// On a device LogScan gives what it can, and marks it; then comes what has no mark.
+// On a device, LogScan first returns the keys that it finds in the log, and marks them. Keys
+// without a mark follow from the index.
 //
 // The index splits buckets during a walk, so a place in it means nothing later. A walk goes by the
 // classes of the shape that the shard had when the walk reached it (index.h): the members of a
-// class never change, wherever its entries lie. It copies the keys of one class at once, a handful,
-// and then returns them one by one.
+// class never change, wherever its entries lie. It copies the few keys of one class at once, and
+// then returns them one by one.
 // Threading: as in store.h.
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "kv/log_scan.h"
@@ -50,7 +52,7 @@ void Walk::end_scan() {
   scan_ = nullptr;
 }
 
-// nullptr: the rest comes from the index.
+// The next record of the scan. nullptr: the remaining keys come from the index.
 const Record* Walk::next_of_scan() {
   if (!scan_begun_ && store_->on_device()) {
     marker_ = store_->take_marker();
@@ -74,7 +76,7 @@ void Walk::close() {
   unmap_private(this, sizeof(Walk));
 }
 
-// `wanted` bytes at least; what was in it stays.
+// Enlarges a buffer to at least `wanted` bytes, with its content.
 int Walk::keep_room(char** memory, uint64_t* room, uint64_t wanted) {
   uint64_t bytes = *room ? *room : kRoomFirst;
   while (bytes < wanted) bytes *= 2;
@@ -90,9 +92,10 @@ int Walk::keep_room(char** memory, uint64_t* room, uint64_t wanted) {
   return 0;
 }
 
-// Behind the keys that are there. Of a record in DRAM, or of one on the device.
+// Appends the key of a record in DRAM, or of one on the device.
 int Walk::append_key(const Record* record, const Store::Candidate* cold) {
-  for (uint64_t wanted = kRoomFirst;;) {
+  uint64_t wanted = kRoomFirst;
+  for (;;) {
     if (const int status = keep_room(&keys_, &keys_room_, keys_used_ + wanted); status < 0)
       return status;
     const uint64_t room = keys_room_ - keys_used_ - sizeof(uint64_t);
@@ -109,10 +112,10 @@ int Walk::append_key(const Record* record, const Store::Candidate* cold) {
   }
 }
 
-// Copies the keys of class_. What cannot be read may have moved meanwhile: then all of it again,
-// with the lock of the shard, so that nothing moves.
+// Copies the keys of class_. A key that cannot be read may have moved meanwhile. Then all are
+// copied again with the lock of the shard, under which nothing moves.
 int Walk::gather() {
-  // Keys of GiBs are no measure for those to come.
+  // Frees a buffer that one very long key has enlarged.
   if (keys_room_ > kRoomKept) {
     unmap_private(keys_, keys_room_);
     keys_ = nullptr;
@@ -203,7 +206,7 @@ int64_t Walk::next(void* buffer, uint64_t bytes) {
   if (length < 0) return length;
   const auto whole = static_cast<uint64_t>(length);
   const char* key = scanned_ ? scanned_->key() : keys_ + keys_at_ + sizeof whole;
-  if (whole && bytes) memcpy(buffer, key, whole < bytes ? whole : bytes);
+  if (whole && bytes) memcpy(buffer, key, std::min(whole, bytes));
   if (scanned_)
     scanned_ = nullptr;
   else
@@ -219,15 +222,15 @@ int64_t Walk::next_of_present(void* buffer, uint64_t bytes) {
     const Bytes key{keys_ + keys_at_ + sizeof(uint64_t), static_cast<uint64_t>(length)};
     keys_at_ += sizeof(uint64_t) + round_up(key.size, 8);
     const int64_t found = store_->exists(key);
-    if (found >= 0 && key.size && bytes)
-      memcpy(buffer, key.data, key.size < bytes ? key.size : bytes);
+    if (found >= 0 && key.size && bytes) memcpy(buffer, key.data, std::min(key.size, bytes));
     if (found != -ENOENT) return found < 0 ? found : length;
   }
 }
 
 int64_t Store::random(void* buffer, uint64_t bytes) {
   MutexLock guard(random_lock_);
-  for (unsigned ends = 0; ends < 2 && count() != 0;) {
+  unsigned ends = 0;
+  while (ends < 2 && count() != 0) {
     if (!random_ && Walk::open(this, &random_, Walk::Order::kByIndex) < 0) return -ENOMEM;
     const int64_t length = random_->next_of_present(buffer, bytes);
     if (length != -ENOENT) return length;

@@ -214,7 +214,7 @@ void History::go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events) {
   std::vector<DeviceEvent> undo;
   device.undo = &undo;
   device.record = events;
-  StoreOptions options = options_for(&device, Contents::kKept, random_);
+  StoreOptions options = options_for(&device, Contents::kExisting, random_);
   const bool waits = random_.below(4) != 0;
   if (!waits) options.durability = Durability::kFlush;
   Store* store = open(&device, options);
@@ -244,7 +244,7 @@ void History::crash_again(std::vector<Key> found, const std::vector<DeviceEvent>
   apply(events, flushed, event, &undo);
   SharedDevice device(&copy_);
   device.undo = &undo_open;
-  StoreOptions options = options_for(&device, Contents::kKept, random_);
+  StoreOptions options = options_for(&device, Contents::kExisting, random_);
   where_ += "again at " + std::to_string(event) + " of " + std::to_string(events.size()) + ": ";
   Store* store = open(&device, options);
   check_store(store);

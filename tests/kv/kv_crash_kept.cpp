@@ -187,7 +187,7 @@ void History::crash_at(size_t event, bool lost) {
   // The store as it is found, as it goes on, and as it comes back after that.
   MemoryDevice first(copy_.data(), copy_.size()), second(copy_.data(), copy_.size());
   first.undo = second.undo = &undo;
-  Store* store = open(&first, Contents::kKept);
+  Store* store = open(&first, Contents::kExisting);
   check_store(store);
   Model model;
   uint64_t sum = read_all(store, &model);
@@ -200,7 +200,7 @@ void History::crash_at(size_t event, bool lost) {
   if (status < 0) wrong("flush after a crash: " + std::to_string(status));
   check_store(store);
   store->close();
-  store = open(&second, Contents::kKept);
+  store = open(&second, Contents::kExisting);
   check_store(store);
   Model again;
   if (read_all(store, &again) != sum || again != model)

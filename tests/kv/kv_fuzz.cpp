@@ -44,8 +44,8 @@ class Image : public Bed {
   // What a record may not be that the index leads to; case 0 is sound. nullptr: there is no case
   // `number`.
   const char* forge_record(unsigned number);
-  // The same of pieces in hand, of which a sound image that was closed names none.
-  const char* forge_in_hand(unsigned number);
+  // The same of unreferenced pieces, of which a sound image that was closed names none.
+  const char* forge_unreferenced(unsigned number);
 
  private:
   void make();
@@ -254,22 +254,22 @@ const char* Image::forge(unsigned number) {
   return cases[number].what;
 }
 
-const char* Image::forge_in_hand(unsigned number) {
+const char* Image::forge_unreferenced(unsigned number) {
   const struct {
     const char* what;
-    form::InHand hand;
-  } cases[] = {{"pieces in hand", {1, 7, 3}},
-               {"more pieces in hand than a log holds", {1, 7, kPiecesTooMany}},
-               {"pieces in hand that have no id", {1, 0, 3}}};
+    form::UnreferencedPieces unreferenced;
+  } cases[] = {{"unreferenced pieces", {1, 7, 3}},
+               {"more unreferenced pieces than a log holds", {1, 7, kPiecesTooMany}},
+               {"unreferenced pieces that have no id", {1, 0, 3}}};
   if (number == std::size(cases)) return nullptr;
   const uint64_t at = map_.super.segment_count * sizeof(form::SegmentEntry), one = 1;
   std::string state = map_.state;
   memcpy(&state[at], &one, sizeof one);
-  state.insert(at + sizeof one, reinterpret_cast<const char*>(&cases[number].hand),
-               sizeof(form::InHand));
+  state.insert(at + sizeof one, reinterpret_cast<const char*>(&cases[number].unreferenced),
+               sizeof(form::UnreferencedPieces));
   const uint64_t begin = map_.links[0].at, bytes = state.size();
   REQUIRE(map_.links.size() == 1 && bytes <= form::link_room(kSegment),
-          "the state has no room for a hand");
+          "the state has no room for unreferenced pieces");
   write_at(&memory, begin + offsetof(form::StateLink, bytes), bytes);
   memcpy(memory.data() + begin + sizeof(form::StateLink), state.data(), bytes);
   seal_link(0);
@@ -343,7 +343,7 @@ void crash_durably(const std::vector<char>& image) {
   Bed bed(0);
   bed.memory = image;
   bed.options.durability = Durability::kEach;
-  if (bed.try_open(Contents::kKept) < 0) return;
+  if (bed.try_open(Contents::kExisting) < 0) return;
   std::string value;
   for (uint64_t key = kKeys + 6; key-- > kKeys - 40;) {
     fill(&value, key, 3, key % 3 == 0 ? 8000 : 100);
@@ -354,12 +354,12 @@ void crash_durably(const std::vector<char>& image) {
   const std::vector<char> crashed = bed.memory;
   bed.close();
   bed.memory = crashed;
-  read_all(bed.open(Contents::kKept));
+  read_all(bed.open(Contents::kExisting));
 }
 
 // Whether it is open; otherwise it was refused by one line.
 bool opens(Bed* bed, bool read_only, bool salvage) {
-  const int status = bed->try_open(Contents::kKept, read_only, salvage);
+  const int status = bed->try_open(Contents::kExisting, read_only, salvage);
   expect(status, "open");
   REQUIRE(status == 0 || bed->why.text[0], "a refusal without a word");
   return status == 0;
@@ -503,13 +503,13 @@ TEST_CASE("kv-fuzz") {
       const char* what = forge(number);
       if (!what) break;
       const int wanted = first_is_sound && number == 0 ? 0 : -EBADMSG;
-      if (bed->try_open(Contents::kKept) != wanted) FAIL(what);
+      if (bed->try_open(Contents::kExisting) != wanted) FAIL(what);
       bed->close();
     }
   };
   const auto restore = [&] { image.restore(); };
   try_all(&image, restore, [&](unsigned number) { return image.forge(number); }, false);
-  try_all(&image, restore, [&](unsigned number) { return image.forge_in_hand(number); }, true);
+  try_all(&image, restore, [&](unsigned number) { return image.forge_unreferenced(number); }, true);
   ForgedLog log;
   try_all(&log, [] {}, [&](unsigned number) { return log.forge(number); }, true);
   for (unsigned number = 0;; ++number) {

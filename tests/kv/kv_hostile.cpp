@@ -139,7 +139,7 @@ void History::change(const std::string& prefix, unsigned number) {
 
 void History::write(const std::string& prefix) {
   for (unsigned number = 0; number < shape.opens; ++number) {
-    open(number == 0 ? Contents::kNew : Contents::kKept);
+    open(number == 0 ? Contents::kNew : Contents::kExisting);
     for (unsigned i = 0; i < shape.sets; ++i) {
       change(prefix, i);
       if (random_.below(shape.sets / 4) == 0) {
@@ -339,7 +339,7 @@ std::string wrong_of(const History& history, const Swept& found, Tally* tally) {
 void try_image(const History& history, const Damager& damager, Bed* image, Tally* tally) {
   const std::vector<char> before = image->memory;
   for (const bool salvage : {false, true}) {
-    const int status = image->try_open(Contents::kKept, true, salvage);
+    const int status = image->try_open(Contents::kExisting, true, salvage);
     Store* store = image->store;
     const ErrorText& why = image->why;
     const std::string where =

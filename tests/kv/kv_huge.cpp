@@ -167,7 +167,7 @@ void check_lengths(uint64_t value_bytes, uint64_t key_bytes) {
   REQUIRE(store->flush() == 0);
   check_store(store);
   store->close();
-  store = open(&words, device_bytes, Contents::kKept);
+  store = open(&words, device_bytes, Contents::kExisting);
   check_value(store, name, second);
   REQUIRE(store->del(name) == static_cast<int64_t>(second.bytes));
   if (store->exists(name) != -ENOENT || store->count() != (key_bytes ? 1 : 0))

@@ -23,7 +23,7 @@
 #include <thread>
 #include <vector>
 
-#include "kv/kept_place.h"
+#include "kv/store_path.h"
 #include "tests/kv/kv_support.h"
 #include "tests/support/cases.h"
 #include "tests/support/seed.h"
@@ -104,9 +104,9 @@ class Place {
 };
 
 Store* Place::open(Contents contents, Durability durability) {
-  KeptPlace place;
+  StorePath place;
   place.path = path_.c_str();
-  place.take = contents == Contents::kNew ? Take::kMake : Take::kLoad;
+  place.mode = contents == Contents::kNew ? OpenMode::kMake : OpenMode::kLoad;
   place.bytes_if_empty = kPlaceBytes;
   place.caller = "kv_kill";
   StoreOptions options;
@@ -120,7 +120,7 @@ Store* Place::open(Contents contents, Durability durability) {
   Store* store = nullptr;
   // As kv_test::open_device: a killed process may have it still.
   int status;
-  do status = kept_store_open(place, &options, &store, &why);
+  do status = persistent_store_open(place, &options, &store, &why);
   while (status == -EBUSY);
   if (status < 0) FAIL(why.text);
   return store;
@@ -201,7 +201,7 @@ void Place::compact_again_and_again(Store* store) {
 }
 
 void Place::write_in(std::vector<std::thread>* threads, Durability durability, uint64_t seed) {
-  Store* store = open(Contents::kKept, durability);
+  Store* store = open(Contents::kExisting, durability);
   shared_->open.store(true);
   for (uint64_t i = 0; i < kThreads; ++i)
     threads->emplace_back(
@@ -230,7 +230,7 @@ uint64_t Place::found_version(Store* store, uint64_t key, std::string* buffer,
 }
 
 void Place::verify(Durability durability) {
-  Store* store = open(Contents::kKept, durability);
+  Store* store = open(Contents::kExisting, durability);
   check_store(store);
   std::string buffer(300'000, 0), wanted;
   present_ = 0;

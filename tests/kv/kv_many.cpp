@@ -110,7 +110,7 @@ void Many::build() {
 
 void Many::verify(const char* step) {
   begun_ = sys::now_ns();
-  Store* store = open(Contents::kKept);
+  Store* store = open(Contents::kExisting);
   took(step);
   if (store->count() != count()) FAIL("it counts " + std::to_string(store->count()));
   Walk* walk = nullptr;
@@ -150,7 +150,7 @@ void Many::sweep() {
     uint64_t wrong = 0;
   } seen{this};
   begun_ = sys::now_ns();
-  Store* store = open(Contents::kKept, true);
+  Store* store = open(Contents::kExisting, true);
   Sweep sweep;
   sweep.context = &seen;
   sweep.on_damage = [](void*, const Damage& damage) {
@@ -176,7 +176,7 @@ void Many::sweep() {
 }
 
 void Many::change() {
-  Store* store = open(Contents::kKept);
+  Store* store = open(Contents::kExisting);
   changed_ = true;
   for (uint64_t number = 0; number < pairs_; ++number) {
     const uint64_t key = key_of(number);

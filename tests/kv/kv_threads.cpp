@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -250,7 +251,7 @@ TEST_CASE("kv-threads") {
   if (store->commits() != 0) printf("%lu commits\n", store->commits());
   store->close();
   if (!kept) return;
-  options.contents = Contents::kKept;
+  options.contents = Contents::kExisting;
   options.device = open_device(kept, 0);
   run.store = open_store(options);
   check_store(run.store);

@@ -62,7 +62,7 @@ struct Kept : kv_test::Bed {
   // Of `count` pairs a sweep calls so many lost, and gives the others; salvage says the same.
   void check_lost(uint64_t count, uint64_t lost) {
     for (const bool salvage : {false, true}) {
-      open(Contents::kKept, true, salvage);
+      open(Contents::kExisting, true, salvage);
       const kv_test::Swept swept = kv_test::sweep_of(store);
       CHECK(swept.report.pairs_lost == lost);
       CHECK(swept.pairs.size() == count - lost);
@@ -109,7 +109,7 @@ TEST_CASE("kv-blocks: after an open one more read shows many") {
   kv.open(Contents::kNew);
   constexpr uint64_t kCount = 6000;
   kv.fill(kCount, kBlock);
-  kv.open(Contents::kKept);
+  kv.open(Contents::kExisting);
   const auto [reads, read_bytes] = kv.get_all(kCount, kBlock);
   CHECK(reads >= kCount);
   CHECK(reads <= kCount + kCount / 20);
@@ -164,7 +164,7 @@ TEST_CASE(
       kv_test::check_store(kv.store);
     }
     char part[10];
-    kv.open(Contents::kKept);
+    kv.open(Contents::kExisting);
     if (durability == Durability::kFlush) continue;
     CHECK(kv.store->get(bytes_of(key), part, sizeof part, kBlock - 5) ==
           static_cast<int64_t>(2 * kBlock));
@@ -187,12 +187,12 @@ TEST_CASE("kv-blocks: a damaged value is found out, costs no other, and a set en
   const std::string key = Kept::key(40);
   std::string found(kBlock, 0);
   for (const bool known : {true, false}) {
-    if (!known) kv.open(Contents::kKept);
+    if (!known) kv.open(Contents::kExisting);
     CHECK(kv.store->get(bytes_of(key), found.data(), kBlock, 0) == -EBADMSG);
     CHECK(value_of(kv.store, Kept::key(39)) == Kept::value(39, kBlock));
   }
   kv.check_lost(kCount, 1);
-  kv.open(Contents::kKept);
+  kv.open(Contents::kExisting);
   REQUIRE(kv.store->set(bytes_of(key), bytes_of(Kept::value(40, kBlock))) == 0);
   CHECK(value_of(kv.store, key) == Kept::value(40, kBlock));
   kv_test::check_store(kv.store);
@@ -205,7 +205,7 @@ TEST_CASE("kv-blocks: a block of their records that is gone costs these pairs al
   kv.fill(kCount, kBlock);
   const auto at = static_cast<uint64_t>(kv.place_of(Kept::key(900)) - kv.memory.data());
   memset(kv.memory.data() + round_down(at, kBlock), 0, kBlock);
-  kv.open(Contents::kKept);
+  kv.open(Contents::kExisting);
   uint64_t gone = 0;
   for (uint64_t i = 0; i < kCount; ++i) {
     std::string found(kBlock, 0);

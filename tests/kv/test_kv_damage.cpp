@@ -42,7 +42,7 @@ struct Kept : kv_test::Bed {
   // Flushed, and read from the device from now on.
   void reopen() {
     REQUIRE(store->flush() == 0);
-    open(Contents::kKept);
+    open(Contents::kExisting);
   }
   void set(const std::string& key, const std::string& value) const {
     REQUIRE(store->set(bytes_of(key), bytes_of(value)) == 0);
@@ -68,13 +68,13 @@ struct Kept : kv_test::Bed {
   // How many damages a sweep names, and how many of them are pieces that no record leads to.
   std::pair<uint64_t, uint64_t> damages() {
     if (options.durability == Durability::kFlush) REQUIRE(store->flush() == 0);
-    open(Contents::kKept, true);
+    open(Contents::kExisting, true);
     const kv_test::Swept swept = kv_test::sweep_of(store);
     uint64_t without_record = 0;
     for (const auto& one : swept.damages)
       without_record += one.fault == "no sound record leads to them" ? 1 : 0;
     pairs_lost = swept.report.pairs_lost;
-    open(Contents::kKept);
+    open(Contents::kExisting);
     return {swept.damages.size(), without_record};
   }
 };
@@ -242,7 +242,7 @@ TEST_CASE(
                record = kept.record_of(key, record))  // moved: two
             for (uint64_t i = 0; i < spot.bytes; ++i)
               record[spot.at + i] = static_cast<char>(record[spot.at + i] ^ 0x15);
-          kept.open(Contents::kKept);
+          kept.open(Contents::kExisting);
           REQUIRE(kept.store->pieces() == all);
           CHECK(kept.store->exists(bytes_of(key)) == -EBADMSG);
           CHECK(kept.damages().second != 0);
@@ -358,14 +358,14 @@ TEST_CASE(
   REQUIRE(piece);
   kept.longest = 32 * kKiB;  // a replay reads segments
   kept.refuse(piece, UINT64_MAX);
-  kept.open(Contents::kKept, true);
+  kept.open(Contents::kExisting, true);
   CHECK(kept.store->pieces() != 0);
   for (unsigned i = 0; i < 2; ++i) {
-    REQUIRE(kept.try_open(Contents::kKept) == -EIO);
+    REQUIRE(kept.try_open(Contents::kExisting) == -EIO);
     CHECK(std::string(kept.why.text).find("lunar kv dump") != std::string::npos);
   }
   kept.times = 2;
-  kept.open(Contents::kKept);
+  kept.open(Contents::kExisting);
   CHECK(kept.times == 0);
   CHECK(kept.store->pieces() == 0);
   CHECK(value_of(kept.store, "small") == "1");

@@ -140,7 +140,7 @@ uint64_t run(Durability durability, int64_t room, How how) {
     history.check(store);
   }
   if (history.over) {
-    store = history.open(Contents::kKept);
+    store = history.open(Contents::kExisting);
     for (Model& model : history.keys) {  // which of the two it is stays so
       if (!model.unsure) continue;
       const auto number = static_cast<unsigned>(&model - history.keys.data());
@@ -155,7 +155,7 @@ uint64_t run(Durability durability, int64_t room, How how) {
   for (unsigned i = 0; i < 100; ++i) history.step(store, random);
   CHECK(history.failures == failures);  // there is room again
   CHECK(store->flush() == 0);
-  store = history.open(Contents::kKept);
+  store = history.open(Contents::kExisting);
   kv_test::check_store(store);
   history.check(store);
   return refused;

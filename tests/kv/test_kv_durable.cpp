@@ -65,7 +65,7 @@ TEST_CASE("a full store lets keys be deleted, durably") {
     CHECK(keys > 2000);  // of 4 MiB
     for (uint64_t key = 0; key < keys; ++key) REQUIRE(store->del({&key, sizeof key}) == 700);
     CHECK(store->count() == 0);
-    store = bed.open(Contents::kKept, Durability::kGroup);
+    store = bed.open(Contents::kExisting, Durability::kGroup);
     CHECK(store->count() == 0);
     kv_test::check_store(store);
   }
@@ -122,7 +122,7 @@ TEST_CASE("records that cleaning moved replace themselves when the log is replay
   Bed crashed(kBytes);
   for (const auto& image : images) {
     crashed.memory = image;
-    store = crashed.open(Contents::kKept, Durability::kFlush);
+    store = crashed.open(Contents::kExisting, Durability::kFlush);
     kv_test::check_store(store);
     CHECK(store->count() == 5000 + 2 * pairs.size());
     for (const auto& [one, two] : pairs) {
@@ -163,10 +163,10 @@ TEST_CASE(
     const std::vector<char> before = bed.memory;
     for (int writes = 0; writes < 40; ++writes) {
       bed.memory = before;
-      store = bed.open(Contents::kKept, Durability::kEach);
+      store = bed.open(Contents::kExisting, Durability::kEach);
       bed.device.fail_after = writes;
       const int status = store->compact();
-      store = bed.open(Contents::kKept, Durability::kFlush);
+      store = bed.open(Contents::kExisting, Durability::kFlush);
       kv_test::check_store(store);
       for (const auto& [one, two] : pairs) {
         CHECK(value_of(store, one) == std::string(900, '1'));
@@ -193,13 +193,13 @@ TEST_CASE("marks of every length are read again, by cleaning and by a look") {
     if (!replayed) REQUIRE(store->flush() == 0);
     bed.close();
     const std::vector<char> before = bed.memory;
-    store = bed.open(Contents::kKept, true);
+    store = bed.open(Contents::kExisting, true);
     const kv_test::Swept swept = kv_test::sweep_of(store);
     CHECK(swept.damages.empty());
     CHECK(swept.given == 75);
     bed.close();
     CHECK(before == bed.memory);
-    store = bed.open(Contents::kKept, Durability::kFlush);
+    store = bed.open(Contents::kExisting, Durability::kFlush);
     CHECK(store->compact() == 0);
     StoreInfo info;
     store->info(&info);
@@ -220,7 +220,7 @@ TEST_CASE("what cleaning moved and a set changes next is replayed with its right
     for (uint64_t i = 0; i < 3000; ++i) REQUIRE(set(i, 600) == 0);
     for (uint64_t i = 0; i < 3000; i += 2) REQUIRE(store->del({&i, sizeof i}) == 600);
     REQUIRE(store->flush() == 0);
-    store = bed.open(Contents::kKept, Durability::kEach);
+    store = bed.open(Contents::kExisting, Durability::kEach);
     bed.device.fail_after = static_cast<int>(1 + trial % 20);
     std::thread writer([&] {
       for (uint64_t i = 0; set(kv_test::mix(i + trial * 1000) % 1500 * 2 + 1, 600 - i % 200) == 0;)
@@ -228,7 +228,7 @@ TEST_CASE("what cleaning moved and a set changes next is replayed with its right
     });
     (void)store->compact();
     writer.join();
-    store = bed.open(Contents::kKept, true);
+    store = bed.open(Contents::kExisting, true);
     const kv_test::Swept swept = kv_test::sweep_of(store);
     CHECK(swept.damages.empty());
     uint64_t bytes = 0;
@@ -261,7 +261,7 @@ TEST_CASE(
     else
       bed.memory[value_at + 500] ^= 1;
     for (unsigned open = 0; open < 3; ++open) {
-      store = bed.open(Contents::kKept, open == 2 ? Durability::kFlush : Durability::kGroup);
+      store = bed.open(Contents::kExisting, open == 2 ? Durability::kFlush : Durability::kGroup);
       char value[1000];
       CHECK(store->get(bytes_of("early"), value, sizeof value, 0) == -EBADMSG);
       CHECK(value_of(store, "next to it") == after);

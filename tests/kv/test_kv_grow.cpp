@@ -54,7 +54,7 @@ void open_to_grow(kv_test::Bed* bed, uint64_t bytes) {
   bed->close();
   bed->memory.resize(bytes);
   bed->options.log_bytes_most = UINT64_MAX;
-  bed->open(Contents::kKept);
+  bed->open(Contents::kExisting);
   bed->options.log_bytes_most = 0;
 }
 
@@ -87,13 +87,13 @@ TEST_CASE("kv-grow: a store takes the rest of a place that became larger, and ke
   for (const uint64_t bytes : {kSmall + 256 * kKiB, kLargest}) {
     open_to_grow(&bed, bytes);
     REQUIRE(bed.store->grow_place() == 0);
-    Store* store = bed.open(Contents::kKept);
+    Store* store = bed.open(Contents::kExisting);
     CHECK(store->bytes_allocated() > before);
     before = store->bytes_allocated();
     CHECK(wrong_pairs(store, kKeys) == 0);
     kv_test::check_store(store);
   }
-  Store* store = bed.open(Contents::kKept);
+  Store* store = bed.open(Contents::kExisting);
   int stored = kKeys;
   while (store->set(bytes_of(std::to_string(stored)), bytes_of(value_of(stored))) == 0) ++stored;
   CHECK(stored > 3 * kKeys);
@@ -121,13 +121,13 @@ TEST_CASE(
       bed.memory = first;
       put(events, count, &bed.memory, [&](size_t) { return way != 0 && random.below(2) != 0; });
       INFO("event " << count << " of " << events.size() << ", way " << way);
-      Store* store = bed.open(Contents::kKept);
+      Store* store = bed.open(Contents::kExisting);
       (store->bytes_allocated() > kSmall ? large : small) += 1;
       REQUIRE(wrong_pairs(store, kKeys) == 0);
       kv_test::check_store(store);
       REQUIRE(store->set(bytes_of("new"), bytes_of("v")) == 0);
       REQUIRE(store->flush() == 0);
-      REQUIRE(bed.open(Contents::kKept)->count() == kKeys + 1);
+      REQUIRE(bed.open(Contents::kExisting)->count() == kKeys + 1);
       bed.close();
     }
   }

@@ -25,7 +25,7 @@ constexpr uint64_t kBytes = 4 * kMiB;
 struct Backing : kv_test::Bed {
   Backing() : Bed(kBytes) {}
   int refused() {
-    const int status = try_open(Contents::kKept);
+    const int status = try_open(Contents::kExisting);
     CHECK(store == nullptr);
     CHECK(why.text[0] != 0);
     return status;
@@ -55,7 +55,7 @@ TEST_CASE("a store that is kept comes back as its last flush found it") {
   REQUIRE(store->set({"a", 1}, {"2", 1}) == 0);  // after the flush
   REQUIRE(store->set({"b", 1}, {"1", 1}) == 0);
   REQUIRE(store->del({nullptr, 0}) == 0);
-  store = bed.open(Contents::kKept);
+  store = bed.open(Contents::kExisting);
   CHECK(store->count() == 3);
   CHECK(value_of(store, "a") == "1");
   CHECK(value_of(store, "b") == "none");
@@ -68,7 +68,7 @@ TEST_CASE("a store that is kept comes back as its last flush found it") {
   REQUIRE(store->del({"large", 5}) == static_cast<int64_t>(large.size()));
   REQUIRE(store->flush() == 0);
   REQUIRE(store->flush() == 0);
-  store = bed.open(Contents::kKept);
+  store = bed.open(Contents::kExisting);
   CHECK(store->count() == 2);
   CHECK(store->exists({"large", 5}) == -ENOENT);
 }
@@ -92,7 +92,7 @@ TEST_CASE("a flush that fails leaves the state before") {
   Backing bed;
   bed.make(100);
   for (int after = 0; after < 12; ++after) {
-    Store* store = bed.open(Contents::kKept);
+    Store* store = bed.open(Contents::kExisting);
     // that of the flush that failed last, or the one before
     if (store->exists({"new", 3}) >= 0) {
       REQUIRE(after > 0);
@@ -125,7 +125,7 @@ TEST_CASE("a full store goes on after flushes whose outcome was unknown") {
     if (status != 0) CHECK(status == -EIO);
     bed.device.fail_after = -1;
     // One that the device refused to flush is not trusted again: what it has not kept may be lost.
-    if (status != 0 && store->flush() == -EIO) store = bed.open(Contents::kKept);
+    if (status != 0 && store->flush() == -EIO) store = bed.open(Contents::kExisting);
     const uint64_t key = keys + static_cast<uint64_t>(after);
     for (uint64_t other = static_cast<uint64_t>(after) * 10;
          other < static_cast<uint64_t>(after) * 10 + 10; ++other)
@@ -135,7 +135,7 @@ TEST_CASE("a full store goes on after flushes whose outcome was unknown") {
   }
   REQUIRE(store->flush() == 0);
   const uint64_t count = store->count();
-  store = bed.open(Contents::kKept);
+  store = bed.open(Contents::kExisting);
   CHECK(store->count() == count);
   kv_test::check_store(store);
 }
@@ -160,7 +160,7 @@ TEST_CASE("a store of version 1 is refused with the way out, and not touched") {
       bed.memory = whole;
       if (wiped) memset(bed.memory.data(), 0, form::kHeadBytes);
       const std::vector<char> before = bed.memory;
-      CHECK(bed.try_open(Contents::kKept, salvage, salvage) == -EPROTONOSUPPORT);
+      CHECK(bed.try_open(Contents::kExisting, salvage, salvage) == -EPROTONOSUPPORT);
       for (const char* word : {"version 1", "lunar kv dump", "lunar kv load"})
         CHECK(std::string(bed.why.text).find(word) != std::string::npos);
       CHECK(bed.memory == before);
@@ -172,7 +172,7 @@ TEST_CASE("a store that is opened for reading changes nothing") {
   bed.make(1000);
   bed.damage(lunar::kv::media::kFrontRootsAt + 40);  // what an open for writing would repair
   const std::vector<char> before = bed.memory;
-  Store* store = bed.open(Contents::kKept, true);
+  Store* store = bed.open(Contents::kExisting, true);
   CHECK(value_of(store, "key 7") == "key 7");
   CHECK(store->set({"a", 1}, {"1", 1}) == -EROFS);
   CHECK(store->del({"key 7", 5}) == -EROFS);
@@ -200,7 +200,7 @@ TEST_CASE("a flush does not end the segment that is being filled") {
   for (unsigned i = 0; i < 12; ++i) set("key " + std::to_string(i), "later!!");
   for (unsigned i = 0; i < 200; ++i)
     set("more " + std::to_string(i), std::string(3000, 'm'));  // the tail is written
-  store = bed.open(Contents::kKept);
+  store = bed.open(Contents::kExisting);
   CHECK(store->count() == 13);
   for (unsigned i = 0; i < 12; ++i) CHECK(value_of(store, "key " + std::to_string(i)) == "flushed");
   CHECK(value_of(store, "often") == "11");
@@ -214,7 +214,7 @@ TEST_CASE("a state that is saved while a thread writes is of one moment") {
   options.shards = 16;
   for (unsigned round = 0; round < 8; ++round) {
     options.device = kv_test::open_device("sim:24m,latency_us=300,name=moment", 0);
-    options.contents = round == 0 ? Contents::kNew : Contents::kKept;
+    options.contents = round == 0 ? Contents::kNew : Contents::kExisting;
     Store* store = kv_test::open_store(options);
     std::atomic<bool> over{false};
     std::atomic<uint64_t> passes{0};
@@ -238,7 +238,7 @@ TEST_CASE("a state that is saved while a thread writes is of one moment") {
     writer.join();
     kv_test::check_store(store);
     store->close();
-    options.contents = Contents::kKept;
+    options.contents = Contents::kExisting;
     options.device = kv_test::open_device("sim:24m,name=moment", 0);
     store = kv_test::open_store(options);
     kv_test::check_store(store);

@@ -4,6 +4,7 @@
 // what a read of a part touches.
 #include <errno.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -85,7 +86,7 @@ TEST_CASE(
         Place copy;
         copy.memory = place.device.snapshot();
         in_hand += hands_in(copy.memory) != 0 ? 1 : 0;
-        Store* found = copy.open(Contents::kKept, true);
+        Store* found = copy.open(Contents::kExisting, true);
         kv_test::check_store(found);  // as many pieces as heads lead to
         for (const char* key : {"a", "b"}) check_version(found, key);
         CHECK(kv_test::sweep_of(found).damages.empty());
@@ -113,7 +114,7 @@ TEST_CASE(
     REQUIRE(key);
     const uint64_t length = 1;
     memcpy(key + 8 + offsetof(Pieces, value_bytes), &length, sizeof length);
-    store = place.open(Contents::kKept);
+    store = place.open(Contents::kExisting);
     std::atomic<bool> over{false};
     std::thread writer([&] {
       if (store->set({"the key", 7}, {"new", 3}) != 0) FAIL("set");
@@ -125,7 +126,7 @@ TEST_CASE(
       Place copy;
       copy.memory = place.device.snapshot();
       ++in_hand;
-      Store* found = copy.open(Contents::kKept);
+      Store* found = copy.open(Contents::kExisting);
       CHECK(kv_test::value_of(found, "the key") == "new");
       CHECK(found->pieces() == 0);
       kv_test::check_store(found);
@@ -220,7 +221,7 @@ TEST_CASE("kv-pieces: a part of a value is read from the pieces that it lies in"
   for (uint64_t key = 0; key < 1000; ++key)
     REQUIRE(store->set({&key, sizeof key}, bytes_of(other)) == 0);
   REQUIRE(store->flush() == 0);
-  store = place.open(Contents::kKept);
+  store = place.open(Contents::kExisting);
   REQUIRE(store->exists({"key", 3}) == static_cast<int64_t>(value.size()));
   char part[10'000];
   for (const uint64_t at : {uint64_t{0}, uint64_t{4000}, uint64_t{123'456}, value.size() - 5000}) {

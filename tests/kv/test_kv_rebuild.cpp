@@ -4,6 +4,7 @@
 // a word.
 #include <errno.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -38,7 +39,7 @@ struct Past : kv_test::Bed {
   void write(uint64_t seed) {
     kv_test::Random random(seed);
     for (unsigned i = 0; i < opens; ++i) {
-      open(i == 0 ? Contents::kNew : Contents::kKept);
+      open(i == 0 ? Contents::kNew : Contents::kExisting);
       for (unsigned j = 0; j < sets; ++j) {
         const std::string key = "key " + std::to_string(random.below(keys));
         if (random.below(6) == 0 && now.count(key) != 0) {
@@ -70,12 +71,12 @@ struct Found : Swept {
 // Opens it damaged. false: only the salvage of its log was at stake, which kv-salvage is for.
 bool salvage(Past& past, Found* found, bool* opens) {
   const std::vector<char> damaged = past.memory;
-  const int plain = past.try_open(Contents::kKept, true);
+  const int plain = past.try_open(Contents::kExisting, true);
   *opens = plain == 0;
   const std::string text = past.why.text;
   if (plain != 0) CHECK(text.find("--salvage") != std::string::npos);
   if (plain != 0 && text.find("saved state") == std::string::npos) return false;
-  static_cast<Swept&>(*found) = kv_test::sweep_of(past.open(Contents::kKept, true, true));
+  static_cast<Swept&>(*found) = kv_test::sweep_of(past.open(Contents::kExisting, true, true));
   found->doubtful = found->keys("entry");
   found->parts = found->count("saved state");
   found->log_ends_early = found->count("log of durable sets") != 0;

@@ -62,7 +62,7 @@ void churn(Store* store, uint64_t end, unsigned times) {
 
 void opens_again(Place& place) {
   const uint64_t keys = place.store->count();
-  Store* store = place.open(Contents::kKept);
+  Store* store = place.open(Contents::kExisting);
   CHECK(store->count() == keys);
   CHECK(store->dram_used() <= place.options.dram_bytes);
   CHECK(store->validate(&place.why) == 0);
@@ -125,7 +125,7 @@ TEST_CASE(
       for (uint64_t key = end / 100 * share; key < end; ++key)
         (void)store->del(bytes_of(name(key)));
       REQUIRE(store->flush() == 0);
-      store = place.open(Contents::kKept, Durability::kEach);
+      store = place.open(Contents::kExisting, Durability::kEach);
       churn(store, fill(store, end), 1000);
       opens_again(place);
     }
@@ -171,7 +171,7 @@ TEST_CASE("kv-reopen: it does so when the index was full before the first durabl
     for (unsigned refused = 0; refused < kRefusalsMost; ++end)
       refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
     REQUIRE(store->flush() == 0);
-    store = place.open(Contents::kKept, Durability::kGroup);
+    store = place.open(Contents::kExisting, Durability::kGroup);
     in_parallel([&](unsigned number, unsigned step) {
       for (uint64_t key = number; key < end; key += step)
         if (kv_test::mix(key) % 100 < 30) (void)store->del(bytes_of(name(key)));

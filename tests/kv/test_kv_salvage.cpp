@@ -120,11 +120,11 @@ TEST_CASE(
     history.memory = sound;
     history.memory[at] = static_cast<char>(history.memory[at] ^ 4);
     const std::vector<char> damaged = history.memory;
-    const int plain = history.try_open(Contents::kKept);
+    const int plain = history.try_open(Contents::kExisting);
     const std::string why = history.why.text;
     history.close();
     history.memory = damaged;
-    const int status = history.try_open(Contents::kKept, true, true);
+    const int status = history.try_open(Contents::kExisting, true, true);
     INFO("byte " << at << ": " << why << "; " << history.why.text);
     if (status < 0) {
       CHECK(status == -EBADMSG);
@@ -167,7 +167,7 @@ TEST_CASE("kv-salvage: several damages, and a store that a writer may not open s
                           random.below(kBytes - kv::media::kHeadBytes - kv::media::kTailBytes);
       history.memory[at] = static_cast<char>(history.memory[at] ^ 1);
     }
-    const int status = history.try_open(Contents::kKept, true, true);
+    const int status = history.try_open(Contents::kExisting, true, true);
     INFO("round " << round << ": " << history.why.text);
     if (status < 0) continue;  // its saved state
     const Found found = look(history.store);
@@ -189,7 +189,7 @@ TEST_CASE(
   for (uint64_t block = 4096; block < kBytes; block += 2 * 4096) {
     history.memory = sound;
     history.device.unreadable = block;
-    const int plain = history.try_open(Contents::kKept);
+    const int plain = history.try_open(Contents::kExisting);
     const std::string why = history.why.text;
     history.close();
     INFO("block at " << block << ": " << why);
@@ -199,7 +199,7 @@ TEST_CASE(
       CHECK(why.find("--salvage") != std::string::npos);
     }
     history.memory = sound;
-    const Found found = look(history.open(Contents::kKept, true, true));
+    const Found found = look(history.open(Contents::kExisting, true, true));
     history.close();
     CHECK(history.memory == sound);
     CHECK(why.find("saved state") == std::string::npos);  // one block of that costs nothing
@@ -218,7 +218,7 @@ TEST_CASE(
   CHECK(salvaged > 100);
   history.memory = sound;
   history.device.unreadable = 0;  // the device reads again
-  CHECK(look(history.open(Contents::kKept, true, true)).pairs == history.after.back());
+  CHECK(look(history.open(Contents::kExisting, true, true)).pairs == history.after.back());
 }
 
 namespace {
@@ -234,10 +234,10 @@ void check_rows_of_segments(History& history, uint64_t in_a_row) {
     history.memory = sound;
     memset(history.memory.data() + at, 0, in_a_row * kSegment);
     const std::vector<char> damaged = history.memory;
-    const Found found = look(history.open(Contents::kKept, true, true));
+    const Found found = look(history.open(Contents::kExisting, true, true));
     history.close();
     CHECK(history.memory == damaged);
-    const int plain = history.try_open(Contents::kKept);
+    const int plain = history.try_open(Contents::kExisting);
     const std::string why = history.why.text;
     history.close();
     INFO(in_a_row << " segments at byte " << at << ": " << why);

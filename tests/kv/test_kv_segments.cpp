@@ -71,7 +71,7 @@ struct Big {
   }
   void reopen() {
     REQUIRE(store->flush() == 0);
-    open(Contents::kKept);
+    open(Contents::kExisting);
   }
   // Every key of the model, each `every`th with its bytes.
   void check(uint64_t every) {
@@ -105,7 +105,7 @@ struct Big {
       status = set(key, version);
     }
     device.fail_after = -1;
-    open(Contents::kKept);
+    open(Contents::kExisting);
     for (auto& [each, last] : model) {
       const uint64_t now = version_of(each);
       const bool durable = now == last || (each == key && now == version - 1);
@@ -114,10 +114,10 @@ struct Big {
     }
   }
   uint64_t damages() {
-    open(Contents::kKept, true);
+    open(Contents::kExisting, true);
     const kv::CheckReport report = kv_test::sweep_of(store, false).report;
     REQUIRE(report.records + report.large_pairs + report.pairs_lost == model.size());
-    open(Contents::kKept);
+    open(Contents::kExisting);
     return report.damages;
   }
 };

@@ -74,32 +74,32 @@ int KvCommand::dram(uint64_t* bytes) const {
   return 0;
 }
 
-int KvCommand::open(kv::Take take, kv::Store** out) const {
+int KvCommand::open(kv::OpenMode mode, kv::Store** out) const {
   ErrorText why;
   int code = 0;
-  const int status = open(take, out, &why, &code);
+  const int status = open(mode, out, &why, &code);
   return status == 0 || code != 0 ? code : failed_to_open(status, why);
 }
 
-int KvCommand::open(kv::Take take, kv::Store** out, ErrorText* why, int* code) const {
+int KvCommand::open(kv::OpenMode mode, kv::Store** out, ErrorText* why, int* code) const {
   kv::StoreOptions options;
   if ((*code = dram(&options.dram_bytes)) != 0) return -EINVAL;
-  kv::KeptPlace kept;
-  kept.path = place.c_str();
-  kept.take = take;
-  kept.caller = "key/value store";
-  kept.advice = ", not a key/value store; is the name right?";
-  if (take == kv::Take::kLoadOrMake) {
+  kv::StorePath store_path;
+  store_path.path = place.c_str();
+  store_path.mode = mode;
+  store_path.caller = "key/value store";
+  store_path.advice = ", not a key/value store; is the name right?";
+  if (mode == kv::OpenMode::kLoadOrMake) {
     uint64_t bytes = 0;
     if (const int wrong = kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, why);
         wrong < 0)
       return wrong;
-    if (bytes != 0) kept.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
+    if (bytes != 0) store_path.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
   }
   options.log_bytes = 0;
-  options.read_only = take == kv::Take::kLook;
+  options.read_only = mode == kv::OpenMode::kReadOnly;
   options.salvage = salvage;
-  return kv::kept_store_open(kept, &options, out, why);
+  return kv::persistent_store_open(store_path, &options, out, why);
 }
 
 bool KvCommand::is_there() const {

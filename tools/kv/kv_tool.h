@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "kv/kept_place.h"
 #include "kv/store.h"
+#include "kv/store_path.h"
 #include "tools/support/flags.h"
 #include "tools/support/json_writer.h"
 
@@ -43,10 +43,10 @@ class KvCommand {
   bool size(const char* flag, const std::string& text, uint64_t* out, int* code) const;
   // Opens the store that is there; kLoadOrMake: where the place is blank, one that is made. 0 or an
   // exit code.
-  int open(kv::Take take, kv::Store** out) const;
+  int open(kv::OpenMode mode, kv::Store** out) const;
   // The same for a caller that says why not: 0, or -errno with *why. *code: not 0 where the line
   // was wrong.
-  int open(kv::Take take, kv::Store** out, ErrorText* why, int* code) const;
+  int open(kv::OpenMode mode, kv::Store** out, ErrorText* why, int* code) const;
   // What an error of opening means, in a line of its own.
   int failed_to_open(int status, const ErrorText& why) const;
   int dram(uint64_t* bytes) const;  // 0 or an exit code

@@ -96,7 +96,7 @@ int kv_get(int argc, char** argv) {
   int code = 0;
   if (!take_words(command, hex, &key, &code)) return code;
   kv::Store* store = nullptr;
-  if (code = command.open(kv::Take::kLook, &store); code != 0) return code;
+  if (code = command.open(kv::OpenMode::kReadOnly, &store); code != 0) return code;
   std::string value;
   const int64_t length = read_value(store, key[0], &value);
   store->close();
@@ -140,7 +140,7 @@ int kv_set(int argc, char** argv) {
           text_of("%s: %s", file.empty() ? "standard input" : file.c_str(), strerror(-status)));
   }
   kv::Store* store = nullptr;
-  if (code = command.open(kv::Take::kLoad, &store); code != 0) return code;
+  if (code = command.open(kv::OpenMode::kLoad, &store); code != 0) return code;
   if (const int status = store->set(bytes_of(words[0]), bytes_of(value[0])); status < 0) {
     store->close();
     return command.failed(status,
@@ -168,7 +168,7 @@ int kv_del(int argc, char** argv) {
   int code = 0;
   if (!take_words(command, hex, &keys, &code)) return code;
   kv::Store* store = nullptr;
-  if (code = command.open(kv::Take::kLoad, &store); code != 0) return code;
+  if (code = command.open(kv::OpenMode::kLoad, &store); code != 0) return code;
   uint64_t deleted = 0;
   std::string absent;
   for (const std::string& key : keys) {
@@ -208,7 +208,7 @@ int kv_scan(int argc, char** argv) {
   int code = 0;
   if (!take_words(command, hex, &prefix, &code)) return code;
   kv::Store* store = nullptr;
-  if (code = command.open(kv::Take::kLook, &store); code != 0) return code;
+  if (code = command.open(kv::OpenMode::kReadOnly, &store); code != 0) return code;
   Scan scan{command.json, hex, values, prefix[0], limit, 0, true};
   if (limit != 0) code = visit_pairs(command, store, {scan_pair, &scan, !values});
   if (limit == 0) store->close();

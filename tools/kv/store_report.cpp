@@ -194,7 +194,7 @@ int kv_info(int argc, char** argv) {
       "info", "Shows what a store is, what it holds and how much space it takes. Writes nothing.");
   if (const auto code = command.parse(argc, argv)) return *code;
   kv::Store* store = nullptr;
-  if (const int code = command.open(kv::Take::kLook, &store); code != 0) return code;
+  if (const int code = command.open(kv::OpenMode::kReadOnly, &store); code != 0) return code;
   kv::StoreInfo info;
   store->info(&info);
   store->close();
@@ -215,7 +215,7 @@ int kv_check(int argc, char** argv) {
   kv::Store* store = nullptr;
   ErrorText why;
   int code = 0;
-  const int status = command.open(kv::Take::kLook, &store, &why, &code);
+  const int status = command.open(kv::OpenMode::kReadOnly, &store, &why, &code);
   if (code != 0) return code;
   return status < 0 ? check_unopened(command, status, why) : check_open(command, store);
 }

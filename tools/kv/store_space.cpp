@@ -85,15 +85,15 @@ int kv_create(int argc, char** argv) {
   if (bytes != 0 && bytes < kv::kPlaceBytesLeast)
     return command.refuse(
         text_of("--size: %s is too small for a store; give 2m at least", size_text(bytes).c_str()));
-  kv::KeptPlace place;
+  kv::StorePath place;
   place.path = command.place.c_str();
-  place.take = force ? kv::Take::kReplaceAll : kv::Take::kMake;
+  place.mode = force ? kv::OpenMode::kReplaceAll : kv::OpenMode::kMake;
   if (bytes != 0) place.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
   place.caller = "key/value store";
   place.advice = "; give another place, or --force if that may go";
   options.log_bytes = bytes ? round_down(bytes, kv::media::kBlockBytes) - kAround : 0;
   kv::Store* store = nullptr;
-  const int status = kv::kept_store_open(place, &options, &store, &why);
+  const int status = kv::persistent_store_open(place, &options, &store, &why);
   if (status == -ENOENT) return command.failed(status, why.text);  // a folder that is not there
   if (status < 0) return command.failed_to_open(status, why);
   kv::StoreInfo info;
@@ -133,7 +133,7 @@ int kv_grow(int argc, char** argv) {
   if (!command.size("--size", size, &bytes, &code)) return code;
   kv::Store* store = nullptr;
   if (bytes != 0) {  // what cannot be opened stays as it is
-    if (code = command.open(kv::Take::kLoad, &store); code != 0) return code;
+    if (code = command.open(kv::OpenMode::kLoad, &store); code != 0) return code;
     store->close();
     if (code = enlarge_file(command, round_down(bytes, kv::media::kBlockBytes)); code != 0)
       return code;
@@ -141,14 +141,14 @@ int kv_grow(int argc, char** argv) {
   kv::StoreOptions options;
   if ((code = command.dram(&options.dram_bytes)) != 0) return code;
   options.log_bytes_most = UINT64_MAX;
-  kv::KeptPlace place;
+  kv::StorePath place;
   place.path = command.place.c_str();
-  place.take = kv::Take::kLoad;
+  place.mode = kv::OpenMode::kLoad;
   place.caller = "key/value store";
   place.advice = ", not a key/value store; is the name right?";
   options.log_bytes = 0;
   ErrorText why;
-  if (const int status = kv::kept_store_open(place, &options, &store, &why); status < 0)
+  if (const int status = kv::persistent_store_open(place, &options, &store, &why); status < 0)
     return command.failed_to_open(status, why);
   const uint64_t before = store->bytes_allocated();
   const int status = store->grow_place();
@@ -186,7 +186,7 @@ int kv_compact(int argc, char** argv) {
                     "segments, and makes the result durable. A file keeps its size.");
   if (const auto code = command.parse(argc, argv)) return *code;
   kv::Store* store = nullptr;
-  if (const int code = command.open(kv::Take::kLoad, &store); code != 0) return code;
+  if (const int code = command.open(kv::OpenMode::kLoad, &store); code != 0) return code;
   kv::StoreInfo before, after;
   store->info(&before);
   const int status = store->compact();

@@ -79,11 +79,11 @@ int open_to_load(const KvCommand& command, const std::string& from, LoadedPair* 
                  PairReader& reader, Loaded* loaded, kv::Store** out) {
   ErrorText why;
   int code = 0;
-  int status = command.open(kv::Take::kLoad, out, &why, &code);
+  int status = command.open(kv::OpenMode::kLoad, out, &why, &code);
   const bool blank = code == 0 && status == -ENOENT && command.is_there();
   if (status == 0 || blank) pair->there = reader.next(&pair->key, &pair->value);
   if (blank && !reader.error().empty()) return refuse_stream(command, from, reader, *loaded);
-  if (blank) status = command.open(kv::Take::kLoadOrMake, out, &why, &code);
+  if (blank) status = command.open(kv::OpenMode::kLoadOrMake, out, &why, &code);
   loaded->made = blank && status == 0;
   return status == 0 || code != 0 ? code : command.failed_to_open(status, why);
 }
@@ -166,7 +166,7 @@ int kv_dump(int argc, char** argv) {
     return command.refuse(
         "a dump is not for a terminal; send it to a file or a pipe, or add --json");
   kv::Store* store = nullptr;
-  if (const int code = command.open(kv::Take::kLook, &store); code != 0) return code;
+  if (const int code = command.open(kv::OpenMode::kReadOnly, &store); code != 0) return code;
   (void)setvbuf(stdout, nullptr, _IOFBF, kBuffer);
   PairWriter writer(stdout, command.json);
   Dump dump{&writer, true};

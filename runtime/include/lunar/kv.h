@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * lunar/kv.h: what libarkdb has in addition to IBM's calls. lunar_kv_open() takes explicit options,
- * where ark_create() takes the environment's. Every ark_* call works on the store. The conventions
- * (errors, lengths, handles, threads) are those of arkdb.h.
+ * lunar/kv.h: calls of libarkdb that IBM's library does not have. lunar_kv_open() takes explicit
+ * options, where ark_create() takes the environment's. Every ark_* call works on the store. The
+ * conventions (errors, lengths, handles, threads) are those of arkdb.h.
  *
- *   lunar_kv_options options = {sizeof options, "/dev/sdb", ARK_KV_PERSIST_STORE |
- *   ARK_KV_PERSIST_LOAD}; options.dram_bytes = 1ull << 30;
+ *   lunar_kv_options options = {sizeof options, "/dev/sdb"};
+ *   options.flags = ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD;
+ *   options.dram_bytes = 1ull << 30;
  *   ARK *ark;
  *   if (lunar_kv_open(&options, &ark) != 0) ...
  */

@@ -146,22 +146,27 @@ class Bytes {
 };
 
 enum class Contents {
-  scratch,  // nothing survives the store
-  create,   // flush() and close() make the content durable. A store that persists there already is
-            // overwritten
-  keep,  // as create, but starts with the content that is there, or empty if the file or device is
-         // blank
-  must_exist,  // starts with the content that is there (otherwise ENOENT); only flush() makes
-               // changes durable
+  // A scratch store: nothing survives it.
+  scratch,
+  // A persistent store: flush() and close() make the content durable. Overwrites a persistent store
+  // that exists there.
+  create,
+  // As create, but starts with the content that is there, or empty if the file or device is blank.
+  keep,
+  // A persistent store that exists (otherwise ENOENT); only flush() makes changes durable.
+  must_exist,
 };
 
 // When a change of a store with Contents::create or ::keep is durable (EINVAL for other stores).
 enum class Durability : std::uint32_t {
-  by_default = 0,                  // LUNAR_KV_DURABILITY, otherwise flush
-  flush = LUNAR_KV_DURABLE_FLUSH,  // with the next flush() or close()
-  group = LUNAR_KV_DURABLE_GROUP,  // when the call returns, calls back or resumes; concurrent calls
-                                   // share a write
-  each = LUNAR_KV_DURABLE_EACH,    // the same, but a call does not wait for others
+  // LUNAR_KV_DURABILITY, otherwise flush.
+  by_default = 0,
+  // With the next flush() or close().
+  flush = LUNAR_KV_DURABLE_FLUSH,
+  // When the call returns, calls back or resumes. Concurrent calls share a write.
+  group = LUNAR_KV_DURABLE_GROUP,
+  // The same, but a call does not wait for others.
+  each = LUNAR_KV_DURABLE_EACH,
 };
 
 struct Options {
@@ -316,8 +321,8 @@ struct Pending {
 
 }  // namespace detail
 
-// What the async_... calls without a callback return. The call starts with co_await, which yields a
-// Result<T>. Await it at most once; an Awaitable that is not awaited does nothing.
+// The result type of the async_... calls without a callback. The call starts with co_await, which
+// yields a Result<T>. Await it at most once; an Awaitable that is not awaited does nothing.
 template <class T>
 class [[nodiscard]] Awaitable {
  public:
@@ -348,7 +353,7 @@ class [[nodiscard]] Awaitable {
 
 // The keys of a store, an input range. Keys come in no particular order. A key that exists during
 // the whole iteration comes once; others may or may not come, and one that is deleted and set again
-// may come twice. Writers are not blocked; the loop itself may write, too. A key is a
+// may come twice. Writers are not blocked, and the loop itself may write. A key is a
 // std::string_view that is valid until the iterator advances. Keys that cannot be read are skipped;
 // after the loop, error() returns the first error. For one thread at a time. Ends before its store,
 // or with it.
@@ -398,7 +403,8 @@ class Keys : public std::ranges::view_interface<Keys> {
   void start() noexcept {
     std::int64_t length = 0;
     left_ = 0;
-    for (std::uint64_t room = kBatchBytes;; room = static_cast<std::uint64_t>(length)) {
+    std::uint64_t room = kBatchBytes;
+    for (;;) {
       if (!detail::resize(batch_, room)) {
         note(ENOMEM);
         return stop();
@@ -409,6 +415,7 @@ class Keys : public std::ranges::view_interface<Keys> {
         return stop();
       }
       if (static_cast<std::uint64_t>(length) <= room) break;
+      room = static_cast<std::uint64_t>(length);
     }
     key_ = std::string_view(batch_.data(), static_cast<std::size_t>(length));
   }
@@ -467,7 +474,7 @@ class Store {
     raw.threads = options.threads;
     raw.asyncs = options.asyncs;
     raw.durability = static_cast<std::uint32_t>(options.durability);
-    // so that `asyncs` alone is the limit
+    // Makes `asyncs` the only limit.
     raw.queue_depth = options.asyncs != 0 ? options.asyncs : 8192;
     ARK* ark = nullptr;
     if (const int status = lunar_kv_open(&raw, &ark); status != 0) return detail::error_of(status);
@@ -483,13 +490,13 @@ class Store {
   Store(Store&& other) noexcept
       : ark_(std::exchange(other.ark_, nullptr)),
         value_bytes_(other.value_bytes_),
-        persists_(other.persists_) {}
+        persistent_(other.persistent_) {}
   Store& operator=(Store&& other) noexcept {
     if (this == &other) return *this;
     reset();
     ark_ = std::exchange(other.ark_, nullptr);
     value_bytes_ = other.value_bytes_;
-    persists_ = other.persists_;
+    persistent_ = other.persistent_;
     return *this;
   }
 
@@ -517,7 +524,8 @@ class Store {
   // ENOENT
   Result<std::string> get(Bytes key) const noexcept {
     std::string value;
-    for (std::uint64_t room = value_bytes_;;) {
+    std::uint64_t room = value_bytes_;
+    for (;;) {
       if (!detail::resize(value, room)) return detail::error_of(ENOMEM);
       std::int64_t length = 0;
       const int status = ark_get(ark_, key.size(), pointer(key), room, value.data(), 0, &length);
@@ -549,9 +557,9 @@ class Store {
     return length_of(ark_exists(ark_, key.size(), pointer(key), &length), length);
   }
 
-  // ---- asynchronous, by callback, which is called once with a Result. If the call returns an
-  // error (EAGAIN, ENOMEM,
-  // ---- EINVAL), it was not started and the callback is not called
+  // ---- asynchronous, by callback ----
+  // The callback is called once, with a Result. If the call returns an error (EAGAIN, ENOMEM,
+  // EINVAL), it was not started, and the callback is not called.
 
   template <std::invocable<Result<void>> Function>
   Result<void> async_set(Bytes key, Bytes value, Function&& function) {
@@ -570,8 +578,8 @@ class Store {
     return start<std::uint64_t>(detail::Call::exists, key, {}, std::forward<Function>(function));
   }
 
-  // ---- asynchronous, to be awaited: co_await yields the Result that the blocking call would
-  // return, or EAGAIN
+  // ---- asynchronous, to be awaited ----
+  // co_await yields the Result that the blocking call would return, or EAGAIN.
 
   Awaitable<void> async_set(Bytes key, Bytes value) noexcept {
     return prepare<void>(detail::Call::set, key, value);
@@ -589,10 +597,12 @@ class Store {
   // ---- the whole store ----
 
   Keys keys() const noexcept { return Keys(ark_); }
-  // A key: each once, in the order of the keys' hashes, and then again. ENOENT: the store is empty
+  // Successive calls return each key once, in the order of the keys' hashes, and then begin again.
+  // ENOENT: the store is empty
   Result<std::string> random_key() const noexcept {
     std::string key;
-    for (std::uint64_t room = key_room_.load(std::memory_order_relaxed);;) {
+    std::uint64_t room = key_room_.load(std::memory_order_relaxed);
+    for (;;) {
       if (!detail::resize(key, room)) return detail::error_of(ENOMEM);
       std::uint64_t length = 0;
       if (const int status = ark_random(ark_, room, &length, key.data()); status != 0)
@@ -618,17 +628,17 @@ class Store {
     if (status != 0) return detail::error_of(status);
     return out;
   }
-  // Makes the content of a store that persists durable: the next open finds it after any crash.
-  // Writers are not blocked meanwhile. For other stores it does nothing.
+  // Makes the content of a persistent store durable: the next open finds it after any crash.
+  // Writers are not blocked meanwhile. On a scratch store it does nothing.
   Result<void> flush() noexcept {
-    return ark_ != nullptr && !persists_ ? Result<void>() : result_of(ark_flush(ark_));
+    return ark_ != nullptr && !persistent_ ? Result<void>() : result_of(ark_flush(ark_));
   }
-  // Deletes all pairs, as one change. EOPNOTSUPP: the store persists
-  Result<void> clear() noexcept { return result_of(persists_ ? EOPNOTSUPP : ark_flush(ark_)); }
+  // Deletes all pairs, as one change. EOPNOTSUPP: the store is persistent
+  Result<void> clear() noexcept { return result_of(persistent_ ? EOPNOTSUPP : ark_flush(ark_)); }
 
  private:
-  Store(ARK* ark, std::size_t value_bytes, bool persists) noexcept
-      : ark_(ark), value_bytes_(value_bytes), persists_(persists) {}
+  Store(ARK* ark, std::size_t value_bytes, bool persistent) noexcept
+      : ark_(ark), value_bytes_(value_bytes), persistent_(persistent) {}
 
   static std::uint64_t flags_of(Contents contents) noexcept {
     switch (contents) {
@@ -673,7 +683,7 @@ class Store {
 
   ARK* ark_ = nullptr;
   std::size_t value_bytes_ = 0;
-  bool persists_ = false;
+  bool persistent_ = false;
   mutable std::atomic<std::uint64_t> key_room_{256};
 };
 

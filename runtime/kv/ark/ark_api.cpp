@@ -44,7 +44,7 @@ class InUse {
 bool fits(uint64_t bytes, const void* data) {
   return bytes <= kv::kPairBytesMax && (data || bytes == 0);
 }
-// A buffer that is filled may be said to be of any length.
+// The length of a buffer to fill has no limit.
 bool is_buffer(uint64_t bytes, const void* data) { return data || bytes == 0; }
 
 bool is_sound(const Request& request) {
@@ -214,7 +214,7 @@ ARK_API int ark_stats(ARK* ark, uint64_t* ops, uint64_t* ios) {
 ARK_API int ark_flush(ARK* ark) {
   const InUse in_use(ark, kArk);
   if (!in_use) return EINVAL;
-  return -(in_use.engine()->is_kept() ? in_use.engine()->flush() : in_use.engine()->clear());
+  return -(in_use.engine()->is_persistent() ? in_use.engine()->flush() : in_use.engine()->clear());
 }
 
 ARK_API pid_t ark_fork(ARK* ark) {
@@ -224,5 +224,5 @@ ARK_API pid_t ark_fork(ARK* ark) {
   return -1;
 }
 
-// The child's copy is its own: there is nothing that the parent holds back for it.
+// Does nothing: the child has its own copy, for which the parent reserves nothing.
 ARK_API int ark_fork_done(ARK* ark) { return InUse(ark, kArk) ? 0 : EINVAL; }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores across fork.
 //
-// fork() alone: the child has no handle that answers (EINVAL): other threads may have been in the
-// middle of a change. Nor has it the descriptors of devices: with them it would keep the place in
-// use after the parent's ark_delete. ark_fork(): the store is paused (calls wait before they begin,
-// those that are under way end), the process forks, and the child has the store as it was at that
-// moment, as a copy of its own. It has none of the threads and of what they had to do; threads
-// start again with its first asynchronous call. Only for stores in DRAM: on a device both would
-// write to the same place, and what one frees the other may still read.
+// fork(): all handles of the child return EINVAL, because other threads may have been in the middle
+// of a change. The descriptors of devices are closed in the child, or it would keep the place in
+// use after the parent's ark_delete.
+// ark_fork(): the store is paused: new calls wait, and calls in progress end. Then the process
+// forks, and the child has a copy of the store at that moment. It has no pool threads and none of
+// their queued operations; threads start again with its first asynchronous call. Only stores in
+// DRAM fork: on a device, both processes would write to the same place, and one might still read
+// what the other frees.
 // Threading: the forking thread. May not, in the child: allocate, wait.
 #include <errno.h>
 #include <pthread.h>
@@ -19,7 +20,7 @@
 namespace lunar::ark {
 namespace {
 
-thread_local ArkStore* forking = nullptr;  // what ark_fork() keeps for the child
+thread_local ArkStore* forking = nullptr;  // the store that ark_fork() forks
 
 void in_child() {
   ArkStore* store = forking;
@@ -47,14 +48,15 @@ int fork_handlers_install() {
 
 namespace {
 
-// When the library is loaded, before the program registers handlers of its own: these run first in
-// a fork then, and may wait for a lock that another thread holds while it opens a store.
+// Installs the handlers when the library is loaded, before the program registers its own. The
+// program's then run first in a fork, and may wait for a lock that another thread holds while it
+// opens a store.
 [[gnu::constructor]] void install_early() { (void)fork_handlers_install(); }
 
-// 1: done, with *pid. 0: calls are under way; again. Pauses the store in any case, unless another
-// thread forks it (0).
+// Pauses the store, and forks if no call is in progress. 1: done, with *pid. 0: try again, because
+// calls are in progress or another thread forks the store.
 int try_fork(ArkStore* store, bool* pauses, int64_t* pid) {
-  sys::Locked<sys::Mutex> guard(store->lock);  // what handles there are
+  sys::Locked<sys::Mutex> guard(store->lock);  // for the list of objects
   if (!*pauses && store->paused.exchange(1, std::memory_order_seq_cst) != 0) return 0;
   *pauses = true;
   if (!store->idle()) return 0;
@@ -62,7 +64,7 @@ int try_fork(ArkStore* store, bool* pauses, int64_t* pid) {
   *pid = fork();
   if (*pid < 0) *pid = -errno;
   forking = nullptr;
-  if (*pid == 0) store->lock.lock();  // was reset in the child; the guard unlocks it
+  if (*pid == 0) store->lock.lock();  // in_child() has reset it; the guard unlocks it
   store->paused.store(0, std::memory_order_seq_cst);
   return 1;
 }
@@ -88,7 +90,8 @@ int64_t fork_store(const void* handle) {
   table_release(object);
   if (status < 0) return status;
   int64_t pid = 0;
-  for (bool pauses = false; try_fork(store, &pauses, &pid) == 0;) sys::sleep_ns(50'000);
+  bool pauses = false;
+  while (try_fork(store, &pauses, &pid) == 0) sys::sleep_ns(50'000);
   if (pid != 0) store->closers.fetch_sub(1, std::memory_order_release);
   return pid;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Iterators: see ark_store.h, and for what they see kv/store.h: Walk.
+// Iterators: see ark_store.h. Walk (kv/store.h) says which keys they return.
 //
-// One that comes to its end is freed by the call that says so; the others by lunar_kv_end(), or
-// with their store.
+// The call that reports the end frees the iterator. Others are freed by lunar_kv_end(), or with
+// their store.
 #include <errno.h>
 #include <string.h>
 
@@ -22,19 +22,23 @@ int step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
   return result < 0 ? static_cast<int>(-result) : 0;
 }
 
-// A key that cannot be read is no reason not to begin: the next call tells of it.
+// The first step of an iterator. An unreadable key does not prevent it; the next call reports the
+// error.
 int first_step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
-  int unreadable = 0, status;
-  while ((status = step(iterator, room, length, buffer)) != 0 && status != ENOENT &&
-         status != ENOMEM)
+  int unreadable = 0;
+  int status = step(iterator, room, length, buffer);
+  while (status != 0 && status != ENOENT && status != ENOMEM) {
     unreadable = status;
+    status = step(iterator, room, length, buffer);
+  }
   if (status == ENOENT && unreadable) return unreadable;
   iterator->pending = unreadable;
   return status;
 }
 
 int steps(Iterator* iterator, uint64_t room, char* buffer, int64_t* count) {
-  for (uint64_t used = 0;;) {
+  uint64_t used = 0;
+  for (;;) {
     int64_t length = iterator->pending ? -iterator->pending : iterator->walk->peek();
     iterator->pending = 0;
     if (length < 0 && *count != 0 && length != -ENOENT)
@@ -45,8 +49,7 @@ int steps(Iterator* iterator, uint64_t room, char* buffer, int64_t* count) {
       return *count ? 0 : ENOSPC;
     memcpy(buffer + used, &whole, sizeof whole);
     length = iterator->walk->next(buffer + used + sizeof whole, whole);
-    if (length < 0)
-      return *count ? 0 : static_cast<int>(-length);  // not after a peek that went well
+    if (length < 0) return *count ? 0 : static_cast<int>(-length);  // not expected after peek()
     used += sizeof whole + whole;
     ++*count;
   }

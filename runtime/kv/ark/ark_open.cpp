@@ -3,24 +3,26 @@
 //
 //   NULL, ""         in DRAM
 //   mem:[SIZE]       the same, of that size
-//   a path or URI    lun/compose.h: scratch_open, so nothing that holds data is taken
-//   a=b[=c..]        a stripe over those; not where the whole is a URI or names a file
+//   a path or URI    lun/compose.h: scratch_open, which takes no place that holds data
+//   a=b[=c..]        a stripe over these, unless the whole is a URI or the name of a file
 //
-// LUNAR_KV_DRAM, LUNAR_KV_SIZE: kv/kept_place.h. A place that gives more and more is a file that
-// the store makes or that was empty, and a virtual LUN that was asked for: the store begins with
-// ark_create_verbose's `size` and grows, or has LUNAR_KV_SIZE and does not.
-// lunar_kv_open() has a parameter for each, which counts before them.
-//   LUNAR_KV_DURABILITY  flush (default), group, each: when what is set with ARK_KV_PERSIST_STORE
-//                        is durable
+// LUNAR_KV_DRAM, LUNAR_KV_SIZE: kv/store_path.h. A place can grow if it is a file that was missing
+// or empty, or a requested virtual LUN. There the store begins with ark_create_verbose's `size` and
+// grows, or has LUNAR_KV_SIZE and does not grow. The parameters of lunar_kv_open() take precedence
+// over these variables.
+//   LUNAR_KV_DURABILITY  flush (default), group, each: when sets of a store with
+//                        ARK_KV_PERSIST_STORE are durable
 // Threading: any, blocking. No variable counts in a setuid program (config/trust.h).
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "arkdb.h"
 #include "config/trust.h"
 #include "kv/ark/ark_store.h"
-#include "kv/kept_place.h"
+#include "kv/store_path.h"
 #include "lun/compose.h"
 #include "lun/raid/stripe_device.h"
 #include "lunar/kv.h"
@@ -32,7 +34,7 @@ namespace lunar::ark {
 namespace {
 
 constexpr unsigned kDevicesMax = 8;
-// in memory, and of a file that is made for a store that is kept
+// The least size of a store in memory, and of a file that is made for a persistent store.
 constexpr uint64_t kSizeLeast = kGiB;
 constexpr uint64_t kSizeFirst = 1 * kMiB;  // of a store that grows
 constexpr uint64_t kPathMax = 4096;
@@ -43,8 +45,7 @@ int durability_of(const CreateOptions& options, kv::Durability* out, ErrorText* 
       return why->set(-EINVAL, "%s: durability %u is not one of LUNAR_KV_DURABLE_...",
                       options.caller, options.durability);
     if ((options.flags & ARK_KV_PERSIST_STORE) == 0)
-      return why->set(-EINVAL, "%s: durability is of a store with ARK_KV_PERSIST_STORE",
-                      options.caller);
+      return why->set(-EINVAL, "%s: durability needs ARK_KV_PERSIST_STORE", options.caller);
     *out = options.durability == LUNAR_KV_DURABLE_FLUSH   ? kv::Durability::kFlush
            : options.durability == LUNAR_KV_DURABLE_GROUP ? kv::Durability::kGroup
                                                           : kv::Durability::kEach;
@@ -68,7 +69,7 @@ bool is_stripe(const char* path) {
   return strchr(path, '=') && scheme_length(path) == 0 && sys::path_status(path, &unused) != 0;
 }
 
-// A file that takes more and more of its file system's free space.
+// Whether the device is a file that grows into its file system's free space.
 bool is_growing_file(const Device* device) {
   return strcmp(device->kind(), "file") == 0 &&
          (device->growable() || !device->capabilities().persistent);
@@ -80,7 +81,8 @@ int open_stripe(const CreateOptions& options, Device** out, bool* grows, ErrorTe
   uint64_t least = UINT64_MAX;
   unsigned count = 0;
   int status = 0;
-  for (const char* at = path; at && status == 0;) {
+  const char* at = path;
+  while (at && status == 0) {
     const char* end = strchrnul(at, '=');
     const auto length = static_cast<size_t>(end - at);
     char name[kPathMax];
@@ -92,8 +94,10 @@ int open_stripe(const CreateOptions& options, Device** out, bool* grows, ErrorTe
     memcpy(name, at, length);
     name[length] = 0;
     status = scratch_open(name, DeviceOptions{}, &members[count], why);
-    if (status == 0 && members[count]->size_bytes() < least) least = members[count]->size_bytes();
-    if (status == 0) *grows |= is_growing_file(members[count++]);
+    if (status == 0) {
+      least = std::min(least, members[count]->size_bytes());
+      *grows |= is_growing_file(members[count++]);
+    }
     at = *end ? end + 1 : nullptr;
   }
   if (status == 0) return StripeDevice::create(path, members, count, 0, least, out, why);
@@ -101,11 +105,8 @@ int open_stripe(const CreateOptions& options, Device** out, bool* grows, ErrorTe
   return status;
 }
 
-uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
-uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
-// Three quarters of the budget are the log, unless the caller asked for less. A program that gives
-// no more than the size that the original begins with may still store a GiB, as there.
+// The log gets three quarters of the budget, unless the caller asked for less. A program that
+// passes the small initial size of IBM's library may still store a GiB, as there.
 void size_in_memory(const CreateOptions& options, uint64_t dram, uint64_t wanted,
                     kv::StoreOptions* out) {
   const uint64_t most = dram / 4 * 3;
@@ -113,12 +114,12 @@ void size_in_memory(const CreateOptions& options, uint64_t dram, uint64_t wanted
   if (wanted)
     bytes = wanted;
   else if (options.size && !(options.flags & ARK_KV_VIRTUAL_LUN))
-    bytes = larger(options.size, kSizeLeast);
+    bytes = std::max(options.size, kSizeLeast);
   if (bytes > most && (wanted || options.size > kSizeLeast))
     log_warning("%s: %s are wanted, but the DRAM budget leaves %s for pairs; raise LUNAR_KV_DRAM",
                 options.caller, format_size(bytes).text, format_size(most).text);
-  out->log_bytes = smaller(bytes, most);
-  out->dram_bytes = out->log_bytes == most ? dram : smaller(dram, bytes + bytes / 3 + 16 * kMiB);
+  out->log_bytes = std::min(bytes, most);
+  out->dram_bytes = out->log_bytes == most ? dram : std::min(dram, bytes + bytes / 3 + 16 * kMiB);
 }
 
 unsigned shards_for(int threads) {
@@ -127,25 +128,27 @@ unsigned shards_for(int threads) {
   return shards;
 }
 
-int open_kept(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOptions* store,
-              kv::Store** out, ErrorText* why) {
+int open_persistent(const CreateOptions& options, uint64_t bytes_if_empty, kv::StoreOptions* store,
+                    kv::Store** out, ErrorText* why) {
   const char* path = options.path ? options.path : "";
   const uint64_t flags = options.flags;
   if (flags & ARK_KV_VIRTUAL_LUN || !*path || strncmp(path, "mem:", 4) == 0 || is_stripe(path))
     return why->set(
         -EINVAL,
-        "%s: %s: ARK_KV_PERSIST_STORE and _LOAD want a file, a device or a URI of one (stripe: for "
+        "%s: %s: ARK_KV_PERSIST_STORE and _LOAD need a file, a device or a URI of one (stripe: for "
         "several); memory and virtual LUNs end with their process",
         options.caller, *path ? path : "no path");
   const bool loads = (flags & ARK_KV_PERSIST_LOAD) != 0,
              stores = (flags & ARK_KV_PERSIST_STORE) != 0;
-  kv::KeptPlace place;
+  kv::StorePath place;
   place.path = path;
-  place.take = !loads ? kv::Take::kReplaceStore : stores ? kv::Take::kLoadOrMake : kv::Take::kLoad;
+  place.mode = !loads   ? kv::OpenMode::kReplaceStore
+               : stores ? kv::OpenMode::kLoadOrMake
+                        : kv::OpenMode::kLoad;
   place.bytes_if_empty = bytes_if_empty;
   place.caller = options.caller;
   place.advice = "; give an empty file or device, or erase it (wipefs -a)";
-  return kv::kept_store_open(place, store, out, why);
+  return kv::persistent_store_open(place, store, out, why);
 }
 
 }  // namespace
@@ -163,22 +166,23 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   store.shards = shards_for(options.threads);
   store.expected_keys = options.hash_count ? options.hash_count : 1 << 20;
   const char* path = options.path ? options.path : "";
-  const bool kept = (options.flags & (ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD)) != 0;
-  *in_memory = !kept && (!*path || strncmp(path, "mem:", 4) == 0);
+  const bool persistent = (options.flags & (ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD)) != 0;
+  *in_memory = !persistent && (!*path || strncmp(path, "mem:", 4) == 0);
   if (*in_memory) {
     if (*path && path[4] && parse_size(path + 4, &wanted) < 0)
       return why->set(-EINVAL, "%s: %s: not mem:SIZE, such as mem:512m", options.caller, path);
     size_in_memory(options, dram, wanted, &store);
-    // a hint may not take the budget
-    store.expected_keys = smaller(store.expected_keys, store.dram_bytes / 32);
+    // expected_keys is a hint, which must not take the budget.
+    store.expected_keys = std::min(store.expected_keys, store.dram_bytes / 32);
     return kv::Store::open(store, out, why);
   }
   store.dram_bytes = dram;
-  store.expected_keys = smaller(store.expected_keys, dram / 32);
-  if (kept) {
+  store.expected_keys = std::min(store.expected_keys, dram / 32);
+  if (persistent) {
     store.log_bytes = 0;
     if (options.flags & ARK_KV_PERSIST_STORE) store.durability = durability;
-    return open_kept(options, wanted ? wanted : larger(options.size, kSizeLeast), &store, out, why);
+    return open_persistent(options, wanted ? wanted : std::max(options.size, kSizeLeast), &store,
+                           out, why);
   }
   const bool wants_virtual = (options.flags & ARK_KV_VIRTUAL_LUN) != 0;
   bool grows = wants_virtual;
@@ -191,15 +195,14 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   if (status != 0) return status;
   grows |= is_growing_file(store.device);
   const uint64_t asked = wanted ? wanted : options.size, room = store.device->size_bytes();
-  if (grows &&
-      asked > room) {  // all that is left would be taken, and still less than was asked for
+  if (grows && asked > room) {
     status = why->set(-ENOSPC, "%s: %s: %s are wanted, and %s are free", options.caller, path,
                       format_size(asked).text, format_size(room).text);
     device_close(store.device);
     return status;
   }
-  // Else all that the device has.
-  store.log_bytes = !grows ? 0 : wanted ? wanted : larger(options.size, kSizeFirst);
+  // A store on a device that does not grow takes all of it.
+  store.log_bytes = !grows ? 0 : wanted ? wanted : std::max(options.size, kSizeFirst);
   store.log_bytes_most = grows && !wanted ? room : 0;
   return kv::Store::open(store, out, why);
 }

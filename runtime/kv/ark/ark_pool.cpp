@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous calls: see ark_pool.h.
 //
-// A queue is a stack that any thread pushes to and its own thread takes whole, and turns round: no
-// lock, and nothing is ever popped from between, so no ABA. A thread that finds nothing puts
-// kAsleep there, or kInRing when reads are under way that it waits for as well; the one that pushes
-// next takes that away and wakes it.
+// A queue is a stack without a lock. Any thread pushes to it. Its own thread takes the whole stack
+// and reverses it. No single Op is popped, so there is no ABA problem. A thread that finds the
+// stack empty puts kAsleep there, or kInRing if it also waits for reads in flight. The next thread
+// that pushes replaces the mark and wakes it.
 #include "kv/ark/ark_pool.h"
 
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/units.h"
@@ -20,14 +21,14 @@ namespace lunar::ark {
 namespace {
 
 constexpr uint64_t kCallbackStackBytes = 8 * kMiB;
-// of a key's end, to choose its lane: keys may be as long as 100 GiB
+// The bytes of a key's end that choose its lane. Keys may be as long as 100 GiB.
 constexpr uint64_t kHashedBytes = 1024;
 
 constexpr unsigned kOwnerShift = 24;  // of a lane
 constexpr uint32_t kLaneCount = (1u << kOwnerShift) - 1;
 static_assert(Pool::kThreadsMax <= 1u << (32 - kOwnerShift));
-constexpr unsigned kReapEvery = 16;  // callbacks, when reads are under way
-// in flight: then several are waited for, which halves the CPU of a read
+constexpr unsigned kReapEvery = 16;  // callbacks, when reads are in flight
+// From so many reads in flight on, a thread waits for several, which halves the CPU time of a read.
 constexpr unsigned kManyReads = 32;
 
 Op asleep, in_ring;  // never used
@@ -37,22 +38,22 @@ bool is_op(const Op* op) { return op && op != kAsleep && op != kInRing; }
 
 // The callback that the calling thread is in.
 struct Frame {
-  Op* op = nullptr;  // until an operation took it over
+  Op* op = nullptr;  // nullptr after an operation of the callback took it over
   const Connection* connection = nullptr;
 };
 thread_local Frame frame;
 thread_local Pool::Queue* my_queue = nullptr;
-thread_local OpList* my_ops = nullptr;  // what it has taken from that
-thread_local bool forked = false;       // this is the child of one that was
+thread_local OpList* my_ops = nullptr;  // the Ops that the thread has taken from its queue
+thread_local bool forked = false;       // this is the child of a pool thread that forked
 
-// A read that its thread need not wait for, wherever the record lies.
+// Whether a thread carries out a request without waiting, wherever the record lies.
 bool goes_in_steps(const Connection* connection, const Request& request) {
   const bool reads = request.kind == OpKind::kGet || request.kind == OpKind::kExists;
   return reads && connection->store->engine->reads_in_steps();
 }
 
 unsigned lane_of(const Request& request) {
-  const uint64_t hashed = request.key_bytes < kHashedBytes ? request.key_bytes : kHashedBytes;
+  const uint64_t hashed = std::min(request.key_bytes, kHashedBytes);
   const uint64_t hash =
       kv::hash_of({static_cast<const char*>(request.key) + (request.key_bytes - hashed), hashed});
   return static_cast<unsigned>(hash >> 32) % Pool::kLanes;
@@ -66,7 +67,7 @@ void Pool::open(Queue* queues, Lane* lanes, unsigned threads, unsigned depth) {
   count_ = threads;
   depth_ = depth;
   const auto cpus = static_cast<unsigned>(sys::cpu_count());
-  near_ = cpus < count_ ? cpus : count_;
+  near_ = std::min(cpus, count_);
   for (unsigned i = 0; i < count_; ++i) queues_[i].pool = this;
 }
 
@@ -100,9 +101,9 @@ void Pool::push(Queue& queue, Op* op) {
   if (head == kInRing) sys::eventfd_signal(queue.cold_event.load(std::memory_order_relaxed));
 }
 
-// A place in a queue. near: of those few for what is done and what is read by rings, while they
-// have room; what blocks its thread would hold up all of that, and goes to one of the others, where
-// there are any. 0, EAGAIN, ENOMEM.
+// Reserves a place in a queue. near: in one of the few queues for finished operations and for reads
+// by rings, if it has room. Operations that block would hold those up, so they go to another queue,
+// if there is one. 0, EAGAIN, ENOMEM.
 int Pool::reserve(unsigned lane, bool near, Queue** out) {
   const unsigned others = count_ - near_;
   const unsigned choices[] = {lane % near_, others ? near_ + lane % others : lane % count_};
@@ -118,7 +119,7 @@ int Pool::reserve(unsigned lane, bool near, Queue** out) {
   return EAGAIN;
 }
 
-// Counts an Op that is not done; returns whose queue it goes to.
+// Counts an Op that is not done in its lane. Returns the number of the queue that it goes to.
 unsigned Pool::enter_lane(unsigned lane, unsigned queue) {
   uint32_t seen = lanes_[lane].load(std::memory_order_relaxed), owner;
   do owner = seen & kLaneCount ? seen >> kOwnerShift : queue;
@@ -159,7 +160,7 @@ int Pool::issue(Connection* connection, const Request& request) {
     push(*queue, op);
     return 0;
   }
-  if (at_once && !goes_in_steps(connection, request)) {  // it may block its thread
+  if (at_once && !goes_in_steps(connection, request)) {  // the operation may block its thread
     Queue* wide = nullptr;
     const int status = reserve(lane, false, &wide);
     if (op->counted) queue->depth.fetch_sub(1, std::memory_order_relaxed);
@@ -169,7 +170,7 @@ int Pool::issue(Connection* connection, const Request& request) {
     }
     queue = wide;
   }
-  // Beyond its depth by as many as issue at one time, when the lane is another's.
+  // If the lane is in another queue, that may exceed its depth by the number of issuing threads.
   Queue& owner = queues_[enter_lane(lane, static_cast<unsigned>(queue - queues_))];
   if (op->counted && &owner != queue) {
     queue->depth.fetch_sub(1, std::memory_order_relaxed);
@@ -186,8 +187,8 @@ void Pool::carried_out(Queue& queue, Op* op, int64_t result, OpList* own) {
   own->append(op);
 }
 
-// What is carried out goes to the end of `own`, for its callback; a read may be under way
-// afterwards.
+// Begins an Op. When it is done it goes to the end of `own`, for its callback. A read may be in
+// flight afterwards.
 void Pool::begin(Queue& queue, Op* op, OpList* own) {
   if (queue.cold->busy(op->lane)) {
     queue.cold->wait(op);
@@ -198,15 +199,18 @@ void Pool::begin(Queue& queue, Op* op, OpList* own) {
   table_use(op->connection);
   int64_t result = -EAGAIN;
   if (goes_in_steps(op->connection, op->request)) {
-    while ((result = queue.cold->begin(op)) == -ENOBUFS && queue.cold->in_flight())
+    result = queue.cold->begin(op);
+    while (result == -ENOBUFS && queue.cold->in_flight()) {
       collect(queue, 1, own);
+      result = queue.cold->begin(op);
+    }
   }
   if (result == -EAGAIN || result == -ENOBUFS) result = store->carry_out(op->request);
   table_release(op->connection);
   if (result != -EINPROGRESS) carried_out(queue, op, result, own);
 }
 
-// Starts the reads that are to be started, and takes those that are done; least: waits for so many.
+// Starts queued reads, waits until `least` are done, and takes all that are done.
 void Pool::collect(Queue& queue, unsigned least, OpList* own) {
   OpList done;
   queue.cold->collect(least, &done);
@@ -215,8 +219,11 @@ void Pool::collect(Queue& queue, unsigned least, OpList* own) {
     carried_out(queue, op,
                 op->result == -EAGAIN ? op->connection->store->carry_out(op->request) : op->result,
                 own);
-    for (Op* next; !queue.cold->busy(lane) && (next = queue.cold->take_waiting(lane));)
+    while (!queue.cold->busy(lane)) {
+      Op* next = queue.cold->take_waiting(lane);
+      if (!next) break;
       begin(queue, next, own);
+    }
   }
 }
 
@@ -233,7 +240,7 @@ void Pool::call_back(Op* op) {
   if (left) connection->give_back(left);
 }
 
-// The stack has the youngest on top.
+// Takes the incoming stack, whose top is the youngest Op, and appends it in order of arrival.
 void Pool::take_incoming(Queue& queue, OpList* own) {
   Op* op = queue.incoming.exchange(nullptr, std::memory_order_acquire);
   if (!is_op(op)) return;
@@ -249,7 +256,7 @@ void Pool::take_incoming(Queue& queue, OpList* own) {
   own->last = taken.last;
 }
 
-// False: something has come.
+// Announces that the thread sleeps. False: an Op has arrived.
 bool Pool::announce_sleep(Queue& queue, Op* how) {
   Op* head = queue.incoming.load(std::memory_order_relaxed);
   while (!is_op(head)) {
@@ -258,7 +265,7 @@ bool Pool::announce_sleep(Queue& queue, Op* how) {
   return false;
 }
 
-// Until there is something. False: there is not, and the queue ends.
+// Sleeps until an Op arrives. False: the queue is empty and ends.
 bool Pool::sleep(Queue& queue) {
   sys::yield_cpu();
   const uint32_t word = queue.word.load(std::memory_order_acquire);
@@ -298,9 +305,9 @@ void Pool::thread_main(void* argument) {
       begin(queue, op, &own);
     else
       call_back(op);
-    if (forked)
-      return;  // its callback returned in the child, which has no other thread: that ends, with
-               // code 0
+    // The callback forked and returned in the child. This is the child's only thread, so the child
+    // ends with code 0.
+    if (forked) return;
     if (cold.batch_full() || (cold.in_flight() && round % kReapEvery == 0)) collect(queue, 0, &own);
   }
   cold.close();

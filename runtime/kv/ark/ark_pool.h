@@ -10,22 +10,21 @@
 // Order per key. Keys share *lanes* by hash. A lane counts the Ops that are queued and not carried
 // out yet, and records whose queue they are in. While there are any, further operations of the lane
 // are queued behind them; otherwise an operation may be carried out at once. An operation that was
-// issued earlier, by this thread or by one that it synchronised with, has been counted, so it is
-// seen.
+// issued earlier, by this thread or by one that it synchronised with, has been counted, so this
+// check sees it.
 //
 // Callbacks run on the pool's threads only, one after the other, never within a call that issues.
 // An operation that a callback issues and that is carried out at once goes to the end of its own
-// thread's queue: there is no hand-over and no nesting. Operations that other threads have carried
-// out go to as many queues as there are CPUs, so that few threads are woken. Reads of the device go
-// there too, because a thread has many in progress (cold_ring.h); operations that block go to any
-// of the queues. A queue's thread starts with its first Op, and sleeps while there is none; only a
-// sleeping one is woken.
+// thread's queue, so callbacks do not nest. Operations that other threads have carried out go to as
+// many queues as there are CPUs, so that few threads are woken. So do reads of the device, because
+// a thread has many in progress (cold_ring.h). Operations that block go to the other queues, or to
+// any queue if there are no others. A queue's thread starts with its first Op, and sleeps while
+// there is none; only a sleeping one is woken.
 //
-// How many may be in progress: each takes one of the `nasync` Ops of its connection, and a queue
-// takes `nqueue`. Beyond either limit the call fails with EAGAIN. Other rules apply to what a
-// callback issues, because a pool thread that waits for room in queues could wait for itself: the
-// first operation of a callback on its own connection takes over the Op of the call that called
-// back, and no queue is full for it.
+// Limits. Each operation takes one of the `nasync` Ops of its connection, and a queue takes
+// `nqueue`. Beyond either limit the call fails with EAGAIN. A pool thread that waited for room in
+// queues could wait for itself, so for callbacks no queue is full. The first operation of a
+// callback on its own connection takes over the Op of the call that called back.
 // Threading: issue() by any thread. May not: be stopped by one of its own threads.
 #pragma once
 #include <atomic>
@@ -91,14 +90,14 @@ class Pool {
   static constexpr unsigned kThreadsMax = 256, kLanes = 4096;
   // One of its threads.
   struct alignas(128) Queue {
-    // the youngest first; kAsleep: none, and the thread sleeps or is about to sleep
+    // The youngest first. kAsleep: none, and the thread sleeps or is about to sleep.
     std::atomic<Op*> incoming{nullptr};
-    std::atomic<uint32_t> depth{
-        0};  // counted Ops, including those that the thread has taken but not begun
+    // Counted Ops, including those that the thread has taken but not begun.
+    std::atomic<uint32_t> depth{0};
     std::atomic<uint32_t> word{0};  // changes when the thread is woken
     std::atomic<bool> started{false}, stopping{false};
     ColdRing* cold = nullptr;         // the thread's, on its stack
-    std::atomic<int> cold_event{-1};  //   wakes the thread
+    std::atomic<int> cold_event{-1};  // wakes the thread when it waits for reads
     std::atomic<Context*> cold_context{nullptr};
     Pool* pool = nullptr;
     pthread_t thread = {};
@@ -109,18 +108,19 @@ class Pool {
 
   // queues: memory for `threads` queues, constructed; lanes: kLanes zeros.
   void open(Queue* queues, Lane* lanes, unsigned threads, unsigned depth);
-  // 0, EAGAIN, ENOMEM (the thread cannot be started). Pre: the connection is in use.
+  // 0, EAGAIN, ENOMEM (the thread cannot be started).
+  // pre: the connection is in use
   [[nodiscard]] int issue(Connection* connection, const Request& request);
-  // Carries out what is queued, and ends the threads. Pre: nothing is issued any more, except by
-  // callbacks, which are refused.
+  // Carries out all queued operations, and ends the threads.
+  // pre: nothing is issued any more, except by callbacks, which are refused
   void stop();
-  // In a forked child: no threads, nothing queued.
+  // In a forked child: resets the pool, without threads and queued operations.
   void forget_in_child();
   // In a forked child that will not use the store: closes the contexts by which the pool reads from
   // the device (may be nullptr).
   void abandon_in_child(Device* device);
-  // In a forked child, if a thread of any pool has forked (in a callback): what is queued belongs
-  // to the parent.
+  // In a forked child: if a pool thread has forked (in a callback), it ends after that callback,
+  // because the queued operations belong to the parent.
   static void end_forked_thread();
   // Whether the calling thread is one of this pool's.
   bool is_mine() const;
@@ -142,7 +142,7 @@ class Pool {
 
   Queue* queues_ = nullptr;
   Lane* lanes_ = nullptr;
-  // near: queues for operations that other threads have carried out
+  // near_: the number of queues for operations that other threads carried out, and for cold reads.
   unsigned count_ = 0, near_ = 0;
   uint32_t depth_ = 0;
   sys::Mutex starting_;

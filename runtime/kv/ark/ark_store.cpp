@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "arkdb.h"
@@ -14,13 +15,13 @@ namespace lunar::ark {
 namespace {
 
 constexpr int kThreadsDefault = 20, kDepthDefault = 400, kDepthMin = 48, kDepthMax = 1 << 16;
-// of a key or a buffer, for the thread that issues to carry it out
+// The longest key or buffer of an operation that the issuing thread carries out itself.
 constexpr uint64_t kNowBytesMax = 256 * kKiB;
 constexpr int kAsyncsDefault = 8192, kAsyncsMax = 1 << 20;
 
+// otherwise: for a value that was not given.
 uint32_t clamp(int value, int otherwise, int least, int most) {
-  if (value <= 0) return static_cast<uint32_t>(otherwise);
-  return static_cast<uint32_t>(value < least ? least : value > most ? most : value);
+  return static_cast<uint32_t>(value <= 0 ? otherwise : std::clamp(value, least, most));
 }
 
 Connection* make_connection(ArkStore* store, Kind kind, int asyncs) {
@@ -44,8 +45,8 @@ void free_connection(Connection* connection) {
 
 Connection* connection_of(Object* object) { return static_cast<Connection*>(object); }
 
-// Pre: all handles are shut. Calls that are under way end; asynchronous operations may be queued
-// still.
+// Waits for calls in progress to end. Asynchronous operations may still be queued.
+// pre: all handles are shut
 void wait_until_idle(ArkStore* store) {
   for (;;) {
     {
@@ -80,8 +81,8 @@ void Connection::give_back(Op* op) {
   release();
 }
 
-// The last one is an Op's where disconnect was called by a callback; ark_delete's then ends the
-// threads first.
+// The last reference is an Op's if a callback called disconnect. ark_delete therefore ends the
+// threads before it frees connections.
 void Connection::release() {
   if (references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   table_drain(this);
@@ -210,9 +211,8 @@ int delete_store(const void* handle) {
   store->pool.stop();  // connections that a callback closed are gone from the list by now
   const int status = store->flush_at_end ? store->engine->flush() : 0;
   const EngineChange change;
-  while (
-      Object* one =
-          store->objects) {  // late: what a child forked meanwhile closes, it finds by its objects
+  // Only now, because a child that is forked meanwhile finds by the objects what it has to close.
+  while (Object* one = store->objects) {
     store->objects = one->next;
     if (one->kind == kIterator) {
       free_iterator(static_cast<Iterator*>(one));
@@ -222,8 +222,9 @@ int delete_store(const void* handle) {
     }
   }
   if (status < 0)
-    log_warning("ark_delete: the store could not be kept (%s); what ark_flush kept last is there",
-                errno_text(status));
+    log_warning(
+        "ark_delete: the store could not be saved (%s); the last state that was saved is there",
+        errno_text(status));
   store->engine->close();
   unmap_private(store, store->mapping_bytes);
   return -status;

@@ -24,7 +24,7 @@ struct Connection : Object {
   sys::SpinLock lock;
   Op* free_ops = nullptr;
   Op* ops = nullptr;
-  // number of Ops that were ever taken, the first ones; the others are not touched
+  // The first `made` Ops were taken at some time; the memory of the others is untouched.
   uint32_t made = 0;
   uint32_t op_count = 0;
 
@@ -54,9 +54,9 @@ struct ArkStore {
 
   void add(Object* object);  // pre: the lock is held, and not closing
   void remove(Object* object);
-  bool idle() const;  // no thread uses any of its objects. Pre: the lock is held
+  bool idle() const;  // no thread uses any of its objects. pre: the lock is held
   int64_t carry_out(const Request& request);  // length, or -errno
-  // The same if it takes no longer than a copy; otherwise -EAGAIN.
+  // The same if it takes no longer than a copy; otherwise -EAGAIN without effect.
   int64_t carry_out_now(const Request& request);
 };
 
@@ -66,7 +66,7 @@ struct CreateOptions {
   uint64_t size = 0, hash_count = 0;  // 0: not given
   int threads = 0, queue_depth = 0, asyncs = 0;
   uint64_t flags = 0;
-  // override LUNAR_KV_DRAM and LUNAR_KV_SIZE; 0: not given
+  // Override LUNAR_KV_DRAM and LUNAR_KV_SIZE; 0: not given.
   uint64_t dram_bytes = 0, place_bytes = 0;
   unsigned durability = 0;  // LUNAR_KV_DURABLE_..., overrides LUNAR_KV_DURABILITY; 0: not given
 };
@@ -79,18 +79,20 @@ struct CreateOptions {
 // Opens the engine at the place that the options name. 0 or -errno with *why.
 [[nodiscard]] int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory,
                               ErrorText* why);
-// Returns the pid in the parent, 0 in the child, -errno. Pre: the caller does not use the store's
-// handle.
+// Returns the pid in the parent, 0 in the child, -errno.
+// pre: the caller does not use the store's handle
 [[nodiscard]] int64_t fork_store(const void* handle);
 [[nodiscard]] int fork_handlers_install();  // once per process; 0 or errno
 
 // 0 with *handle (never 0) and the first key, or errno.
 [[nodiscard]] int first_key(ArkStore* store, uint64_t room, int64_t* length, void* buffer,
                             uint64_t* handle);
-// 0, ENOENT (the iterator was freed), or errno. Pre: `iterator` is in use; the call releases it.
+// 0, ENOENT (the iterator was freed), or errno.
+// pre: `iterator` is in use; the call releases it
 [[nodiscard]] int next_key(Iterator* iterator, uint64_t room, int64_t* length, void* buffer);
 [[nodiscard]] int next_keys(Iterator* iterator, uint64_t room, void* buffer, int64_t* count);
-// Frees an iterator, at its end or before. Pre: `iterator` is in use; the call releases it.
+// Frees an iterator, at its end or before.
+// pre: `iterator` is in use; the call releases it
 void end_iterator(Iterator* iterator);
 void free_iterator(Iterator* iterator);  // pre: shut and drained, and no longer in the store's list
 

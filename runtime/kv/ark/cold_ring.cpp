@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads that one thread has under way: see cold_ring.h.
+// Reads that one thread has in progress: see cold_ring.h.
 #include "kv/ark/cold_ring.h"
 
 #include <errno.h>
@@ -73,8 +73,11 @@ bool ColdRing::busy(uint32_t lane) const {
 
 Op* ColdRing::take_waiting(uint32_t lane) {
   Op* before = nullptr;
-  for (Op* op = waiting_.first; op; before = op, op = op->next) {
-    if (op->lane != lane) continue;
+  for (Op* op = waiting_.first; op; op = op->next) {
+    if (op->lane != lane) {
+      before = op;
+      continue;
+    }
     (before ? before->next : waiting_.first) = op->next;
     if (waiting_.last == op) waiting_.last = before;
     return op;
@@ -127,8 +130,8 @@ void ColdRing::collect(unsigned least, OpList* done) {
     watched_ = false;
     sys::eventfd_clear(event_);
   }
-  if (count < 0 && count != -EINTR)
-    sys::sleep_ns(100'000);  // the ring's descriptor is gone: do not use all of a CPU
+  // If the ring's descriptor was closed, this saves CPU time.
+  if (count < 0 && count != -EINTR) sys::sleep_ns(100'000);
 }
 
 }  // namespace lunar::ark

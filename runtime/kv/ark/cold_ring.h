@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reads of records from the device that one thread of the pool has in progress: a context of
-// the device with many commands in flight, instead of a thread that waits for each.
+// The reads of records that one thread of the pool has in progress: a context of the device with
+// many commands in flight, instead of one waiting thread per read.
 //
-// A lane (ark_pool.h) has one read in flight at a time; later operations of the lane wait here, in
-// order. Threading: used by its thread only. A write to the queue's cold_event wakes it. The
-// context and its memory are created for the first read.
+// A lane (ark_pool.h) has one read in flight at a time. Later operations of the lane wait here, in
+// order. The context and its memory are created for the first read.
+// Threading: used by its thread only. A write to the queue's cold_event wakes it.
 #pragma once
 #include "kv/ark/ark_pool.h"
 #include "kv/store.h"
@@ -27,11 +27,11 @@ class ColdRing {
   bool busy(uint32_t lane) const;
   void wait(Op* op) { waiting_.append(op); }
   Op* take_waiting(uint32_t lane);  // the first waiting one of the lane; nullptr
-  // -EINPROGRESS: it is in flight, or about to be; otherwise its result, -EAGAIN or -ENOBUFS
-  // (Store::cold_begin). Pre: not full().
+  // -EINPROGRESS: the read is queued; otherwise the result of Store::cold_begin.
+  // pre: not full()
   [[nodiscard]] int64_t begin(Op* op);
-  // Starts what begin() has queued, and waits until `least` reads are done; a signal counts as one.
-  // 0: does not wait. op->result of those done: as of Store::cold_finish.
+  // Starts the reads that begin() has queued, and waits until `least` reads are done; a signal
+  // counts as one. 0: does not wait. op->result of those done: as of Store::cold_finish.
   void collect(unsigned least, OpList* done);
 
  private:

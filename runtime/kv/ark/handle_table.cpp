@@ -27,13 +27,14 @@ std::atomic<Leaf*> leaves[kLeaves];
 uint32_t slots_made = 0;  // under the lock
 Slot* free_slots = nullptr;
 unsigned engine_changes = 0;  // in progress; under the lock
-bool fork_waits = false;      // for these; under the lock
+bool fork_waits = false;      // for engine_changes; under the lock
 
 constexpr uint64_t kPauseNs = 100'000;
 
 std::atomic<unsigned> hints{0};
 thread_local unsigned count_hint = 0;
-// of engine_changes: a signal handler that forks in one does not wait for it
+// The thread's part of engine_changes: a signal handler that forks does not wait for its own
+// thread.
 thread_local unsigned own_changes = 0;
 
 unsigned my_count() {
@@ -92,8 +93,8 @@ Object* table_acquire(const void* handle, unsigned kinds) {
       if (!(object->kind & kinds)) break;
       const std::atomic<uint32_t>& paused = object->store->paused;
       if (paused.load(std::memory_order_seq_cst) == 0) return object;
-      // The store cannot go while it is counted on; the word lies in the store, so it is waited on
-      // in small steps.
+      // The store may be freed once this thread is not counted, and `paused` lies in the store. So
+      // the thread waits in small steps, and looks again from the handle.
       count.fetch_sub(1, std::memory_order_release);
       sys::sleep_ns(kPauseNs);
       continue;
@@ -142,12 +143,16 @@ void table_free(Slot* slot) {
 }
 
 EngineChange::EngineChange() {
-  for (;; sys::sleep_ns(kPauseNs)) {
-    sys::Locked<sys::Mutex> guard(table_lock);
-    if (fork_waits) continue;
-    ++engine_changes;
-    ++own_changes;
-    return;
+  for (;;) {
+    {
+      sys::Locked<sys::Mutex> guard(table_lock);
+      if (!fork_waits) {
+        ++engine_changes;
+        ++own_changes;
+        return;
+      }
+    }
+    sys::sleep_ns(kPauseNs);
   }
 }
 
@@ -174,7 +179,7 @@ void table_after_fork_in_parent() {
   sys::unblock_signals();
 }
 
-void table_after_fork_in_child(const ArkStore* kept) {
+void table_after_fork_in_child(const ArkStore* forked) {
   table_lock.reset_in_child();
   engine_changes = own_changes;
   fork_waits = false;
@@ -183,11 +188,10 @@ void table_after_fork_in_child(const ArkStore* kept) {
     Slot& slot = leaves[i / kLeafSlots].load(std::memory_order_relaxed)->slots[i % kLeafSlots];
     for (Slot::Users& users : slot.users) users.count.store(0, std::memory_order_relaxed);
     const Object* object = slot.object.load(std::memory_order_relaxed);
-    if (!object || (kept && object->store == kept)) continue;
+    if (!object || (forked && object->store == forked)) continue;
     slot.handle.store(0, std::memory_order_relaxed);
-    slot.object.store(
-        nullptr,
-        std::memory_order_relaxed);  // once: a child of the child has other descriptors there
+    // A child of the child must not close these again: it may have other descriptors there.
+    slot.object.store(nullptr, std::memory_order_relaxed);
     if (object->kind != kMain) continue;
     object->store->pool.abandon_in_child(object->store->engine->device());
     object->store->engine->abandon_in_child();

@@ -50,22 +50,23 @@ struct Object {
 // there is none.
 Object* table_acquire(const void* handle, unsigned kinds);
 void table_release(Object* object);
-// Uses an object that the caller keeps from being freed in another way; works even if the handle is
+// Uses an object that cannot be freed meanwhile for another reason. Works even if the handle is
 // closed.
 void table_use(Object* object);
 // Closes the handle. False: it was closed already. Lookups fail from now on; present users are not
 // affected.
 bool table_shut(Object* object);
-// Whether no thread uses the object. Once true this does not change, provided that the handle is
-// shut (and no Op is in use) or the store is paused.
+// Whether no thread uses the object. Once true, it stays true while the handle is shut (and no Op
+// is in use) or the store is paused.
 bool table_idle(const Object* object);
-// waits for table_idle(). Not with the store's lock: a user may need it
+// Waits for table_idle(). The caller must not have the store's lock, because a user may need it.
 void table_drain(const Object* object);
-// Frees the slot. Pre: shut and drained.
+// Frees the slot.
+// pre: shut and drained
 void table_free(Slot* slot);
 
-// While an engine is opened or closed. Its device has descriptors then that no object leads to, and
-// that a child could not close: forks wait. Waits for a fork that waits.
+// Held while an engine is opened or closed. Its device then has descriptors that no object leads
+// to, and that a child could not close, so forks wait. Waits for a fork that waits.
 class EngineChange {
  public:
   EngineChange();
@@ -78,8 +79,8 @@ class EngineChange {
 // or closes an engine.
 void table_before_fork();
 void table_after_fork_in_parent();
-// Closes the handles of all stores except `kept`, and the descriptors of their devices; no thread
+// Closes the handles of all stores except `forked`, and the descriptors of their devices. No thread
 // uses any of them.
-void table_after_fork_in_child(const ArkStore* kept);
+void table_after_fork_in_child(const ArkStore* forked);
 
 }  // namespace lunar::ark

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of lunar/kv.h: what libarkdb has in addition to IBM's.
+// The calls of lunar/kv.h, which IBM's libarkdb does not have.
 // Threading: any.
 #include "lunar/kv.h"
 
 #include <errno.h>
 #include <string.h>
+
+#include <algorithm>
 
 #include "base/bytes.h"
 #include "kv/ark/ark_store.h"
@@ -15,22 +17,23 @@ using namespace lunar::ark;
 
 namespace {
 
-constexpr size_t kBytesFirst = 64;  // of lunar_kv_options as it was first released
+constexpr size_t kBytesFirst = 64;  // the size of lunar_kv_options in its first release
 static_assert(sizeof(lunar_kv_options) == kBytesFirst,
               "later members lie behind these, and may be missing");
 
-// The caller's structure in the size of ours: what it lacks is 0, what it has more must be.
+// Reads the caller's structure, of any size. Members that it lacks are 0. Bytes that it has in
+// excess must be 0.
 int read_options(const lunar_kv_options* from, lunar_kv_options* out) {
   if (!from || from->struct_size < kBytesFirst) return EINVAL;
   if (from->struct_size > sizeof *out &&
       !lunar::bytes_are_zero(from + 1, from->struct_size - sizeof *out))
     return E2BIG;
   *out = {};
-  memcpy(out, from, from->struct_size < sizeof *out ? from->struct_size : sizeof *out);
+  memcpy(out, from, std::min<size_t>(from->struct_size, sizeof *out));
   return 0;
 }
 
-int as_int(uint32_t value) { return value > INT32_MAX ? INT32_MAX : static_cast<int>(value); }
+int as_int(uint32_t value) { return static_cast<int>(std::min<uint32_t>(value, INT32_MAX)); }
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Places of stores that are kept: see kept_place.h.
+// Places of persistent stores: see store_path.h.
 // Threading: as there.
-#include "kv/kept_place.h"
+#include "kv/store_path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,11 +25,11 @@ namespace {
 
 constexpr uint64_t kDramLeast = 64 * kMiB, kEndBytes = kMiB;
 constexpr int kAttempts = 5;
-// for another process that sizes the file
+// Waits for another process that sizes the file.
 constexpr uint64_t kSizeWaitNs = 1'000'000'000, kSizePauseNs = 5'000'000;
 
-// What a file was before its place was opened: what was made of it is undone when the store cannot
-// be opened.
+// The state of a file before its place was opened. If the store cannot be opened, the file returns
+// to it.
 enum class FileBefore : uint8_t { kAsItIs, kEmpty, kMissing };
 
 bool lies_at(int fd, const char* path) {
@@ -37,8 +37,8 @@ bool lies_at(int fd, const char* path) {
   return sys::path_status(path, &there) == 0 && sys::is_file(fd, {there.st_dev, there.st_ino});
 }
 
-// A file that this process sizes, or takes its size from. With its lock, as long as the descriptor
-// is open, no other process has the file (superpipe/ownership.h).
+// A file whose size this process sets or resets. The lock keeps other processes from the file while
+// the descriptor is open (superpipe/ownership.h).
 class SizedFile {
  public:
   explicit SizedFile(int fd = -1) : fd_(fd) {}
@@ -48,8 +48,8 @@ class SizedFile {
   SizedFile(const SizedFile&) = delete;
   SizedFile& operator=(const SizedFile&) = delete;
   int fd() const { return fd_; }
-  // Locks it, unless another process has it. 0; -EAGAIN: that one has; -errno: no process can lock
-  // files here, as opening will say.
+  // Locks the file. 0; -EAGAIN: another process has it; -errno: files cannot be locked here, and
+  // opening will say so.
   int lock() const {
     return fd_ < 0 ? fd_ : sys::lock_range(fd_, sys::RangeLock::kExclusive, 0, 0);
   }
@@ -58,12 +58,12 @@ class SizedFile {
     const int error = sys::file_status(fd_, &status);
     return error < 0 ? error : status.st_size;
   }
-  // No byte of it was ever written. Its blocks do not tell: some file systems count none of what
-  // was written before they have placed it (ZFS), and others count those of an empty file's
-  // attributes. A file system that does not tell holes has no blank files.
+  // Whether no byte of the file was ever written. The number of blocks does not tell: ZFS counts a
+  // written block only when it has placed it, and other file systems count blocks for the
+  // attributes of an empty file. On a file system that does not report holes, no file is blank.
   bool is_blank() const { return sys::next_data(fd_, 0) == -ENXIO; }
-  // Shares the claim that the device has, which closing the device then does not end. Pre: not
-  // open.
+  // Shares the claim of the device, so that closing the device does not end it.
+  // pre: not open
   void hold(const Device* device) {
     if (device->fd_count() != 0) fd_ = sys::control_file(device->fd(0), F_DUPFD_CLOEXEC, nullptr);
   }
@@ -72,8 +72,8 @@ class SizedFile {
   int fd_;
 };
 
-// PATH#NAME or URI#NAME, as scratch LUNs are named; not a file that has one in its name, there or
-// to be made.
+// Whether a path is PATH#NAME or URI#NAME, as scratch LUNs are named. A file with # in its name,
+// which exists or is to be made, is not.
 bool names_virtual_lun(const char* path) {
   const char* hash = strrchr(path, '#');
   struct stat status;
@@ -86,14 +86,17 @@ bool names_virtual_lun(const char* path) {
          (sys::path_status(before, &status) == 0 && !S_ISDIR(status.st_mode));
 }
 
-// Gives a file its size if it is empty. Only alone with it: what another process makes of it at
-// this moment would be cut off. That one gives it its size, or has it, as opening will find.
-int size_if_empty(const KeptPlace& place, const SizedFile& file, FileBefore* before,
+// Gives an empty file its size, under the lock, so that no data of another process is cut off. If
+// another process has the lock, it sizes the file, or opening will report that it has the file.
+int size_if_empty(const StorePath& place, const SizedFile& file, FileBefore* before,
                   ErrorText* why) {
-  for (const uint64_t start = sys::now_ns(); const int status = file.lock();
-       sys::sleep_ns(kSizePauseNs)) {
-    const bool waits = status == -EAGAIN || status == -EINTR;
+  const uint64_t start = sys::now_ns();
+  for (;;) {
+    const int locked = file.lock();
+    if (locked == 0) break;
+    const bool waits = locked == -EAGAIN || locked == -EINTR;
     if (!waits || file.bytes() != 0 || sys::now_ns() - start > kSizeWaitNs) return 0;
+    sys::sleep_ns(kSizePauseNs);
   }
   if (file.bytes() != 0) return 0;
   if (*before == FileBefore::kAsItIs) *before = FileBefore::kEmpty;
@@ -104,35 +107,35 @@ int size_if_empty(const KeptPlace& place, const SizedFile& file, FileBefore* bef
              : 0;
 }
 
-// Pre: no other process has the file.
-void undo_made(const KeptPlace& place, const SizedFile& file, FileBefore before) {
+// pre: no other process has the file
+void undo_made(const StorePath& place, const SizedFile& file, FileBefore before) {
   if (before == FileBefore::kMissing && lies_at(file.fd(), place.path)) (void)::unlink(place.path);
   if (before == FileBefore::kEmpty) (void)sys::set_file_size(file.fd(), 0);
 }
 
-// held: has the claim of the device, or is not open. Then another process may have the file, or
-// have had it.
-void undo(const KeptPlace& place, const SizedFile& held, FileBefore before) {
+// held: has the claim of the device, or is not open. If it is not open, another process may have
+// the file, or have had it.
+void undo(const StorePath& place, const SizedFile& held, FileBefore before) {
   if (before == FileBefore::kAsItIs) return;
   if (held.fd() >= 0) return undo_made(place, held, before);
   const SizedFile file(sys::open_file(place.path, O_RDWR));
   const int status = file.lock();
-  // Where nothing can be locked it was not sized either.
+  // A file that cannot be locked was not sized.
   const bool is_empty = file.fd() >= 0 && file.bytes() == 0;
   if (status == -EAGAIN || (status < 0 && !is_empty) || !file.is_blank()) return;
   if (before == FileBefore::kMissing || static_cast<uint64_t>(file.bytes()) == place.bytes_if_empty)
     undo_made(place, file, before);
 }
 
-int removed(const KeptPlace& place, ErrorText* why) {
+int removed(const StorePath& place, ErrorText* why) {
   return why->set(-ESTALE, "%s: %s: was removed while it was opened", place.caller, place.path);
 }
 
-// A file that is wanted, or empty, gets its size.
-int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
+// Creates a missing file if the mode allows it, and gives an empty file its size.
+int prepare_file(const StorePath& place, FileBefore* before, ErrorText* why) {
   struct stat status_of;
   int status = sys::path_status(place.path, &status_of);
-  const bool makes = place.take == Take::kMake || place.take == Take::kReplaceAll;
+  const bool makes = place.mode == OpenMode::kMake || place.mode == OpenMode::kReplaceAll;
   if (status == -ENOENT && makes && scheme_length(place.path) == 0) {
     const SizedFile file(sys::open_file(place.path, O_RDWR | O_CREAT | O_EXCL, 0600));
     if (file.fd() >= 0) {
@@ -145,31 +148,31 @@ int prepare_file(const KeptPlace& place, FileBefore* before, ErrorText* why) {
     status = sys::path_status(place.path, &status_of);
     if (status == -ENOENT && sys::link_status(place.path, &status_of) == -ENOENT)
       return removed(place, why);
-    if (status == -ENOENT)  // nothing is where the path leads, and something at the path
+    if (status == -ENOENT)  // the path is a link whose target does not exist
       return why->set(
           -EEXIST,
           "%s: %s: is a symbolic link that leads to nothing; make the store where it leads",
           place.caller, place.path);
   }
-  if (status < 0) return 0;  // a URI, or opening says it
+  if (status < 0) return 0;  // a URI, or opening reports it
   if (S_ISDIR(status_of.st_mode))
-    return why->set(-EINVAL, "%s: %s: is a directory; a store that is kept wants a file in it",
+    return why->set(-EINVAL, "%s: %s: is a directory; a persistent store needs a file in it",
                     place.caller, place.path);
-  const bool may_grow = place.take != Take::kLook && place.take != Take::kLoad;
+  const bool may_grow = place.mode != OpenMode::kReadOnly && place.mode != OpenMode::kLoad;
   if (!S_ISREG(status_of.st_mode) || status_of.st_size != 0 || !may_grow) return 0;
   const SizedFile file(sys::open_file(place.path, O_RDWR));
   return file.fd() < 0 ? 0 : size_if_empty(place, file, before, why);
 }
 
-int check_size(const KeptPlace& place, const Device* device, ErrorText* why) {
+int check_size(const StorePath& place, const Device* device, ErrorText* why) {
   if (device->size_bytes() >= kPlaceBytesLeast) return 0;
   return why->set(-ENOSPC, "%s: %s: %s are too small for a store; give %s at least", place.caller,
                   place.path, format_size(device->size_bytes()).text,
                   format_size(kPlaceBytesLeast).text);
 }
 
-// Of a place without a store: 0, it is blank; 1, `what` says what it holds; -errno.
-int holds_other(const KeptPlace& place, Device* device, char* what, size_t size, ErrorText* why) {
+// Looks at a place without a store. 0: it is blank; 1: `what` says what it holds; -errno.
+int holds_other(const StorePath& place, Device* device, char* what, size_t size, ErrorText* why) {
   DeviceContent content = DeviceContent::kForeign;
   if (const int status = device_content(device, &content, what, size, false); status < 0)
     return why->set(status, "%s: %s: cannot be read: %s", place.caller, place.path,
@@ -177,11 +180,11 @@ int holds_other(const KeptPlace& place, Device* device, char* what, size_t size,
   return content != DeviceContent::kBlank && content != DeviceContent::kEnded;
 }
 
-int refuse_content(const KeptPlace& place, const char* what, ErrorText* why) {
+int refuse_content(const StorePath& place, const char* what, ErrorText* why) {
   return why->set(-EEXIST, "%s: %s: holds %s%s", place.caller, place.path, what, place.advice);
 }
 
-// The ends of a device, where formats have their marks and copies of them.
+// Erases the ends of a device, where formats keep their marks and the copies of them.
 int erase_ends(Device* device) {
   const uint64_t bytes = device->size_bytes(), head = media::kHeadBytes;
   if (bytes <= head + kEndBytes) return raw_zero(device, 0, round_down(bytes, media::kBlockBytes));
@@ -191,25 +194,24 @@ int erase_ends(Device* device) {
   return status == 0 ? raw_flush(device) : status;
 }
 
-// What there is, against what may be.
-int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* contents,
+// Decides by the content of the place and the mode how the store is opened, or refuses.
+int choose(const StorePath& place, HeadDamage damage, Device* device, Contents* contents,
            ErrorText* why) {
-  *contents = Contents::kKept;
+  *contents = Contents::kExisting;
   media::Superblock super;
   const int found = superblock_read(device, damage, &super, why);
-  const bool only_there = place.take == Take::kLook || place.take == Take::kLoad;
-  if (found != -ENOENT && (only_there || place.take == Take::kLoadOrMake)) return found;
+  const bool only_there = place.mode == OpenMode::kReadOnly || place.mode == OpenMode::kLoad;
+  if (found != -ENOENT && (only_there || place.mode == OpenMode::kLoadOrMake)) return found;
   char what[64];
   if (only_there) {
     const int other = holds_other(place, device, what, sizeof what, why);
-    return other == 0 ? why->set(-ENOENT, "%s: holds no key/value store", place.path)
-           : other < 0
-               ? other
-               : why->set(-EEXIST, "%s: holds %s, not a key/value store; is the name right?",
-                          place.path, what);
+    if (other < 0) return other;
+    if (other == 0) return why->set(-ENOENT, "%s: holds no key/value store", place.path);
+    return why->set(-EEXIST, "%s: holds %s, not a key/value store; is the name right?", place.path,
+                    what);
   }
   *contents = Contents::kNew;
-  if (place.take == Take::kReplaceAll) {
+  if (place.mode == OpenMode::kReplaceAll) {
     if (const int small = check_size(place, device, why); small < 0) return small;
     const int status = erase_ends(device);
     return status < 0 ? why->set(status, "%s: %s: cannot be erased: %s", place.caller, place.path,
@@ -219,7 +221,7 @@ int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* 
   if (found != -ENOENT) {
     const bool is_store = found == 0 || found == -EBADMSG || found == -EPROTONOSUPPORT;
     if (!is_store) return found;
-    if (place.take == Take::kMake) return refuse_content(place, "a key/value store", why);
+    if (place.mode == OpenMode::kMake) return refuse_content(place, "a key/value store", why);
     return found == -EPROTONOSUPPORT ? found : 0;
   }
   const int other = holds_other(place, device, what, sizeof what, why);
@@ -227,24 +229,23 @@ int choose(const KeptPlace& place, HeadDamage damage, Device* device, Contents* 
   return check_size(place, device, why);
 }
 
-// The device's file is the one at the path. Another process, which made the file and was then
-// refused, may have removed it while this one waited for its claim.
-bool still_there(const KeptPlace& place, const Device* device) {
+// Whether the device's file is the one at the path. Another process that made the file and was then
+// refused may have removed it while this process waited for its claim.
+bool still_there(const StorePath& place, const Device* device) {
   return device->fd_count() == 0 || lies_at(device->fd(0), place.path);
 }
 
-// -ESTALE: to be called again. options->contents is what to open the store with. held: has the
-// claim of a file that was made or sized here.
-int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before, SizedFile* held,
+// Opens the device at a place and sets options->contents. held: gets the claim of a file that was
+// made or sized here. -ESTALE: call again.
+int open_place(const StorePath& place, StoreOptions* options, FileBefore* before, SizedFile* held,
                ErrorText* why) {
   Device** device = &options->device;
   *device = nullptr;
   *before = FileBefore::kAsItIs;
   if (names_virtual_lun(place.path))
     return why->set(-EINVAL,
-                    "%s: %s: names a virtual LUN, which ends with its process; a store that is "
-                    "kept wants a device or "
-                    "file of its own, without #NAME",
+                    "%s: %s: names a virtual LUN, which ends with its process; "
+                    "a persistent store needs a device or file of its own, without #NAME",
                     place.caller, place.path);
   if (const int status = prepare_file(place, before, why); status < 0) {
     undo(place, *held, *before);
@@ -254,7 +255,7 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
   const bool is_file = sys::path_status(place.path, &found) == 0 && S_ISREG(found.st_mode);
   DeviceOptions how;
   how.scratch = false;
-  how.read_only = place.take == Take::kLook;
+  how.read_only = place.mode == OpenMode::kReadOnly;
   // kWhole: a lock that readers share, and that a description for reading can have
   // (superpipe/ownership.h).
   how.claim = how.read_only ? Claim::kWhole : Claim::kAlone;
@@ -269,7 +270,7 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
       how.read_only && options->salvage ? HeadDamage::kSalvage : HeadDamage::kRefuse;
   if (status == 0 && *before != FileBefore::kAsItIs) held->hold(*device);
   if (held->fd() >= 0 && !held->is_blank())
-    *before = FileBefore::kAsItIs;  // another process was quicker
+    *before = FileBefore::kAsItIs;  // another process wrote to it first
   if (status == 0) status = choose(place, damage, *device, &options->contents, why);
   if (status == 0) return 0;
   device_close(*device);
@@ -280,7 +281,8 @@ int open_place(const KeptPlace& place, StoreOptions* options, FileBefore* before
 
 }  // namespace
 
-int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out, ErrorText* why) {
+int persistent_store_open(const StorePath& place, StoreOptions* options, Store** out,
+                          ErrorText* why) {
   FileBefore before;
   SizedFile held;
   int status = -ESTALE;

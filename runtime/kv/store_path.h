@@ -13,9 +13,9 @@
 
 namespace lunar::kv {
 
-// What the place is opened for, and what may be overwritten.
-enum class Take : uint8_t {
-  kLook,          // there must be a store; nothing is written. Others may look at the same time
+// The purpose of the open, and the content that it may overwrite.
+enum class OpenMode : uint8_t {
+  kReadOnly,      // there must be a store; nothing is written. Others may read it at the same time
   kLoad,          // there must be a store
   kLoadOrMake,    // there must be a store, or the place must be blank
   kReplaceStore,  // there must be a store, which is overwritten, or the place must be blank
@@ -23,22 +23,22 @@ enum class Take : uint8_t {
   kReplaceAll,    // any content is overwritten
 };
 
-// in less, two saved states and the reserve for cleaning may leave no room
+// In a smaller place, two saved states and the reserve for cleaning may leave no room for pairs.
 constexpr uint64_t kPlaceBytesLeast = 2 * kMiB;
 
-struct KeptPlace {
+struct StorePath {
   const char* path = "";
-  Take take = Take::kLoad;
+  OpenMode mode = OpenMode::kLoad;
   uint64_t bytes_if_empty = kGiB;  // the size of a file that is empty, or is created
   const char* caller = "";         // for messages: "ark_create"
-  const char* advice = "";         //   what to do about a place that has content: "; give another"
+  const char* advice = "";         // for messages: about a place with content, "; give another"
 };
 
-// Opens the store at a place. Its device is for this process alone (except with kLook). options:
+// Opens the store at a place. Except with kReadOnly, this process has the device alone. options:
 // all but device and contents. 0; -ENOENT, -EEXIST, -EBUSY, -ENOSPC (too small) and others, with
-// *why; nothing was changed then, except with kReplaceStore and kReplaceAll.
-[[nodiscard]] int kept_store_open(const KeptPlace& place, StoreOptions* options, Store** out,
-                                  ErrorText* why);
+// *why. An error leaves the place unchanged, except with kReplaceStore and kReplaceAll.
+[[nodiscard]] int persistent_store_open(const StorePath& place, StoreOptions* options, Store** out,
+                                        ErrorText* why);
 
 // Reads a size from the environment; 0: not set. -EINVAL with *why.
 [[nodiscard]] int size_variable(const char* name, const char* caller, uint64_t* bytes,
