@@ -41,7 +41,7 @@ Fua ask_fua(uint64_t rdev) {
 
 }  // namespace
 
-// An open asks, and most ask for the same disk: the last answer is kept.
+// Each open calls this, mostly for the same disk, so the last answer is cached.
 Fua block_fua(uint64_t rdev) {
   static std::atomic<uint64_t> last{UINT64_MAX};  // number and answer
   const uint64_t known = last.load(std::memory_order_relaxed);

@@ -5,6 +5,7 @@
 #pragma once
 #include <errno.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -31,13 +32,12 @@ class OwnedContext : public Context {
     Response dropped[16];
     while (in_flight() != 0) {
       const int n = wait(dropped, 16, -1);
-      if (n < 0 && n != -EINTR)
-        return;  // the ring itself is broken: closing it cancels what is left
+      if (n < 0 && n != -EINTR) return;  // closing a broken ring cancels the remaining commands
     }
   }
 
  private:
-  const uint32_t copy_ = sys::memory_copy();  // of the memory that it was made in
+  const uint32_t copy_ = sys::memory_copy();  // the copy of the memory in which it was made
 };
 
 class CountedDevice : public Device {
@@ -48,7 +48,7 @@ class CountedDevice : public Device {
   }
 
  protected:
-  // The end of attach(), with what create() of the context returned.
+  // The end of attach(). status: as create() of the context returned.
   int attached(int status, OwnedContext* context, Context** out) {
     if (status < 0) return status;
     contexts_.fetch_add(1, std::memory_order_relaxed);
@@ -110,7 +110,7 @@ struct WatchSet {
 class LatencyAverage {
  public:
   void add(uint64_t sample_ns) {
-    if (sample_ns > kSampleMaxNs) sample_ns = kSampleMaxNs;
+    sample_ns = std::min(sample_ns, kSampleMaxNs);
     if (average_ns_ == 0)
       average_ns_ = sample_ns;
     else

@@ -12,14 +12,16 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kBrokenNs = 50'000;  // between two looks at a ring that is out of order
+constexpr uint64_t kBrokenNs = 50'000;  // between two polls of a broken ring
 
 }  // namespace
 
-// In a forked child the first one forgets the parent's contexts; the others wait for it.
+// In a forked child, the first thread forgets the parent's contexts, and others wait for it.
 void ContextPool::know_process(Device* device) {
   const int self = static_cast<int>(sys::memory_copy());
-  for (int known; (known = copy_.load(std::memory_order_acquire)) != self;) {
+  for (;;) {
+    int known = copy_.load(std::memory_order_acquire);
+    if (known == self) return;
     if (known == -self) {
       sys::yield_cpu();
       continue;
@@ -43,7 +45,7 @@ int ContextPool::take_free() {
   // waiters. One of the two must see the other.
   uint32_t free = free_.load(std::memory_order_seq_cst);
   while (free) {
-    const int index = std::countr_zero(free);  // the lowest: its memory is warm
+    const int index = std::countr_zero(free);  // the lowest, whose memory is most likely cached
     if (free_.compare_exchange_weak(free, free & ~(1u << index), std::memory_order_seq_cst))
       return index;
   }
@@ -63,8 +65,7 @@ int ContextPool::take(Device* device) {
         options.shared = options.in_turns = options.delegate = true;
         const int status = device->attach(options, &context_[count_]);
         if (status == 0) return static_cast<int>(count_++);
-        if (count_ == 0)
-          return status;  // else no descriptor, no memory: there are others to wait for
+        if (count_ == 0) return status;  // otherwise waits for one of the other contexts
       }
     }
     waiting_.fetch_add(1, std::memory_order_seq_cst);
@@ -96,7 +97,7 @@ bool ContextPool::transfer(Device* device, const Command& command, int64_t* resu
                 : context.exchange(&command, 1, &taken, &response, 1, 1, -1);
     if (got == 1) break;
     if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY)
-      break;  // refused: never started
+      break;  // the command was refused, so it never started
     if (got < 0 && got != -EINTR) sys::sleep_ns(kBrokenNs);
   }
   give(static_cast<unsigned>(index));

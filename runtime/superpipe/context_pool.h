@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts for blocking commands that involve several lower devices: a thread borrows one for each
-// command. The pool attaches them on demand, as many as there are threads at a time, and keeps
+// command. The pool attaches contexts on demand, as many as threads use it at a time, and keeps
 // them. A forked child attaches its own. Threading: any thread. Blocks; not for the fault path.
 #pragma once
 #include <atomic>
@@ -26,8 +26,8 @@ class ContextPool {
   void know_process(Device* device);
   int take_free();
 
-  std::atomic<int> copy_{
-      0};  // of the memory that these contexts are of; < 0: a child is forgetting its parent's
+  // The copy of the memory that these contexts belong to; < 0: a child is forgetting its parent's.
+  std::atomic<int> copy_{0};
   std::atomic<uint32_t> free_{0};     // one bit per context
   std::atomic<uint32_t> waiting_{0};  // threads that wait for a context,
   std::atomic<uint32_t> word_{0};     //   on this word, which changes when one becomes free

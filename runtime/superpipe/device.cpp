@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a context does that has no better way, and what commands and capabilities say.
+// Default implementations of Context, and names of capabilities.
 // Threading: as device.h says.
 #include "superpipe/device.h"
 
@@ -27,13 +27,13 @@ int Context::exchange(const Command* commands, unsigned n, unsigned* taken, Resp
     const int64_t left = limit.left();
     const int status = got < least ? wait(out + got, max - got, left) : reap(out + got, max - got);
     if (status < 0) return got ? static_cast<int>(got) : status;
-    if (status == 0) break;  // the timeout, or nothing on its way
+    if (status == 0) break;  // the timeout, or no command is in flight
     got += static_cast<unsigned>(status);
   } while (got < least);
   return static_cast<int>(got);
 }
 
-// By looking again.
+// By default the waiting thread polls the context.
 void Context::wakeups(Wakeups* out) { out->look_at(sys::now_ns() + kLookNs); }
 
 const char* fua_text(Fua fua) {

@@ -40,12 +40,12 @@ namespace lunar {
 struct JoinedFiles;
 class Wakeups;
 
-// kDiscard: from its response on the range reads as zeros, on every device that supports it
-// (otherwise -EOPNOTSUPP: Capabilities::discard). It is a write of zeros in all but cost: a block
-// device or namespace may free the space; a file or pmem: keeps it, so that reserved space stays
-// reserved. Not atomic; durable after a flush, like a write. length: not 0. Beyond the end of the
-// device: -EINVAL; a file that may grow by writes may be given space there, and a block device may
-// discard the part that is inside.
+// kDiscard: from its response on, the range reads as zeros, on every device that supports it
+// (otherwise -EOPNOTSUPP: Capabilities::discard). It acts like a write of zeros, but costs less: a
+// block device or namespace may free the space; a file or pmem: keeps it, so that reserved space
+// stays reserved. Not atomic; durable after a flush, like a write. length: not 0. Beyond the end of
+// the device: -EINVAL; a file that may grow by writes may be given space there, and a block device
+// may discard the part that is inside.
 //
 // Order and durability. Commands in flight are unordered, even within one context: B follows A only
 // if it is submitted after A's response. kFlush: every write and discard that completed before the
@@ -64,16 +64,17 @@ enum class Op : uint8_t { kRead, kWrite, kDiscard, kFlush };
 
 struct Command {
   Op op = Op::kRead;
-  DeviceOffset offset{};       // bytes; a multiple of Device::io_align()
-  const iovec* iov = nullptr;  // kRead, kWrite: valid (with its memory) until the response; lengths
-                               // and addresses are
-  uint32_t iov_count = 0;      //   multiples of io_align(); at most 256 entries
-  uint64_t length = 0;         // kDiscard: bytes
-  uint64_t tag = 0;            // returned in the response
-  // kWrite: this write alone is durable when it completes (force unit access). Capabilities::fua
-  // says what that costs. Ignored for other commands
+  DeviceOffset offset{};  // bytes; a multiple of Device::io_align()
+  // kRead, kWrite: valid (with its memory) until the response. Lengths and addresses are multiples
+  // of io_align().
+  const iovec* iov = nullptr;
+  uint32_t iov_count = 0;  // at most 256
+  uint64_t length = 0;     // kDiscard: bytes
+  uint64_t tag = 0;        // returned in the response
+  // kWrite: only this write is durable when it completes (force unit access). Capabilities::fua has
+  // the cost. Ignored for other commands
   bool fua = false;
-  uint8_t file = 0;  // for a context over several files (Device::join): which of them. Otherwise 0
+  uint8_t file = 0;  // for a context over several files (Device::join): the index. Otherwise 0
 };
 
 // The bytes that the command moves or discards.
@@ -92,31 +93,35 @@ struct Response {
 
 struct ContextOptions {
   unsigned depth = 256;  // maximum number of commands in flight (1..4096)
-  // a window, registered with the device if limits allow: I/O whose single iovec is
+  // A window, registered with the device if limits allow: I/O whose single iovec lies inside it
+  // pins no pages per I/O. Optional; not owned
   void* buffer = nullptr;
-  size_t buffer_bytes = 0;  //   inside it pins no pages per I/O. Optional; not owned
-  bool spin = true;         // wait() spins before it sleeps
-  bool shared = false;      // several threads will use it: see Context::await. Costs a little: no
-                            // deferred task work
-  // (with shared) one after the other, each waiting for its own command: cheaper
+  size_t buffer_bytes = 0;
+  bool spin = true;  // wait() spins before it sleeps
+  // Several threads will use it: see Context::await. Costs a little, because task work is not
+  // deferred
+  bool shared = false;
+  // (with shared) They use it one after the other, each waiting for its own command: cheaper
   bool in_turns = false;
-  // if commands are blocking calls (because the host refuses io_uring), threads of the device make
+  // If commands are blocking calls (because the host refuses io_uring), threads of the device make
   // them, so that submit() does not wait for I/O. If a ring only lacks descriptors or memory,
   // attach() fails, and may be tried again. Not for the fault path
   bool delegate = false;
-  // another file that stays open until the last I/O has ended, even after a kill: one that locks
-  // are on
+  // A further file that must stay open until the last I/O has ended, even after a kill, because
+  // locks are on it
   int keep_fd = -1;
 };
 
 // What Command::fua costs beyond the write.
 enum class Fua : uint8_t {
-  // nothing: every write is durable when it completes, as far as the device is durable at all
-  // (Capabilities::persistent)
+  // Nothing: every write is durable when it completes, if the device is durable at all
+  // (Capabilities::persistent).
   kFree,
-  kWriteThrough,  // this write bypasses the device's cache
-  kFlush,  // a flush of the whole device after it. For several writes: write without fua, then
-           // flush once
+  // The write bypasses the device's cache.
+  kWriteThrough,
+  // The whole device is flushed after the write. For several writes: write without fua, then flush
+  // once.
+  kFlush,
 };
 const char* fua_text(Fua fua);  // "free", "write-through", "flush"
 
@@ -124,7 +129,7 @@ const char* fua_text(Fua fua);  // "free", "write-through", "flush"
 struct Capabilities {
   bool discard = false;  // kDiscard works: discarded ranges read as zeros (otherwise -EOPNOTSUPP)
   bool window = false;   // ContextOptions::buffer is registered once, if RLIMIT_MEMLOCK allows
-  // an I/O is a copy by the CPU, and done when its call returns: it cannot hang (pmem)
+  // An I/O is a copy by the CPU, complete when its call returns: it cannot hang (pmem)
   bool instant = false;
   bool polled = false;     // wait() never sleeps for I/O, because a copy is the I/O (pmem, sim)
   bool persistent = true;  // the content survives the last close
@@ -176,7 +181,7 @@ class Device {
   virtual ~Device() = default;
   // Makes a context for the calling thread. Returns 0 or -errno; *out is released with detach().
   [[nodiscard]] virtual int attach(const ContextOptions& options, Context** out) = 0;
-  // by the thread that attached; waits for commands in flight
+  // Called by the thread that attached. Waits for commands in flight.
   virtual void detach(Context* context) = 0;
   // Devices on files can share a context, and so a ring (device_files.h). join: adds the device to
   // such a set; false: it needs its own context. attach_joined: as attach(), called on one of them
@@ -199,10 +204,10 @@ class Device {
   // stores; valid until close(). nullptr: not inside, or the device takes commands only (all
   // devices but mem:). Any thread, never blocks.
   virtual void* map(DeviceOffset /*offset*/, uint64_t /*bytes*/) { return nullptr; }
-  virtual uint64_t size_bytes()
-      const = 0;  // the most that it can hold (a file that may grow: see growable)
-  // whether it was made for one process, and others make their own: size_bytes() is then the free
-  // space at open
+  // The greatest size (a file that may grow: see growable).
+  virtual uint64_t size_bytes() const = 0;
+  // Whether it was made for one process, so that other processes make their own. size_bytes() is
+  // then the free space at open.
   virtual bool growable() const = 0;
   // Carries out one command in the calling thread. Returns the bytes moved (0 for kDiscard and
   // kFlush), or -errno. Ignores `tag`. Any number of threads at once; holds no lock of Lunar's
@@ -223,18 +228,18 @@ class Device {
   // (device_files.h: device_lock).
   virtual unsigned lock_count() const { return fd_count() ? 1 : 0; }
   // `fd` is a new open file description of number i's file (in a forked child whose program had
-  // closed the inherited one). Takes on it, too, the locks that keep the device reserved (and the
+  // closed the inherited one). Takes the locks that keep the device reserved on it as well (and the
   // owner's lock of a virtual LUN). 0 or -errno.
   [[nodiscard]] virtual int share_lock(unsigned /*i*/, int /*fd*/) { return 0; }
   // Releases everything and frees the object. pre: no context is attached. Called through
   // device_close().
   virtual void close() = 0;
-  // In a forked child, instead of close(): gives back the object's memory where that can be done
-  // alone. The device is the parent's, and the caller has closed the descriptors. pre: no context
-  // of the child's is attached.
+  // In a forked child, instead of close(): frees the object's memory if that is possible. The
+  // device belongs to the parent, and the caller has closed the descriptors. pre: no context of the
+  // child's is attached.
   virtual void forget() {}
 };
-// of one device: one per file, two per node, and the namespace's other nodes
+// The most descriptors of one device: one per file, two per node, and the namespace's other nodes.
 constexpr unsigned kDeviceFdsMax = 32;
 
 struct DeviceOptions {

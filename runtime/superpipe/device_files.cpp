@@ -28,10 +28,11 @@ constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-",
                kNode[] = "lunar-node-";
 constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;  // any user may put names into /dev/shm
 constexpr int kMakeTries = 8;
-constexpr size_t kAclBytesMax = 4 + 127 * 8;  // of a node's ACL
+constexpr size_t kAclBytesMax = 4 + 127 * 8;  // the longest ACL of a node that is read
 constexpr uint64_t kMakePauseNs = 2'000'000;
 
-// "0n1" with its end in "ng0n1", "nvme0n1", "nvme0n1p2" (and "p2"). False when it is no such name.
+// Finds "0n1", its length, and the partition ("p2") in "ng0n1", "nvme0n1", "nvme0n1p2". False: it
+// is no such name.
 bool namespace_numbers(const char* name, int* length, const char** numbers,
                        const char** partition) {
   if (strncmp(name, "nvme", 4) == 0)
@@ -58,8 +59,8 @@ void lock_path(const struct stat& node, char* out, size_t size) {
               major(node.st_rdev), minor(node.st_rdev));
 }
 
-// Who may read and write a file: the three classes of its mode, and users and groups by name. Of an
-// ACL's mode the group's bits are a mask, not the group's rights.
+// The users who may read and write a file: the three classes of its mode, and users and groups by
+// name. With an ACL, the group bits of the mode are a mask, not the group's rights.
 class Rights {
  public:
   Rights(int fd, mode_t mode) {
@@ -86,10 +87,10 @@ class Rights {
   void add(const Rights& more) {
     for (unsigned i = 0; i < more.count_; ++i) add(more.entries_[i]);
   }
-  // Whether both reading and writing is given to the group, or to that user by name.
+  // Whether the group, or that user by name, may both read and write.
   bool has_group() const { return has(kGroupClass, kNobody); }
   bool has_user(uid_t user) const { return has(kUser, user); }
-  // Where there are no ACLs, users by name are refused, and no others get in.
+  // On a file system without ACLs, users by name are refused, and other users gain nothing.
   void give(int fd) const {
     struct {
       uint32_t version = 2;  // POSIX_ACL_XATTR_VERSION
@@ -148,9 +149,9 @@ class Rights {
   unsigned count_ = 0;
 };
 
-// Users who may open the node may lock it; `further`: and those who might before, as another node
-// may have given more. Only root can give files away; a member of the node's group can set the
-// group.
+// Gives the lock file the rights of the node. further: keeps the rights that the lock file had,
+// because another node may have given more. Only root can give files away; a member of the node's
+// group can set the group.
 void copy_rights(int fd, const struct stat& node, int device, const struct stat* further) {
   if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0)
     (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
@@ -159,7 +160,7 @@ void copy_rights(int fd, const struct stat& node, int device, const struct stat*
   rights.give(fd);
 }
 
-// A lock file made by a user who may open the device.
+// Whether a lock file was made by a user who may open the device.
 bool trusted(const struct stat& lock, const struct stat& node, int device) {
   if (!S_ISREG(lock.st_mode)) return false;
   if (lock.st_uid == 0 || lock.st_uid == geteuid() || lock.st_uid == node.st_uid) return true;
@@ -167,8 +168,8 @@ bool trusted(const struct stat& lock, const struct stat& node, int device) {
   return (lock.st_gid == node.st_gid && rights.has_group()) || rights.has_user(lock.st_uid);
 }
 
-// The file there is not ours: root, the owner of the directory, moves it out of the way. 0: try
-// again; -errno: it stays there.
+// Moves a foreign file out of the way, as root, the owner of the directory. 0: try again; -errno:
+// it stays there.
 int quarantine(const char* path, const struct stat& examined) {
   struct stat now;
   const int err = sys::link_status(path, &now);
@@ -180,9 +181,9 @@ int quarantine(const char* path, const struct stat& examined) {
   return sys::rename_file(path, renamed);
 }
 
-// Opened as it is, or made; root replaces what another user put there. Without O_CREAT first: the
-// kernel refuses that for a file of another user in a sticky directory. *lock: what it is, or what
-// is in the way (-EPERM).
+// Opens a lock file, or makes it. Root replaces a file that another user put there. The first try
+// is without O_CREAT, which the kernel refuses for a file of another user in a sticky directory.
+// *lock: the status of the file, or of a file that is in the way (-EPERM).
 int open_or_make(const char* path, int access, const struct stat& node, int device,
                  struct stat* lock) {
   int fd = -ENOENT;
@@ -203,10 +204,10 @@ int open_or_make(const char* path, int access, const struct stat& node, int devi
         opened.st_dev == lock->st_dev && trusted(opened, node, device))
       return fd;
     if (fd >= 0) sys::close_file(fd);
-    // gone, or replaced in this moment
+    // It was removed or replaced at this moment.
     if (lock->st_nlink == 0 || (fd >= 0 && opened.st_ino != lock->st_ino)) continue;
     if (fd == -EACCES && trusted(*lock, node, device)) {
-      sys::sleep_ns(kMakePauseNs);  // its maker is just giving it its rights
+      sys::sleep_ns(kMakePauseNs);  // its maker has not given it its rights yet
       continue;
     }
     if (fd < 0 && fd != -ELOOP && fd != -EISDIR && fd != -EACCES && fd != -ENXIO) return fd;
@@ -267,16 +268,14 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
   if (fd == -EPERM)
     return why->set(fd,
                     "LUN %s: its lock file %s was put there by user %u, who may not open the "
-                    "device; when the device "
-                    "is not in use, "
-                    "have root remove that file",
+                    "device; when the device is not in use, have root remove that file",
                     path, lock_file, static_cast<unsigned>(lock.st_uid));
   if (fd < 0)
     return why->set(fd,
                     "LUN %s: its lock file %s cannot be opened: %s (%s); when the device is not in "
                     "use, remove that file",
                     path, lock_file, errno_text(fd), errno_name(fd));
-  // they may have changed, or its maker was killed
+  // Its rights may be out of date: the node's may have changed, or its maker was killed.
   if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), &lock);
   set(1, fd);
   lock_count_ = 2;

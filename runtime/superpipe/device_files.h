@@ -19,11 +19,11 @@
 // the device may lock it. If a user who may not open the device has put a file, link or directory
 // in its place, root renames that (/dev/shm is root's, and sticky); for other users the open fails
 // with a message. The file is empty and stays until the host reboots. If it is removed while in
-// use, or there is no /dev/shm, the locks of the node itself remain.
-// An attacker without rights to the device can create the name first, and so keep users other than
-// root out until root opens it. One with rights can lock the device, but could overwrite it, too.
-// Two nodes in containers that each have their own /dev/shm do not see each other; nor do, on disks
-// other than NVMe, two device numbers (sda and sdb of one disk: use dm-multipath's node).
+// use, or there is no /dev/shm, the locks of the node itself remain. An attacker without rights to
+// the device can create the name first, and so keep users other than root out until root opens it.
+// An attacker with rights can lock the device, but could also overwrite it. Two nodes in containers
+// that each have their own /dev/shm do not see each other; nor do, on disks other than NVMe, two
+// device numbers (sda and sdb of one disk: use dm-multipath's node).
 // Threading: opened and closed by one thread; the numbers are atomic.
 #pragma once
 #include <atomic>
@@ -52,8 +52,8 @@ class DeviceFiles {
   // Takes the device for `claim`, as ownership.h describes: opens the lock file of a node, locks,
   // checks whether the system uses the device, and claims the block devices from the kernel.
   // (read_only and kLook: only the locks, or nothing.) Waits up to a second, or 30 s if only the
-  // kernel has the locks. Pre: file() is open. 0, -EBUSY, -errno; all but 0 with *why. close()
-  // releases what it took.
+  // kernel has the locks. 0, -EBUSY, -errno; all but 0 with *why. close() releases what it took.
+  // pre: file() is open
   [[nodiscard]] int claim(Claim claim, bool read_only, const char* path, ErrorText* why);
   // Device::share_lock: takes the locks of the claim on `fd`, another description of number i. 0,
   // -EBUSY (another process has it), -errno.
@@ -108,7 +108,7 @@ bool namespace_key(const char* name, char* out, size_t size);
 // namespace).
 bool locks_know_backing_device(int fd);
 
-// Locks all of these files, or none: 0, -EAGAIN, -errno.
+// Locks all of these files, or, on failure, none. 0, -EAGAIN, -errno.
 [[nodiscard]] int files_lock(const int* fds, unsigned count, sys::RangeLock kind, uint64_t offset,
                              uint64_t length);
 // Whether another description holds, on any of them, a lock that conflicts with an exclusive one:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Users of a device: see device_in_use.h.
 //
-// Idea: owners lock the node and its lock file (device_files.h), each of one name of the bytes. So
-// this queries the lock files of the other names, and the files below loop devices. Two opens
-// through two names at one time both lock first and then look: one or both are refused. Threading:
-// at open only.
+// Idea: owners lock the node and its lock file (device_files.h), which are one name of the bytes.
+// So this queries the lock files of the other names, and the files below loop devices. Two
+// concurrent opens through two names both lock first and then query, so one or both are refused.
+// Threading: at open only.
 #include "superpipe/device_in_use.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ constexpr unsigned kLoopsDeep = 8;         // loop devices on loop devices
 constexpr size_t kTextBytes = 256 * 1024;  // of a file in /proc
 constexpr size_t kDigits = 10;
 
-// A file of /proc, for as long as it lives; "" when it cannot be read.
+// The content of a file of /proc; "" if it cannot be read.
 class ProcText {
  public:
   explicit ProcText(const char* path)
@@ -100,7 +100,7 @@ bool block_itself_in_use(unsigned major_number, unsigned minor_number, char* who
   return false;
 }
 
-// Value of KEY in a sysfs uevent file, into `out`. False when there is none.
+// Copies the value of KEY in a sysfs uevent file to `out`. False: it has no such key.
 bool uevent_value(const char* path, const char* key, char* out, size_t size) {
   char text[1024];
   if (sys::read_text(path, text, sizeof text) <= 0) return false;
@@ -115,8 +115,8 @@ bool uevent_value(const char* path, const char* key, char* out, size_t size) {
   return false;
 }
 
-// Whether any description holds a lock there, by the list of all locks: for a file that has no name
-// any more.
+// Whether any description holds a lock on a file, by the list of all locks. For a file that has no
+// name any more.
 bool lock_listed(uint64_t device, uint64_t inode) {
   char wanted[64];
   format_to(wanted, sizeof wanted, " %02x:%02x:%lu ", major(device), minor(device),
@@ -128,8 +128,8 @@ bool lock_listed(uint64_t device, uint64_t inode) {
   return false;
 }
 
-// Whether one of ours has those bytes of the block device of that number (0: any), by whatever
-// node.
+// Whether an open by Lunar through any node has locked those bytes of the block device of that
+// number (bytes 0: to the end).
 bool node_locked(uint64_t rdev, uint64_t first = 0, uint64_t bytes = 0) {
   struct stat node = {};
   node.st_mode = S_IFBLK;
@@ -156,8 +156,8 @@ uint64_t sysfs_number(int digits, const char* loop, const char* name) {
   return sys::read_text(path, text, sizeof text) > 0 ? strtoull(text, nullptr, 10) : 0;
 }
 
-// What loop device NAME ("loop0", also of its partition "loop0p1") lies on; false when it is none,
-// or that is not known.
+// Finds the file or device below loop device NAME ("loop0", also for its partition "loop0p1").
+// False: it is no loop device, or its backing is not known.
 bool loop_backing(const char* name, Backing* out) {
   if (strncmp(name, "loop", 4) != 0) return false;
   const char* number = name + strlen("loop");
@@ -172,7 +172,7 @@ bool loop_backing(const char* name, Backing* out) {
   const int status = fd < 0 ? fd : sys::loop_status(fd, &out->of);
   if (fd >= 0) sys::close_file(fd);
   if (status == 0 || status == -ENXIO) return status == 0;
-  struct stat file;  // without the right to open it there is the file's name
+  struct stat file;  // without the right to open the loop device, the name of the file helps
   if (!out->path[0] || sys::path_status(out->path, &file) != 0) return false;
   out->of = {file.st_dev, file.st_ino, S_ISBLK(file.st_mode) ? file.st_rdev : 0,
              sysfs_number(digits, number, "offset"), sysfs_number(digits, number, "sizelimit")};
@@ -191,11 +191,11 @@ bool backing_locked(const Backing& backing) {
   return locked;
 }
 
-// A loop device on some of the same bytes, its name into `name`; not `but` ("loop0", or a partition
-// of it).
+// Finds a loop device on some of the same bytes, other than `but` ("loop0", or a partition of it),
+// and copies its name to `name`.
 bool loop_on(const Backing& what, const char* but, char* name, size_t size) {
   const size_t own = but ? strspn(but + strlen("loop"), "0123456789") + strlen("loop") : 0;
-  // without a file they have no size, and are not listed. Lines: major minor blocks name
+  // A loop device without a file has no size, and is not listed. Lines: major minor blocks name
   ProcText partitions("/proc/partitions");
   Backing one;
   while (const char* line = partitions.line()) {
@@ -221,7 +221,7 @@ bool loop_on_block(uint64_t rdev, char* who, size_t size) {
   return true;
 }
 
-// What lies below a loop device, and other loop devices on the same.
+// Whether the file or device below a loop device is in use, also by another loop device.
 bool below_in_use(const char* disk, char* who, size_t size) {
   char name[64], other[64], reason[160];
   format_to(name, sizeof name, "%s", disk);
@@ -257,7 +257,7 @@ bool read_rdev(const char* path, uint64_t* rdev) {
   return true;
 }
 
-// A disk's partitions are folders in its own that begin with its name.
+// The partitions of a disk are folders in the disk's folder whose names begin with the disk's.
 bool partition_in_use(const char* folder, const char* disk, char* who, size_t size) {
   char path[192], part[64], reason[192];
   uint64_t rdev = 0;

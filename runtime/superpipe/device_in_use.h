@@ -12,13 +12,13 @@
 namespace lunar {
 
 // Whether block device `rdev` is in use: the device itself, a partition of it, or the disk it is a
-// part of; a loop device on one of these; for a loop device: what it is on, down to the last file,
-// and other loop devices on the same bytes. True with a short description in `who`, e.g. "mounted
-// on /data".
+// part of; a loop device on one of these; for a loop device: the files and devices below it, and
+// other loop devices on the same bytes. True with a short description in `who`, e.g. "mounted on
+// /data".
 bool block_in_use(uint64_t rdev, char* who, size_t size);
 // The other block devices of the NVMe namespace (or partition) of `node`: the block device of a
-// character device, and those of further controllers if the kernel does not join them. None if the
-// device is no such node.
+// character device, and those of further controllers if the kernel does not join them. count is 0
+// if the device is no such node.
 struct NamespaceNodes {
   static constexpr unsigned kMax = 4;
   struct Node {

@@ -29,7 +29,7 @@ template <class Kind>
   return new (memory + kDeviceHead) Kind;
 }
 
-// With a copy of its name.
+// The same, with a copy of the device's name in *kept.
 template <class Kind>
 [[nodiscard]] Kind* device_new(const char* name, const char** kept) {
   char* texts = nullptr;
@@ -39,8 +39,8 @@ template <class Kind>
   return device;
 }
 
-// `device`: as returned by device_new() (close() of a kind passes `this`), or nullptr. What it
-// holds must be released before.
+// `device`: as returned by device_new() (close() of a kind passes `this`), or nullptr. Its
+// resources must be released before.
 inline void device_free(void* device) {
   if (!device) return;
   char* memory = static_cast<char*>(device) - kDeviceHead;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Holders of locks: see lock_holders.h.
 //
-// Idea: /proc/PID/fdinfo/FD lists the locks of that open file description. No file is touched, so
-// none can block.
+// Idea: /proc/PID/fdinfo/FD lists the locks of that open file description. The files themselves are
+// not touched, so none can block.
 #include "superpipe/lock_holders.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kFilesMax = 2;
-constexpr size_t kInfoBytes = 8192;  // read at once; a lock takes some 100
+constexpr size_t kInfoBytes = 8192;  // read at once; a lock takes about 100 bytes
 constexpr char kLock[] = "lock:";
 
 struct Wanted {
@@ -50,8 +50,8 @@ bool line_matches(const char* line, const Wanted& wanted) {
   return false;
 }
 
-// Locks come one after the other, behind a few lines that each descriptor has and before what its
-// kind of file adds.
+// The locks are listed one after the other, behind a few lines that each descriptor has, and before
+// lines of the kind of file.
 bool description_matches(const char* path, const Wanted& wanted) {
   const int fd = sys::open_file(path, O_RDONLY);
   if (fd < 0) return false;
@@ -120,9 +120,8 @@ void LockWait::note() {
   if (noted_) return;
   noted_ = true;
   log_warning(
-      "LUN %s: locked, but by no process that can be seen from here: waiting up to 30 s, as the "
-      "kernel may still be "
-      "ending the I/O of one that was killed",
+      "LUN %s: locked, but by no process that can be seen from here: waiting up to 30 s, "
+      "because the kernel may still be ending the I/O of a killed process",
       path_);
 }
 

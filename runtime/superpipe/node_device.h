@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What devices on an open file or node have in common: file:, nvme:, pmem:, capi:.
+// The common part of devices on an open file or node: file:, nvme:, pmem:, capi:.
 // Threading: does not change after open, except the descriptors (reopen), which are atomic.
 #pragma once
 #include "superpipe/context_base.h"

@@ -21,15 +21,12 @@ using sys::RangeLock;
 
 constexpr uint64_t kWaitMaxNs = 1'000'000'000;
 constexpr uint64_t kClaimLeftNs = 20'000'000;  // a closed chunk's ring may hold its claim so long
-constexpr uint64_t kPauseMinNs = 2'000'000;
-constexpr uint64_t kPauseSpread = 1u << 24;  // 16 ms
 
-// False when so much time has passed since `start`. The pauses of two opens that stepped back from
-// each other differ.
+// Pauses (pause_apart()). False: the wait since `start` was long enough.
 bool pause(uint64_t start) {
   const uint64_t now = sys::now_ns();
   if (now - start > kWaitMaxNs) return false;
-  sys::sleep_ns(kPauseMinNs + now * 0x9e3779b97f4a7c15 % kPauseSpread);
+  pause_apart(now);
   return true;
 }
 
@@ -48,27 +45,25 @@ bool in_use(const struct stat& node, const NamespaceNodes& others, char* who, si
          namespace_in_use(others, who, size);
 }
 
-// `other`: the namespace's further block device that could not be claimed; nullptr: it is the
-// device itself.
+// `other`: the namespace's further block device that could not be claimed; nullptr: the device
+// itself could not.
 int explain_claim(int err, const char* path, const char* other, ErrorText* why) {
   if (err == -EBUSY && other)
     return why->set(err,
                     "LUN %s: the device is the same namespace as %s, which is open in another "
-                    "program, for itself alone "
-                    "(lsblk, fuser %s); give one that is not in use",
+                    "program, for itself alone (lsblk, fuser %s); give one that is not in use",
                     path, other, other);
   if (err == -EBUSY)
     return why->set(err,
                     "LUN %s: the block device is in use (mounted, swap, or another program has it: "
-                    "lsblk, fuser %s); "
-                    "give one that is not in use",
+                    "lsblk, fuser %s); give one that is not in use",
                     path, path);
   if (other && (err == -EACCES || err == -EPERM))
     return why->set(err,
                     "LUN %s: the same namespace is %s, and mkfs and mount cannot be kept from it "
-                    "without the right to "
-                    "read it (%s); grant that (chgrp, setfacl -m u:USER:r, a container's "
-                    "--device), or run as root",
+                    "without the right to read it (%s); "
+                    "grant that (chgrp, setfacl -m u:USER:r, a container's --device), "
+                    "or run as root",
                     path, other, errno_text(err));
   if (err == -EMFILE || err == -ENFILE)
     return why->set(err, "LUN %s: no file descriptor left; raise the limit (ulimit -n)", path);
@@ -80,8 +75,9 @@ int explain_claim(int err, const char* path, const char* other, ErrorText* why) 
 
 }  // namespace
 
-// Exclusively, which no other holder of any part lets pass; then shared, in one step. What is open
-// for reading only takes no exclusive lock, and asks for other holders when it has the shared one.
+// Locks the whole range exclusively, which fails if any part is locked, then downgrades the lock to
+// shared in one step. A descriptor that is open for reading only cannot lock exclusively: it takes
+// the shared lock, then queries other holders.
 int DeviceFiles::lock_alone() {
   const int fds[] = {fd(0), fd(1)};
   int status = files_lock(fds, lock_count(), RangeLock::kExclusive, 0, 0);
@@ -104,7 +100,7 @@ int DeviceFiles::lock_unless(uint64_t own, uint64_t other) {
   return status > 0 ? -EAGAIN : status;
 }
 
-// Whether a process has what is in the way of the claim.
+// Whether a process has a lock that conflicts with the claim.
 bool DeviceFiles::others_hold(Claim claim) const {
   const int fds[] = {fd(0), fd(1)};
   const LockedBytes alone[] = {{0, 0}}, parts[] = {{0, 1}, {kWholeByte, 1}},
@@ -132,8 +128,8 @@ int DeviceFiles::lock_claim(Claim claim, const char* path) {
   return status == 0 || claim != Claim::kForced ? status : lock_among();
 }
 
-// A lock in any case: later opens must see this one. Only a test of the whole range can be in the
-// way, for moments.
+// Takes the lock in any case, because later opens must see this one. Only another open's test of
+// the whole range can delay it, for moments.
 int DeviceFiles::lock_among() {
   const int fds[] = {fd(0), fd(1)};
   claim_ = Claim::kWhole;
@@ -164,11 +160,10 @@ void DeviceFiles::drop_claims() {
   }
 }
 
-// The kernel's claim of the device's own node (if `block`) and of the namespace's other block
-// devices: all or none. 0 or -errno, with the number of the other that failed in *failed
-// (others.count: the own node).
-// O_EXCL belongs to the description that was opened with it: that one takes the place of the first,
-// with what it holds.
+// Claims the device's own node (if `block`) and the namespace's other block devices from the
+// kernel: all or none. 0 or -errno, with the number of the other that failed in *failed
+// (others.count: the own node). O_EXCL belongs to the description that was opened with it, so that
+// description replaces the first one, with its locks.
 int DeviceFiles::take_claims(bool block, const NamespaceNodes& others, unsigned* failed) {
   *failed = others.count;
   const int own = block ? sys::open_again(file(), O_EXCL) : -1;
@@ -195,14 +190,14 @@ int DeviceFiles::take_claims(bool block, const NamespaceNodes& others, unsigned*
     sys::close_file(file());
     set(0, own);
   }
-  const int fds[] = {fd(0), fd(1)};  // opens that need the claim wait for it
+  const int fds[] = {fd(0), fd(1)};  // opens that need the claim wait for this lock
   if (own >= 0 || claim_count_)
     (void)files_lock(fds, lock_count(), RangeLock::kShared, kClaimedByte, 1);
   return 0;
 }
 
-// Two opens by two nodes that met step back from each other: none keeps a part of the claims while
-// it waits.
+// If two opens through two nodes conflict, both release their claims and try again, so none keeps a
+// part of the claims while it waits.
 int DeviceFiles::claim_from_kernel(const struct stat& node, const NamespaceNodes& others,
                                    const char* path, ErrorText* why) {
   if (others.more)
@@ -240,8 +235,8 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
   if (claim == Claim::kFurther || (read_only && claim != Claim::kAlone)) return 0;
   NamespaceNodes others;
   if (!S_ISREG(node.st_mode)) namespace_nodes(node, &others);
-  // A loop device that is being detached stays until its last open ends, such as one that reads its
-  // backing file's name.
+  // A loop device that is being detached stays until its last open ends, for example an open that
+  // reads the name of its backing file.
   char who[256];
   const uint64_t start = sys::now_ns();
   while (in_use(node, others, who, sizeof who)) {

@@ -2,20 +2,24 @@
 // Ownership of devices: the rule for every open of a file, a block device or an NVMe, pmem or CAPI
 // node.
 //
-//   claim    taken by, and what else may be opened at the same time
-//   kLook    `lunar lun list, info, paths`, a first look of `create`: reads only, locks nothing.
-//            Everything
-//   kWhole   a physical chunk (cblk_open), also in a group or a RAID 0. kWhole
-//   kAlone   a chunk with CBLK_OPN_RESERVE; a plain scratch LUN (`lunar run` with a file of its
-//   own,
-//            benches): device_open with `scratch`. Nothing
-//   kForced  a chunk with CBLK_OPN_FORCED_RESERVE: kAlone if possible, otherwise kWhole whatever
-//            other opens there are (but with its lock). As kAlone or kWhole, whichever it got
-//   kFurther a further chunk of a group that has one of these two: kWhole whatever other opens
-//   there
-//            are; its first chunk has checked. As kWhole
-//   kParts   virtual LUNs: a chunk with CBLK_OPN_VIRT_LUN, `lunar lun create, resize, remove,
-//            check`, `lunar run` on a formatted or blank device. kParts
+//   claim      taken by
+//              | other opens that it allows
+//   kLook      `lunar lun list, info, paths`, a first look of `create`: reads only, locks nothing
+//              | all
+//   kWhole     a physical chunk (cblk_open), also in a group or a RAID 0
+//              | kWhole
+//   kAlone     a chunk with CBLK_OPN_RESERVE; a plain scratch LUN (`lunar run` with its own file,
+//              benches): device_open with `scratch`
+//              | none
+//   kForced    a chunk with CBLK_OPN_FORCED_RESERVE: kAlone if possible, otherwise kWhole whatever
+//              other opens there are (but with its lock)
+//              | as kAlone or kWhole, whichever it got
+//   kFurther   a further chunk of a group whose first chunk has kAlone or kForced: kWhole whatever
+//              other opens there are, because the first chunk has checked
+//              | kWhole
+//   kParts     virtual LUNs: a chunk with CBLK_OPN_VIRT_LUN, `lunar lun create, resize, remove,
+//              check`, `lunar run` on a formatted or blank device
+//              | kParts
 //
 // Each member of a stripe is claimed; of paths that are opened as kAlone, the first.
 //
@@ -60,7 +64,7 @@ enum class Claim : uint8_t { kLook, kWhole, kAlone, kForced, kFurther, kParts };
 namespace owner_bytes {
 constexpr uint64_t kBase = uint64_t{1} << 62;
 constexpr uint64_t kClaimedByte = kBase - 2, kWholeByte = kBase - 1;
-// kBase: the metadata's (lun_locks.h)
+// kBase itself: the byte of the metadata (lun_locks.h).
 constexpr uint64_t kFirstLunByte = kBase, kPartsByte = kBase + 1;
 }  // namespace owner_bytes
 

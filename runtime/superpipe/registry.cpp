@@ -35,7 +35,7 @@ int device_open(const char* uri, const DeviceOptions& options, Device** out, Err
   if (is("mem")) return MemDevice::open(uri, options, out, why);
   if (is("sim")) return SimDevice::open(uri, options, out, why);
   struct stat status;
-  // a file of that name
+  // A file whose name looks like a URI.
   if (sys::path_status(uri, &status) == 0) return FileDevice::open(uri, uri, options, out, why);
   return why->set(-EINVAL, "LUN %s: unknown scheme '%.*s'; known: %s", uri,
                   static_cast<int>(scheme), uri, device_schemes());

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may be overwritten: see signature.h.
+// Signatures of content that may be overwritten: see signature.h.
 //
-// Idea: refuse on doubt. A place is accepted when its first 64 KiB are zeros, or our own header
-// followed by zeros; a block device must moreover be unused (mounts, swap, holders) and unknown to
-// libblkid, which is opened at need so that programs that never use a block device do not load it.
+// Idea: refuse if in doubt. A place is accepted if its first 64 KiB are zeros, or Lunar's header
+// followed by zeros. A block device must also be unused (mounts, swap, holders) and unknown to
+// libblkid, which is loaded on demand, so that programs that never use a block device do not load
+// it.
 // Threading: any thread, at open only. May not be used on the fault path.
 #include "superpipe/signature.h"
 
@@ -46,7 +47,7 @@ bool is_ours(const char* head, size_t bytes) {
          all_zero(head + sizeof(ScratchHeader), bytes - sizeof(ScratchHeader));
 }
 
-// Up to kScratchProbeBytes from the start; fewer from a small file.
+// Reads up to kScratchProbeBytes from the start; fewer from a small file.
 int64_t read_head(int fd, char* head) {
   size_t got = 0;
   while (got < kScratchProbeBytes) {
@@ -55,7 +56,7 @@ int64_t read_head(int fd, char* head) {
     if (n < 0) return n;
     got += static_cast<size_t>(n);
     if (n == 0 || got % 4096 != 0)
-      break;  // the end; beyond a short read the offset would not suit O_DIRECT
+      break;  // the end, or a short read, behind which the offset would not suit O_DIRECT
   }
   return static_cast<int64_t>(got);
 }
@@ -88,7 +89,7 @@ struct Blkid {
   }
 };
 
-// Loaded once, and stays: others may have come to use it. nullptr: this host has none.
+// Loads libblkid once, and keeps it, because other code may use it. nullptr: it is not installed.
 const Blkid* loaded_blkid() {
   static Blkid blkid;
   static const bool loaded = blkid.load();
@@ -147,11 +148,11 @@ void signature_prepare() {
 }
 
 int block_signature(const char* path, bool only_head, char* what, size_t size) {
-  const HostGuard guard;  // dlopen and libblkid allocate: from DRAM
+  const HostGuard guard;  // dlopen and libblkid allocate from DRAM
   const Blkid* const library = loaded_blkid();
   if (library == nullptr) return -ENOSYS;
   const Blkid& blkid = *library;
-  // libblkid's buffers do not suit a descriptor with O_DIRECT
+  // The buffers of libblkid do not suit a descriptor with O_DIRECT.
   const int fd = sys::open_file(path, O_RDONLY);
   if (fd < 0) return fd;
   blkid_probe probe = blkid.new_probe();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Distinguishes what may be overwritten (a scratch LUN of Lunar's, or a blank device) from data.
+// Distinguishes content that may be overwritten (a scratch LUN of Lunar's, or a blank device) from
+// data.
 //
 //   offset 0          4096                    64 KiB              1 MiB
 //   │ ScratchHeader   │ zeros                 │ not examined      │ data: device offset 0 of a LUN
@@ -23,8 +24,8 @@ constexpr uint64_t kScratchDataOffset = 1024 * 1024;
 constexpr size_t kScratchProbeBytes = 64 * 1024;  // must be zeros, except for Lunar's header
 
 enum ScratchFlags : uint64_t {
-  kScratchGrowable =
-      1u << 0,  // the file was empty when Lunar first used it: the next open truncates it again
+  // The file was empty when Lunar first used it, so the next open truncates it again.
+  kScratchGrowable = 1u << 0,
 };
 
 // On-media layout, native byte order (a scratch LUN never leaves its host).
@@ -56,9 +57,9 @@ void signature_make(ScratchHeader* header, uint64_t flags);
 // Loads libblkid in advance, for callers that must not wait for the dynamic linker when they open a
 // device.
 void signature_prepare();
-// What libblkid finds on a device ("ext4", "gpt"): 1 with `what` filled in, 0: nothing, -errno:
-// libblkid could not be asked (-ENOSYS: there is none on this host). only_head: examine only the
-// first MiB (the rest is Lunar's).
+// Asks libblkid for the content of a device ("ext4", "gpt"). 1: `what` is filled in; 0: it finds
+// nothing; -errno: it could not be asked (-ENOSYS: it is not installed). only_head: examine only
+// the first MiB (the rest is Lunar's).
 [[nodiscard]] int block_signature(const char* path, bool only_head, char* what, size_t size);
 
 }  // namespace lunar

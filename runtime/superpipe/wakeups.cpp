@@ -11,7 +11,7 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kCrowdNs = 1'000'000;  // where there are more descriptors than one poll() takes
+constexpr uint64_t kCrowdNs = 1'000'000;  // the longest sleep if poll() cannot take all descriptors
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 //
 // Threading: used by one thread. May be used on the fault path.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 namespace lunar {
@@ -17,9 +18,7 @@ class Wakeups {
  public:
   void readable(int fd);  // wakes when poll() reports it (a ring: if it is attached as shared)
   // wakes at that time at the latest (sys::now_ns(); 0: a response is available already)
-  void look_at(uint64_t when_ns) {
-    if (when_ns < look_at_ns_) look_at_ns_ = when_ns;
-  }
+  void look_at(uint64_t when_ns) { look_at_ns_ = std::min(look_at_ns_, when_ns); }
   // Sleeps until one of them, or until timeout_ns has passed (< 0: no limit). May return
   // spuriously, and does after kLookAgainNs at the latest, because the program may have closed a
   // descriptor. 0 or -errno (-ETIME: the timeout, -EINTR).

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "superpipe/ring/sync_context.h"
@@ -15,7 +16,7 @@ namespace {
 
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kBlockBytes = 4096;
-// a wait asks without a pause for so long, then so often
+// A wait polls the library without a pause for kSpinNs, then every kNapNs.
 constexpr uint64_t kSpinNs = 100'000, kNapNs = 20'000;
 
 }  // namespace
@@ -39,8 +40,8 @@ int CapiContext::create(CapiDevice* device, int chunk, const ContextOptions& opt
 
 void CapiContext::release() {
   drain();
-  if (mine())
-    (void)device_->library().close(chunk_, 0);  // a forked child's copy of it is the parent's
+  // In a forked child the chunk belongs to the parent.
+  if (mine()) (void)device_->library().close(chunk_, 0);
   unmap_private(this, mapping_bytes_);
 }
 
@@ -48,7 +49,7 @@ void CapiContext::send(InFlight* entry) {
   const Command& command = entry->command;
   const iovec& part = command.iov[entry->part];
   const size_t left = (part.iov_len - entry->skip) / kBlockBytes, most = device_->blocks_max();
-  entry->piece = static_cast<uint32_t>(left < most ? left : most);
+  entry->piece = static_cast<uint32_t>(std::min(left, most));
   const auto block = static_cast<off_t>(device_->first_block() +
                                         (command.offset.value + entry->done) / kBlockBytes);
   const auto issue = command.op == Op::kRead ? device_->library().aread : device_->library().awrite;
@@ -58,7 +59,7 @@ void CapiContext::send(InFlight* entry) {
                           entry->piece, &tag, nullptr, 0);
   entry->tag = tag;
   if (moved > 0) {
-    advance(entry, moved);  // done already
+    advance(entry, moved);  // the piece is already complete
   } else if (moved < 0 && errno == EWOULDBLOCK) {
     entry->tag = kUnsent;
   } else if (moved < 0) {
@@ -67,7 +68,7 @@ void CapiContext::send(InFlight* entry) {
   }
 }
 
-// The piece under way came back. Whatever is left is sent when collect() comes to it.
+// Notes that the piece in progress is complete. collect() sends the rest.
 void CapiContext::advance(InFlight* entry, int moved_blocks) {
   const uint64_t bytes = static_cast<uint64_t>(moved_blocks) * kBlockBytes;
   entry->done += bytes;
@@ -83,14 +84,14 @@ void CapiContext::advance(InFlight* entry, int moved_blocks) {
   if (const int err = device_->flush(); err < 0) entry->result = err;
 }
 
-// Asks the library for what is done, and sends what waits to be sent.
+// Takes completions from the library, and sends pieces that wait.
 void CapiContext::collect() {
   for (;;) {
     int tag = -1;
     uint64_t status = 0;
     errno = 0;
     const int moved = device_->library().aresult(chunk_, &tag, &status, CapiLibrary::kNextTag);
-    if (tag < 0) break;  // nothing done, or nothing active
+    if (tag < 0) break;  // no command is complete, or none is active
     if (moved == 0) break;
     for (unsigned i = 0; i < in_flight_; ++i) {
       InFlight& entry = entries_[i];
@@ -108,7 +109,7 @@ void CapiContext::collect() {
     while (entries_[i].tag == kUnsent) {
       const uint64_t before = entries_[i].done;
       send(&entries_[i]);
-      if (entries_[i].done == before) break;  // sent, ended, or no command free
+      if (entries_[i].done == before) break;  // it was sent, it ended, or no command is free
     }
   }
 }

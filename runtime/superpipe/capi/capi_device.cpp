@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "base/host_guard.h"
 #include "superpipe/capi/capi_context.h"
 #include "superpipe/device_memory.h"
@@ -22,7 +24,7 @@ namespace {
 
 constexpr uint64_t kBlockBytes = 4096;
 constexpr size_t kBlocksMax = 4096;  // 16 MiB
-constexpr int kNoThreads = 4;        // CBLK_OPN_NO_INTRP_THREADS: we ask for results ourselves
+constexpr int kNoThreads = 4;        // CBLK_OPN_NO_INTRP_THREADS: contexts poll for results
 constexpr int kOwnRequests = 64;     // of the device's own chunk
 
 uint64_t held_by_this_process(int chunk) {
@@ -53,7 +55,7 @@ int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out
   struct stat status;
   err = sys::path_status(path, &status);
   if (err < 0) {
-    // Without the library that is the first thing to know.
+    // A missing library is the more useful message.
     CapiLibrary missing;
     if (missing.load(uri, library, why) < 0) return -ENODEV;
     return why->set(err, "LUN %s: there is no %s; CAPI disks are /dev/sgN (IBM's cxlfd lists them)",
@@ -86,8 +88,7 @@ int CapiDevice::open_node(const char* uri, const DeviceOptions& options, ErrorTe
   if (claim == Claim::kParts)
     return why->set(-ENOTSUP,
                     "LUN %s: carries no virtual LUNs: Lunar's locks do not reach a CAPI disk's "
-                    "other nodes; give it as "
-                    "a whole, to one program",
+                    "other nodes; give it as a whole, to one program",
                     uri);
   const int node = sys::open_file(path_, (read_only_ ? O_RDONLY : O_RDWR) | O_NONBLOCK);
   if (node < 0)
@@ -99,7 +100,7 @@ int CapiDevice::open_node(const char* uri, const DeviceOptions& options, ErrorTe
 
 int CapiDevice::open_chunk(const char* uri, const DeviceOptions& options, ErrorText* why) {
   const CapiLibrary& ibm = library_;
-  const HostGuard guard;  // the library allocates: from DRAM
+  const HostGuard guard;  // the library allocates from DRAM
   if (ibm.init) (void)ibm.init(nullptr, 0);
   errno = 0;
   const int chunk = ibm.open(path_, kOwnRequests, read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
@@ -118,8 +119,7 @@ int CapiDevice::open_chunk(const char* uri, const DeviceOptions& options, ErrorT
                    errno_name(errno));
   } else {
     if (ibm.get_attrs && ibm.get_attrs(chunk, &attributes, 0) == 0) {
-      blocks_max_ =
-          attributes.max_transfer_size < kBlocksMax ? attributes.max_transfer_size : kBlocksMax;
+      blocks_max_ = std::min<uint64_t>(attributes.max_transfer_size, kBlocksMax);
       unmap_ = ibm.unmap && (attributes.flags1 & CapiLibrary::kUnmap);
     }
     if (blocks_max_ == 0) blocks_max_ = 1;
@@ -226,7 +226,7 @@ int64_t CapiDevice::move_data(const Command& command) {
   for (uint32_t i = 0; i < command.iov_count; ++i) {
     for (size_t at = 0; at < command.iov[i].iov_len;) {
       const size_t left = (command.iov[i].iov_len - at) / kBlockBytes,
-                   blocks = left < blocks_max_ ? left : blocks_max_;
+                   blocks = std::min(left, blocks_max_);
       const auto block =
           static_cast<off_t>(first_block() + (command.offset.value + done) / kBlockBytes);
       errno = 0;
@@ -273,10 +273,10 @@ void CapiDevice::release(DeviceOffset offset, uint64_t length) {
   if (!unmap_ || end > size_bytes_) return;
   const int own = chunk();
   if (own == CapiLibrary::kNull) return;
-  // unmap takes a block of zeros that says what such blocks should hold.
+  // unmap takes a block with the content that unmapped blocks should have: zeros.
   void* zeros = map_private(kBlockBytes, ForkPolicy::kDontFork);
   while (zeros && at < end) {
-    const size_t left = (end - at) / kBlockBytes, blocks = left < blocks_max_ ? left : blocks_max_;
+    const size_t left = (end - at) / kBlockBytes, blocks = std::min(left, blocks_max_);
     if (library_.unmap(own, zeros, static_cast<off_t>(first_block() + at / kBlockBytes), blocks,
                        0) <= 0)
       break;
@@ -287,7 +287,7 @@ void CapiDevice::release(DeviceOffset offset, uint64_t length) {
 
 Capabilities CapiDevice::capabilities() const {
   Capabilities out;
-  out.transfer_bytes_max = kBlocksMax * kBlockBytes;  // cut to what the library takes
+  out.transfer_bytes_max = kBlocksMax * kBlockBytes;  // sent in pieces that the library accepts
   out.memory_align = 16;
   return out;
 }

@@ -45,7 +45,7 @@ class CapiDevice final : public Device {
   void close() override;
 
   const CapiLibrary& library() const { return library_; }
-  // 0; -errno, or 1: a read that begins beyond the end.
+  // 0; -errno; 1: a read that begins beyond the end.
   int check(const Command& command) const;
   int flush() const;  // blocking. 0 or -errno
   size_t blocks_max() const { return blocks_max_; }
@@ -65,8 +65,8 @@ class CapiDevice final : public Device {
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   size_t blocks_max_ = 0;  // of one command
-  std::atomic<uint64_t> chunk_{
-      0};  // pid << 32 | the device's own chunk; a forked child opens another
+  // pid << 32 | the device's own chunk; a forked child opens another.
+  std::atomic<uint64_t> chunk_{0};
   bool read_only_ = false;
   bool unmap_ = false;
   std::atomic<int> contexts_{0};

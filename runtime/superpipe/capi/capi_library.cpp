@@ -25,7 +25,7 @@ const char* const kCapiLibraryPlaces[] = {"/usr/lib/libcflsh_block-0.so",
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kBind = 0;  // a sanitizer's own functions must stay in front
+constexpr int kBind = 0;  // a sanitizer's own functions must take precedence
 #else
 constexpr int kBind = RTLD_DEEPBIND;
 #endif
@@ -54,7 +54,7 @@ int CapiLibrary::load(const char* uri, const char* path, ErrorText* why) {
                     path);
   bool ours = false;
   char reason[192] = {};
-  const HostGuard guard;  // dlopen allocates: from DRAM
+  const HostGuard guard;  // dlopen allocates from DRAM
   const char* const given[] = {path, nullptr};
   for (const char* const* place = *path ? given : kCapiLibraryPlaces; *place; ++place) {
     if (!is_there(*place)) continue;
@@ -74,7 +74,7 @@ int CapiLibrary::load(const char* uri, const char* path, ErrorText* why) {
       (void)find(library, &init, "cblk_init");
       (void)find(library, &unmap, "cblk_unmap");
       (void)find(library, &get_attrs, "cblk_get_attrs");
-      return 0;  // stays loaded: its threads may run
+      return 0;  // the library stays loaded, because its threads may run
     } else {
       strncpy(reason, "it lacks functions of cblk_*", sizeof reason - 1);
     }
@@ -85,13 +85,11 @@ int CapiLibrary::load(const char* uri, const char* path, ErrorText* why) {
   if (ours)
     return why->set(-ENODEV,
                     "LUN %s: the libcflsh_block here is Lunar's own, not IBM's, and cannot drive "
-                    "CAPI hardware; give "
-                    "IBM's with lib=/path, or use nvme: or file: for this disk",
+                    "CAPI hardware; give IBM's with lib=/path, or use nvme: or file: for this disk",
                     uri);
   return why->set(-ENODEV,
                   "LUN %s: no CAPI Flash here: IBM's libcflsh_block is not installed (looked at %s "
-                  "and others); give it "
-                  "with lib=/path, or use nvme: or file: for this disk",
+                  "and others); give it with lib=/path, or use nvme: or file: for this disk",
                   uri, kCapiLibraryPlaces[0]);
 }
 

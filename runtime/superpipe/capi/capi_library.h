@@ -40,8 +40,8 @@ struct CapiLibrary {
   int (*aresult)(int chunk, int* tag, uint64_t* status, int flags) = nullptr;
 
   // path: an absolute path, or "" for the places where IBM's packages put the library. Lunar's own
-  // library (which exports lunar_cblk_marker) is refused. Never unloaded. 0, -ENODEV: there is
-  // none, or -errno; with *why.
+  // library (which exports lunar_cblk_marker) is refused. Never unloaded. 0; -ENODEV: it is not
+  // installed; -errno; with *why.
   [[nodiscard]] int load(const char* uri, const char* path, ErrorText* why);
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files and block devices as LUNs: see file_device.h.
 //
-// Idea: everything that could go wrong later is asked at open, and refused with one line: memory
+// Idea: open checks for everything that could go wrong later, and refuses it with one line: memory
 // file systems, no O_DIRECT, no room, no fallocate, a place that holds data or is in use.
 // Threading: open and close on one thread; the rest from any. May not be used on the fault path
 // (its contexts may).
@@ -25,7 +25,7 @@
 namespace lunar {
 namespace {
 
-// reserved at open to see whether the file system can reserve at all
+// Reserved at open, to check that the file system can reserve space.
 constexpr uint64_t kProbeBytes = kMiB;
 
 const char* memory_file_system(uint64_t magic) {
@@ -66,9 +66,8 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
           err, "LUN %s: no space left on the file system; free some or give another LUN", path);
     case EFBIG:
       return why->set(err,
-                      "LUN %s: it would pass this process' limit on file sizes; raise it (ulimit "
-                      "-f, LimitFSIZE=), or "
-                      "give a block device",
+                      "LUN %s: it would pass this process' limit on file sizes; "
+                      "raise it (ulimit -f, LimitFSIZE=), or give a block device",
                       path);
     case EMFILE:
     case ENFILE:
@@ -88,11 +87,11 @@ int refuse_read_only(const char* path, ErrorText* why) {
                   path, path);
 }
 
-// Memory file systems may not know O_DIRECT (tmpfs before 6.6): an open with it would not tell the
-// reason.
+// Memory file systems may not know O_DIRECT (tmpfs before 6.6), and an open with it would not tell
+// the reason. So this checks the file system first.
 int refuse_memory(const char* path, int flags, ErrorText* why) {
   const int fd = sys::open_file(path, O_RDONLY | flags);
-  if (fd < 0) return 0;  // the opener will say why
+  if (fd < 0) return 0;  // the real open will report why
   uint64_t magic = 0;
   const int asked = sys::file_system_type(fd, &magic, nullptr);
   sys::close_file(fd);
@@ -147,7 +146,7 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   return 0;
 }
 
-// The file system under the open file: no memory behind it, direct I/O in front of it.
+// Checks that the file system of the open file is not memory.
 int FileDevice::check_file_system(const char* path, uint64_t* free_bytes, ErrorText* why) {
   uint64_t magic = 0;
   int err = sys::file_system_type(fd(), &magic, free_bytes);
@@ -186,7 +185,8 @@ int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
                   format_size(want_bytes).text);
 }
 
-// The device as it is, also a file of a memory file system: a raw open is explicit.
+// Opens the device as it is. A file of a memory file system is accepted, because a raw open is
+// explicit.
 int FileDevice::open_raw(const char* path, const struct stat& seen, const DeviceOptions& options,
                          ErrorText* why) {
   block_ = S_ISBLK(seen.st_mode);
@@ -201,7 +201,7 @@ int FileDevice::open_raw(const char* path, const struct stat& seen, const Device
     return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
   reopen(0, opened);
   struct stat status;
-  // of what was opened: the path may be another's by now
+  // Of the opened file, because the path may have changed.
   int err = sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "look at it", why);
   if (S_ISBLK(status.st_mode) != block_ || S_ISREG(status.st_mode) == block_)
@@ -210,17 +210,17 @@ int FileDevice::open_raw(const char* path, const struct stat& seen, const Device
   if (err < 0) return err;
   err = learn_alignment(path, why);
   if (err < 0) return err;
-  // Only now: while this waited for its claim, the owner before may have given the file another
-  // size.
+  // The size is read only now, because the former owner may have changed it while this open waited
+  // for its claim.
   err = block_ ? sys::block_device_size(fd(), &size_bytes_) : sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "ask its size", why);
   if (!block_) size_bytes_ = round_down(static_cast<uint64_t>(status.st_size), io_align_);
   return check_size(options.want_bytes, why);
 }
 
-// Of a file: whether its file system zeros a range and keeps its space. Not probed: ext4 does not
-// take back what a probe allocates beyond a file's end. Elsewhere callers that want zeros write
-// them.
+// Whether the device can discard. For a file: whether its file system zeros a range and keeps its
+// space, by the type of the file system. A probe is not possible, because ext4 does not free the
+// space that a probe allocates beyond a file's end. On other file systems callers write zeros.
 bool FileDevice::can_discard() const {
   struct stat status;
   if (read_only_ || sys::file_status(fd(), &status) < 0) return false;
@@ -231,8 +231,8 @@ bool FileDevice::can_discard() const {
           magic == F2FS_SUPER_MAGIC);
 }
 
-// Of a file, RWF_DSYNC also makes durable where its blocks lie: without a journal's help only on
-// file systems that pass it on to the disk.
+// For a file, RWF_DSYNC also makes the location of its blocks durable; without a commit of the
+// journal only on file systems that pass it on to the disk.
 Fua FileDevice::fua() const {
   struct stat status;
   if (sys::file_status(fd(), &status) < 0) return Fua::kFlush;
@@ -243,8 +243,8 @@ Fua FileDevice::fua() const {
   return passes && block_fua(status.st_dev) != Fua::kFlush ? Fua::kWriteThrough : Fua::kFlush;
 }
 
-// Probed at the first query: opening a LUN does not pay for it. What depends on limits
-// (RLIMIT_MEMLOCK) is as of then.
+// Probed at the first query, so that opening a LUN does not pay for it. Results that depend on
+// limits (RLIMIT_MEMLOCK) are of that moment.
 Capabilities FileDevice::capabilities() const {
   enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kFuaShift = 8 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
@@ -306,7 +306,7 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   struct stat status;
   err = sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "look at it", why);
-  // What begins behind the head (btrfs, md): libblkid knows. An empty file holds nothing.
+  // libblkid also finds formats that begin behind the head (btrfs, md).
   if (static_cast<uint64_t>(status.st_size) > kScratchDataOffset) {
     char what[64];
     const int known = block_signature(path, contents == Contents::kOurs, what, sizeof what);
@@ -322,7 +322,7 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   growable_ = file_bytes <= kScratchDataOffset ||
               (contents == Contents::kOurs && (flags & kScratchGrowable));
   if (growable_) {
-    // What a former owner left is cut: its space counts as free.
+    // Data of a former owner are cut off, so their space counts as free.
     const uint64_t held = static_cast<uint64_t>(status.st_blocks) * 512;
     size_bytes_ =
         free_bytes + held > kScratchDataOffset ? free_bytes + held - kScratchDataOffset : 0;
@@ -389,8 +389,7 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
 
 void FileDevice::close() {
   check_detached();
-  // Only the header stays, so that the next open finds a LUN of ours and the disk gets its space
-  // back.
+  // Only the header stays: the next open finds a LUN of Lunar's, and the disk gets its space back.
   if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
   calls_.destroy();
   files_.close();
@@ -398,7 +397,7 @@ void FileDevice::close() {
 }
 
 void FileDevice::forget() {
-  calls_.destroy();  // whose threads are the parent's
+  calls_.destroy();  // its threads belong to the parent
   device_free(this);
 }
 
@@ -413,7 +412,7 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
   OwnedContext* context = nullptr;
   int status = UringContext::create(files, options, &context);
   if (status == -EINVAL || status == -EBADF)
-    return status;  // EBADF: the program closes all descriptors just now
+    return status;  // EBADF: the program has closed all descriptors
   if (status == 0)
     calls_.ring_made();
   else if (calls_.replaces_ring(status, name_, options,
@@ -432,8 +431,7 @@ int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
     if (offset.value > size_bytes_ || length > size_bytes_ - offset.value) return -ENOSPC;
     if (block_) return 0;
   }
-  // Beyond the limit a write is the end of the program (SIGXFSZ), also in a file that is that long
-  // already.
+  // A write beyond the limit ends the program (SIGXFSZ), even in a file that is already that long.
   const uint64_t end = data_offset_ + offset.value + length;
   return end > sys::file_bytes_most()
              ? -EFBIG
@@ -444,8 +442,7 @@ void FileDevice::release(DeviceOffset offset, uint64_t length) {
   if (block_)
     (void)sys::block_discard(fd(), data_offset_ + offset.value, length);
   else if (raw_)
-    return;  // its owner gave that space: in a sparse file, what is reserved could be taken by
-             // others
+    return;  // the freed space of a raw file could be taken by others
   else
     (void)sys::punch_hole(fd(), data_offset_ + offset.value, length);
 }

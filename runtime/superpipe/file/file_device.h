@@ -29,7 +29,7 @@ class FileDevice final : public NodeDevice {
                                   Context** out) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
-  // a file given by path serves a whole process tree
+  // A file given by path serves a whole process tree.
   bool growable() const override { return growable_ && !cut_at_close_; }
   [[nodiscard]] int64_t transfer(const Command& command) override {
     return transfer_on(fd(), data_offset_, !block_, command);

@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "sys/log.h"
 
 namespace lunar {
@@ -15,8 +17,8 @@ enum : uint8_t { kFlush = 0x00, kWrite = 0x01, kRead = 0x02, kWriteZeroes = 0x08
 constexpr uint32_t kDeallocateBit = 1u << 25;  // DEAC, command dword 12 of WRITE ZEROES
 constexpr uint32_t kFuaBit = 1u << 30;         // FUA, command dword 12 of READ and WRITE
 constexpr uint64_t kBlocksMax = 65536;         // the count is 16 bits, from 0
-constexpr unsigned kMdtsUnitShift = 12;   // the smallest memory page; larger ones are not in use
-constexpr uint32_t kPieceMax = 1u << 20;  // where the controller names no limit
+constexpr unsigned kMdtsUnitShift = 12;        // the smallest memory page; larger ones are not used
+constexpr uint32_t kPieceMax = 1u << 20;       // if the controller names no limit
 
 template <class T>
 T field(const uint8_t* data, size_t at) {
@@ -117,11 +119,10 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
                      limit = kBlocksMax << geometry.block_shift;
       const uint64_t taken =
           geometry.zeroes_bytes_max ? geometry.zeroes_bytes_max : geometry.piece_bytes_max;
-      const uint64_t most =
-          round_down(taken < limit ? taken : limit, uint64_t{1} << geometry.block_shift);
+      const uint64_t most = round_down(std::min(taken, limit), uint64_t{1} << geometry.block_shift);
       out->opcode = kWriteZeroes;
       out->cdw12 = geometry.deallocate_zeroed ? kDeallocateBit : 0;
-      progress->piece = left < most ? left : most;
+      progress->piece = std::min(left, most);
       break;
     }
     case Op::kRead:
@@ -131,7 +132,8 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
       const uint64_t most = geometry.piece_bytes_max;
       const iovec& first = command.iov[progress->part];
       out->data = static_cast<const char*>(first.iov_base) + progress->skip;
-      // Whole parts as long as they fit; a part larger than a piece goes by itself, cut.
+      // A piece takes whole parts as long as they fit. A part that is larger than a piece is sent
+      // alone, in pieces.
       uint32_t parts = 0;
       for (uint32_t i = progress->part;
            progress->skip == 0 && i < command.iov_count && parts < geometry.piece_parts_max; ++i) {
@@ -141,7 +143,7 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
       }
       if (parts == 0) {
         const uint64_t left = first.iov_len - progress->skip;
-        progress->piece = left < most ? left : most;
+        progress->piece = std::min(left, most);
       }
       out->vector = parts > 1;
       out->data_bytes = static_cast<uint32_t>(progress->piece);
@@ -175,7 +177,7 @@ int nvme_failure(const char* name, const Command& command, const NvmeProgress& p
   static constexpr const char* kNames[] = {"read", "write", "discard", "flush"};
   const char* what = kNames[static_cast<unsigned>(command.op)];
   const auto at = static_cast<unsigned long long>(command.offset.value + progress.done);
-  // -EINTR: the controller was reset or is gone, and took the command with it.
+  // -EINTR: the controller was reset or removed, and the command is lost.
   const int err = answer > 0         ? errno_of(static_cast<unsigned>(answer))
                   : answer == -EINTR ? -EIO
                                      : answer;

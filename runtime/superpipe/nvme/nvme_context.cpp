@@ -56,7 +56,7 @@ bool NvmeContext::finish(uint32_t index, int32_t completed, int64_t* result) {
     *result = piece.check == kNothingToRead ? 0 : piece.check;
     return true;
   }
-  // A kernel that knows no registered buffers here: without them from now on.
+  // The kernel does not accept registered buffers for NVMe commands: go on without them.
   const bool refused =
       piece.fixed && !fixed_works_ && (completed == -EINVAL || completed == -EOPNOTSUPP);
   if (refused) {

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include <algorithm>
+
 #include "base/format.h"
 #include "superpipe/block_queue.h"
 #include "superpipe/device_in_use.h"
@@ -29,10 +31,10 @@ namespace {
 constexpr size_t kIdentifyBytes = 4096;
 constexpr uint8_t kOpcodeDatasetManagement = 0x09;
 constexpr uint32_t kDeallocate = 4;             // attribute bit, command dword 11
-constexpr uint64_t kDeallocateBytesMax = kGiB;  // of one range: within every controller's limits
+constexpr uint64_t kDeallocateBytesMax = kGiB;  // of one range; within every controller's limits
 
-// "nvme0n1", also of a partition's name "nvme0n1p2": "0n1" with its end. Null when it is no such
-// name.
+// Finds "0n1" and its length in "nvme0n1", also in a partition's name "nvme0n1p2". nullptr: it is
+// no such name.
 const char* namespace_of_block(const char* path, size_t* length) {
   const char* base = strrchr(path, '/');
   base = base ? base + 1 : path;
@@ -51,8 +53,7 @@ int refuse_other(const char* path, const struct stat& status, ErrorText* why) {
   if (numbers)
     return why->set(-EINVAL,
                     "LUN %s: the block device; NVMe commands go to the whole namespace's character "
-                    "device: write "
-                    "nvme:/dev/ng%.*s (or file:%s for the block device)",
+                    "device: write nvme:/dev/ng%.*s (or file:%s for the block device)",
                     path, static_cast<int>(length), numbers, path);
   return why->set(-EINVAL,
                   "LUN %s: not the character device of an NVMe namespace; write nvme:/dev/ngXnY "
@@ -64,8 +65,7 @@ int refuse_rights(const char* path, int err, ErrorText* why) {
   return why->set(
       err,
       "LUN %s: no right to open it; run `sudo setfacl -m u:$(id -un):rw %s` (permanently: a udev "
-      "rule, "
-      "KERNEL==\"ng*\", GROUP=\"disk\", MODE=\"0660\", and be in group disk), or run as root",
+      "rule, KERNEL==\"ng*\", GROUP=\"disk\", MODE=\"0660\", and be in group disk), or run as root",
       path, path);
 }
 
@@ -146,13 +146,14 @@ int NvmeDevice::identify(const char* path, ErrorText* why) {
   return err < 0 ? why->set(err, "LUN %s: %s", path, reason) : 0;
 }
 
-// By the kernel's own limits for one command, which the block device of the same namespace tells.
+// Limits a piece by the kernel's limits for one command, which sysfs has for the block device of
+// the same namespace.
 void NvmeDevice::limit_as_block_device(uint64_t rdev) {
   char node[48], file[96], numbers[32], *rest = nullptr;
   if (!device_node_name(false, rdev, node, sizeof node) || strncmp(node, "ng", 2) != 0) return;
   format_to(file, sizeof file, "/sys/class/block/nvme%s/dev", node + 2);
   if (sys::read_text(file, numbers, sizeof numbers) <= 0)
-    return;  // none: an I/O command set without blocks for it
+    return;  // no block device: another I/O command set
   const auto major_number = static_cast<unsigned>(strtoul(numbers, &rest, 10));
   if (*rest != ':') return;
   const uint64_t block =
@@ -162,9 +163,8 @@ void NvmeDevice::limit_as_block_device(uint64_t rdev) {
                 segments = block_queue_value(block, "max_segments");
   uint64_t most = geometry_.piece_bytes_max;
   if (kib > 0 && static_cast<uint64_t>(kib) * kKiB < most) most = static_cast<uint64_t>(kib) * kKiB;
-  // In the worst case every page is a segment of its own, and the first and last are not whole.
-  if (segments > 2 && (static_cast<uint64_t>(segments) - 1) * 4096 < most)
-    most = (static_cast<uint64_t>(segments) - 1) * 4096;
+  // In the worst case every page is a segment, and the first and last pages are not whole.
+  if (segments > 2) most = std::min(most, (static_cast<uint64_t>(segments) - 1) * 4096);
   geometry_.piece_bytes_max = static_cast<uint32_t>(round_down(most, 4096));
   if (segments > 2 && segments - 1 < geometry_.piece_parts_max)
     geometry_.piece_parts_max = static_cast<uint32_t>(segments - 1);
@@ -174,7 +174,7 @@ void NvmeDevice::limit_as_block_device(uint64_t rdev) {
   }
 }
 
-// As on a block device: an empty namespace, or one that was a scratch LUN.
+// As for a block device: accepts an empty namespace, or a former scratch LUN.
 int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
   if (!head) return why->set(-ENOMEM, "LUN %s: out of memory", path);
@@ -189,7 +189,7 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
   int known = 0;
   if (moved > 0 && contents != Contents::kForeign && *block_path_)
     known = block_signature(block_path_, contents == Contents::kOurs, what, sizeof what);
-  // without the right to open the block device there is still its head
+  // Without the right to open the block device, only the head is known.
   if (moved > 0 && contents != Contents::kForeign && known <= 0) {
     signature_make(reinterpret_cast<ScratchHeader*>(head), 0);
     const iovec header = {head, sizeof(ScratchHeader)};
@@ -259,7 +259,7 @@ void NvmeDevice::release(DeviceOffset offset, uint64_t length) {
   uint64_t at = round_up(data_offset_ + offset.value, block);
   const uint64_t end = round_down(data_offset_ + offset.value + length, block);
   while (at < end) {
-    const uint64_t bytes = end - at < kDeallocateBytesMax ? end - at : kDeallocateBytesMax;
+    const uint64_t bytes = std::min(end - at, kDeallocateBytesMax);
     struct alignas(16) {
       uint32_t attributes, blocks;
       uint64_t first;
@@ -277,7 +277,7 @@ void NvmeDevice::release(DeviceOffset offset, uint64_t length) {
   }
 }
 
-// Probed when first asked for, as FileDevice does it.
+// Probed at the first query, as in FileDevice.
 Capabilities NvmeDevice::capabilities() const {
   enum : uint32_t { kKnown = 1, kWindow = 2 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);

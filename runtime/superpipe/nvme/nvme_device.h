@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole NVMe namespace by its character device, nvme:/dev/ngXnY: NVMe commands through io_uring,
-// without the block layer (no page cache, no partitions, no file systems; the layer above knows
-// what it holds).
+// without the block layer (no page cache, no partitions, no file systems; the layer above knows the
+// content).
 //
 //   kRead, kWrite   READ, WRITE, in pieces that the controller accepts, one after the other; fua is
 //                   the FUA bit of each. atomic within AWUPF (of the namespace: NAWUPF and its

@@ -17,7 +17,7 @@
 namespace lunar::pmem {
 namespace {
 
-// the smallest line of these CPUs: where lines are larger, some are flushed twice
+// The smallest line of these CPUs. Larger lines are flushed more than once.
 constexpr size_t kLine = 64;
 
 Flush ask() {
@@ -60,7 +60,10 @@ inline void flush_line([[maybe_unused]] Flush method, [[maybe_unused]] const cha
 Flush flush_method() {
   static std::atomic<int> known{-1};
   int method = known.load(std::memory_order_relaxed);
-  if (method < 0) known.store(method = static_cast<int>(ask()), std::memory_order_relaxed);
+  if (method < 0) {
+    method = static_cast<int>(ask());
+    known.store(method, std::memory_order_relaxed);
+  }
   return static_cast<Flush>(method);
 }
 
@@ -100,21 +103,21 @@ void fence() {
 #if defined(__x86_64__)
 namespace {
 
-// Copies the whole lines of [to, to + bytes) by non-temporal stores and hands the ragged ends to
-// `edge`.
+// Copies the whole lines of [to, to + bytes) by non-temporal stores. Calls `edge` for the partial
+// lines at both ends.
 template <class Edge>
 void stream_lines(char* to, const char* from, size_t bytes, Edge edge) {
   const size_t ahead = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
   if (bytes < ahead + kLine) return edge(to, from, bytes);
   if (ahead) edge(to, from, ahead);
-  to += ahead, from += ahead, bytes -= ahead;
-  for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) {
+  size_t at = ahead;
+  for (; at + kLine <= bytes; at += kLine) {
     __m128i part[4];
     for (int i = 0; i < 4; ++i)
-      part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
-    for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, part[i]);
+      part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at) + i);
+    for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to + at) + i, part[i]);
   }
-  if (bytes) edge(to, from, bytes);
+  if (at < bytes) edge(to + at, from + at, bytes - at);
 }
 
 }  // namespace

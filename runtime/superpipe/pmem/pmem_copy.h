@@ -25,10 +25,10 @@ const char* flush_name(Flush method);  // "clwb", for messages
 // Writes back the lines of [address, address + bytes) with `method`; unordered until fence().
 void flush_lines(Flush method, const void* address, size_t bytes);
 void fence();
-// A memcpy whose bytes are on stable storage after the next fence().
+// As memcpy. The bytes are on stable storage after the next fence().
 void copy_through(Flush method, void* to, const void* from, size_t bytes);
 
-// A memcpy that keeps the destination out of this CPU's cache, if the architecture can; complete,
+// As memcpy, but keeps the destination out of this CPU's cache, if the architecture can. Complete,
 // also for other CPUs, after fence().
 void copy_past_cache(void* to, const void* from, size_t bytes);
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening mapped memory: which device it is, how its writes become durable, and whether it may be
-// taken. See pmem_device.h.
+// Opening mapped memory: determines the kind of device, how its writes become durable, and whether
+// it may be used. See pmem_device.h.
 //
-// Idea: everything that could go wrong later is asked here and refused with one line. The device is
-// looked at and marked through the mapping, which all of them have in common (hugetlbfs and device
-// DAX know no write). Threading: one thread a device. Blocking; not for the fault path.
+// Idea: open checks for everything that could go wrong later, and refuses it with one line. The
+// device is examined and marked through the mapping, which all kinds have (hugetlbfs and device DAX
+// have no write call).
+// Threading: one thread per device. Blocking; not for the fault path.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -14,6 +15,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/format.h"
@@ -35,9 +37,9 @@
 namespace lunar {
 namespace {
 
-// looked at for holes at open; what lies behind them is unknown
+// The extents that are examined for holes at open. Chunks behind them count as not backed.
 constexpr unsigned kExtentsMax = 65536;
-constexpr uint64_t kGrowMin = 2 * kMiB;  // that a blank file must be able to become
+constexpr uint64_t kGrowMin = 2 * kMiB;  // the least size that a blank file must be able to reach
 
 bool is_memory(uint64_t magic) {
   return magic == TMPFS_MAGIC || magic == RAMFS_MAGIC || magic == HUGETLBFS_MAGIC;
@@ -59,8 +61,7 @@ int explain(int err, const char* path, const char* what, ErrorText* why) {
     case ENOMEM:
       return why->set(err,
                       "LUN pmem:%s: cannot be mapped: out of memory, address space or huge pages; "
-                      "make it smaller, or "
-                      "raise the limit (ulimit -v, vm.nr_hugepages)",
+                      "make it smaller, or raise the limit (ulimit -v, vm.nr_hugepages)",
                       path);
     default:
       return why->set(err, "LUN pmem:%s: cannot %s: %s (%s); give another file", path, what,
@@ -75,7 +76,7 @@ int refuse_foreign(const char* path, ErrorText* why) {
                   path);
 }
 
-// A number from a file of /sys; 0 when there is none.
+// A number from a file of /sys; 0 if the file does not exist.
 uint64_t sysfs_number(const char* kind, uint64_t rdev, const char* leaf) {
   char path[128], text[32];
   format_to(path, sizeof path, "/sys/dev/%s/%u:%u/%s", kind, major(rdev), minor(rdev), leaf);
@@ -158,7 +159,7 @@ int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, s
   return 0;
 }
 
-// The descriptor, and its ownership.
+// Opens the descriptor, and claims the device.
 int PmemDevice::open_backing(const char* path, const DeviceOptions& options, ErrorText* why) {
   const int opened = sys::open_file(path, read_only_ ? O_RDONLY : O_RDWR);
   if (opened < 0) return explain(opened, path, read_only_ ? "open it" : "open it for writing", why);
@@ -174,7 +175,7 @@ int PmemDevice::map(const char* path, uint64_t bytes, bool memory, const DeviceO
   int err = -EOPNOTSUPP;
   if (!memory) {
     err = sys::map(nullptr, bytes, access, MAP_SHARED_VALIDATE | MAP_SYNC, fd(), 0, &mapped);
-    // Without an instruction that flushes a line from user space, the kernel does it in msync.
+    // If the CPU has no instruction that flushes a line from user space, msync does it.
     if (err == 0)
       sync_ = pmem::can_flush() ? Sync::kLines : Sync::kMsync;
     else if (err != -EOPNOTSUPP && err != -EINVAL)
@@ -205,7 +206,7 @@ int PmemDevice::make_bitmap(bool all) {
   return 0;
 }
 
-// Chunks without a hole. File systems that cannot tell say that there is none.
+// Marks the chunks without a hole. File systems that do not know holes report none.
 void PmemDevice::find_backed(uint64_t file_bytes) {
   uint64_t at = 0;
   for (unsigned i = 0; i < kExtentsMax && at < file_bytes; ++i) {
@@ -220,8 +221,8 @@ void PmemDevice::find_backed(uint64_t file_bytes) {
   }
 }
 
-// How much of a regular file, or of the file system under it, the mapping covers: size_bytes_,
-// map_bytes_, growable_.
+// Sets size_bytes_, map_bytes_ and growable_: how much of a regular file, or of its file system,
+// the mapping covers.
 int PmemDevice::size_raw(const char* path, const struct stat& status, ErrorText* why) {
   const auto file_bytes = static_cast<uint64_t>(status.st_size);
   size_bytes_ = round_down(file_bytes, page_bytes_ > sys::page_bytes() ? page_bytes_ : 512);
@@ -236,14 +237,13 @@ int PmemDevice::size_scratch(const char* path, const struct stat& status, bool g
   const auto file_bytes = static_cast<uint64_t>(status.st_size);
   growable_ = grown || (file_bytes <= kScratchDataOffset && page_bytes_ == sys::page_bytes());
   map_bytes_ = round_down(file_bytes, page_bytes_);
-  if (growable_) {  // what it holds is cut: it counts as free
+  if (growable_) {  // its content is cut off, so its space counts as free
     map_bytes_ =
         round_down(free_bytes + static_cast<uint64_t>(status.st_blocks) * 512, page_bytes_);
     if (map_bytes_ < kGrowMin + kScratchDataOffset)
       return why->set(-ENOSPC,
-                      "LUN pmem:%s: empty, and its file system tells no free space; free some, or "
-                      "give the file a "
-                      "size (truncate -s 1g %s)",
+                      "LUN pmem:%s: empty, and its file system tells no free space; "
+                      "free some, or give the file a size (truncate -s 1g %s)",
                       path, path);
   }
   if (map_bytes_ <= kScratchDataOffset)
@@ -278,24 +278,24 @@ int PmemDevice::open_regular(const char* path, const DeviceOptions& options, Err
     err = size_raw(path, status, why);
   if (err == 0) err = map(path, map_bytes_, is_memory(magic), options, why);
   if (err < 0) return err;
-  if (err = make_bitmap(false); err < 0) return explain(err, path, "keep its map", why);
-  // hugetlbfs knows no holes to ask for; a file that grows has nothing yet.
+  err = make_bitmap(false);
+  if (err < 0) return explain(err, path, "keep its map", why);
+  // hugetlbfs cannot report holes; a file that grows has no chunks yet.
   if (!growable_ && magic != HUGETLBFS_MAGIC) find_backed(static_cast<uint64_t>(status.st_size));
   return options.scratch ? take_scratch(path, why) : 0;
 }
 
-// Makes it ours. The mapping is there, the contents may go.
+// Marks a mapped device as a scratch LUN. Its content may be lost.
 int PmemDevice::take_scratch(const char* path, ErrorText* why) {
   data_offset_ = kScratchDataOffset;
   data_ = map_ + kScratchDataOffset;
   cut_at_close_ = growable_;
-  int err = growable_ ? sys::set_file_size(fd(), 0) : 0;  // what a former owner left
+  int err = growable_ ? sys::set_file_size(fd(), 0) : 0;  // removes data of a former owner
   if (err == 0 && growable_) err = sys::allocate_space(fd(), 0, sizeof(ScratchHeader));
   if (err == -EOPNOTSUPP)
     return why->set(err,
-                    "LUN pmem:%s: its file system cannot reserve space (fallocate); give the file "
-                    "a size (truncate -s 1g "
-                    "%s)",
+                    "LUN pmem:%s: its file system cannot reserve space (fallocate); "
+                    "give the file a size (truncate -s 1g %s)",
                     path, path);
   if (err < 0) return explain(err, path, "reserve space", why);
   ScratchHeader header;
@@ -324,7 +324,8 @@ int PmemDevice::open_block(const char* path, const struct stat& status,
     return why->set(-ENOSPC, "LUN pmem:%s: too small; give a larger one", path);
   err = map(path, bytes, false, options, why);
   if (err < 0) return err;
-  if (err = make_bitmap(true); err < 0) return explain(err, path, "keep its map", why);
+  err = make_bitmap(true);
+  if (err < 0) return explain(err, path, "keep its map", why);
   size_bytes_ = bytes;
   if (!options.scratch) return 0;
   size_bytes_ = round_down(bytes - kScratchDataOffset, 4096);
@@ -351,7 +352,7 @@ int PmemDevice::open_character(const char* path, const struct stat& status,
   if (bytes == 0) return why->set(-EINVAL, "LUN pmem:%s: not a DAX device; give /dev/daxX.Y", path);
   int err = open_backing(path, options, why);
   if (err < 0) return err;
-  page_bytes_ = align > sys::page_bytes() ? align : sys::page_bytes();
+  page_bytes_ = std::max<uint64_t>(align, sys::page_bytes());
   bytes = round_down(bytes, page_bytes_);
   if (bytes <= (options.scratch ? kScratchDataOffset : 0))
     return why->set(-ENOSPC, "LUN pmem:%s: too small; give a larger one", path);
@@ -360,11 +361,11 @@ int PmemDevice::open_character(const char* path, const struct stat& status,
   if (!pmem::can_flush() && !read_only_)
     return why->set(-ENOTSUP,
                     "LUN pmem:%s: this CPU has no instruction by which a program makes writes "
-                    "durable; use a file on a "
-                    "DAX file system",
+                    "durable; use a file on a DAX file system",
                     path);
-  sync_ = Sync::kLines;  // stores go to the device, whether or not the kernel knows MAP_SYNC there
-  if (err = make_bitmap(true); err < 0) return explain(err, path, "keep its map", why);
+  sync_ = Sync::kLines;  // stores go to the device even without MAP_SYNC
+  err = make_bitmap(true);
+  if (err < 0) return explain(err, path, "keep its map", why);
   size_bytes_ = bytes;
   if (!options.scratch) return 0;
   size_bytes_ = round_down(bytes - kScratchDataOffset, 4096);
@@ -373,7 +374,7 @@ int PmemDevice::open_character(const char* path, const struct stat& status,
   return take_scratch(path, why);
 }
 
-// Everything that open or the life of the device took, and the object.
+// Releases all resources of the device, and the object.
 void PmemDevice::abandon() {
   pool_.destroy();
   if (map_) (void)sys::unmap(map_, map_bytes_);

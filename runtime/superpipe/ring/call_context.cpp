@@ -15,7 +15,7 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kThreads = 8;  // calls in flight at one time, of a device
+constexpr unsigned kThreads = 8;  // calls of a device in flight at a time
 
 class CallContext final : public DelegateContext {
  public:
@@ -33,7 +33,7 @@ class CallContext final : public DelegateContext {
   }
 
  private:
-  // A waiting thread does not help: a wait must be able to end before a call does.
+  // A waiting thread does not help, because a wait must be able to end before a call does.
   CallContext(const JoinedFiles& files, Device* device)
       : DelegateContext({false, 1, 100'000}), files_(files), device_(device) {}
   int64_t carry_out(const Command& command, bool) override {
@@ -60,7 +60,7 @@ const char* remedy_of(int lack) {
 
 }  // namespace
 
-// -EINVAL: the kernel has no rings of this form.
+// -EINVAL: the kernel does not know rings of this form.
 bool CallPool::replaces_ring(int status, const char* name, const ContextOptions& options,
                              const char* refusal) {
   if (status == -ENOSYS || status == -EPERM || status == -EACCES || status == -EINVAL ||

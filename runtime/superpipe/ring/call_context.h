@@ -25,7 +25,7 @@ class CallPool {
  public:
   [[nodiscard]] int attach(const JoinedFiles& files, const ContextOptions& options,
                            OwnedContext** out);
-  // by its transfer()
+  // The same; calls are made by transfer() of the device.
   [[nodiscard]] int attach(Device* device, const ContextOptions& options, OwnedContext** out);
   // Whether calls replace a ring that could not be made, by the rule above; logs why. status: the
   // error of the ring. refusal: the cost and the fix, if the host refuses rings.

@@ -14,7 +14,7 @@
 namespace lunar {
 namespace {
 
-// pieces that a delegate takes of one client before it looks at the others
+// The number of run_some() calls for one client before a delegate serves the next.
 constexpr unsigned kTurns = 16;
 
 }  // namespace
@@ -24,7 +24,7 @@ int DelegatePool::create() {
   void* memory = map_private(sizeof(State), ForkPolicy::kWipe);
   if (!memory) return -ENOMEM;
   State* none = nullptr;
-  // another thread was quicker
+  // Another thread was faster.
   if (!state_.compare_exchange_strong(none, new (memory) State))
     unmap_private(memory, sizeof(State));
   return 0;
@@ -87,7 +87,7 @@ void DelegatePool::offer(DelegateClient* client) {
     if (!client->queued_) push(state, client);
   }
   state->event.fetch_add(1);
-  // one: it wakes the next when there is enough to do
+  // Wakes one thread, which wakes the next if there is more work.
   if (state->idle.load()) sys::futex_wake(&state->event, 1, false);
 }
 
@@ -97,7 +97,10 @@ void DelegatePool::leave(DelegateClient* client) {
     const sys::Locked lock(state->lock);
     DelegateClient** link = &state->first;
     DelegateClient* before = nullptr;
-    while (*link && *link != client) before = *link, link = &(*link)->next_;
+    while (*link && *link != client) {
+      before = *link;
+      link = &before->next_;
+    }
     if (*link) {
       *link = client->next_;
       if (state->last == client) state->last = before;
@@ -107,8 +110,8 @@ void DelegatePool::leave(DelegateClient* client) {
   while (client->visitors_.load(std::memory_order_acquire)) sys::yield_cpu();
 }
 
-// The next client that has work, with the caller as its visitor; it goes to the end of the ring.
-// Clients without leave it.
+// Takes the next client that has work, with the caller as its visitor, and moves it to the end of
+// the ring. Clients without work leave the ring.
 DelegateClient* DelegatePool::take(State* state) {
   DelegateClient* client;
   bool more;
@@ -128,8 +131,8 @@ DelegateClient* DelegatePool::take(State* state) {
 void DelegatePool::thread_main(void* argument) {
   auto* state = static_cast<State*>(argument);
   (void)sys::set_batch_policy();  // does not preempt submitting threads
-  sys::allow_fault_signals();     // a copy that faults is the program's to see, as if it had copied
-                                  // itself
+  // The program handles a copy that faults, as if it had made the copy itself.
+  sys::allow_fault_signals();
   while (!state->stopping.load()) {
     if (DelegateClient* client = take(state)) {
       for (unsigned i = 0; i < kTurns && client->run_some(true); ++i) {}

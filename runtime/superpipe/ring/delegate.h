@@ -37,8 +37,8 @@ class DelegatePool;
 
 class DelegateClient {
  public:
-  // Carries out some pieces; false: there were none. Any thread; `foreign`: called by a delegate,
-  // not by a waiting thread.
+  // Carries out some pieces. False: the client had none. Any thread; `foreign`: called by a
+  // delegate, not by a waiting thread.
   virtual bool run_some(bool foreign) = 0;
   // Whether there is a piece that no thread has taken.
   virtual bool has_work() const = 0;
@@ -57,14 +57,14 @@ class DelegatePool {
  public:
   static constexpr unsigned kThreadsMax = 8;
 
-  [[nodiscard]] int
-  create();        // starts no threads yet; does nothing if the pool exists. 0 or -ENOMEM
-  void destroy();  // pre: no client is left. Ends the threads
+  // Starts no threads yet. Does nothing if the pool exists. 0 or -ENOMEM.
+  [[nodiscard]] int create();
+  void destroy();  // ends the threads. pre: no client is left
   // Ensures that threads run, `wanted` or fewer: 0, or -errno if none could be created. Blocking,
   // allocates: not for the fault path. The threads use the descriptor table of the calling thread.
   [[nodiscard]] int start(unsigned wanted, const char* name);
   bool started() const { return epoch() != 0; }
-  // 0: not started in this process
+  // 0: not started in this process.
   uint32_t epoch() const {
     return state_.load(std::memory_order_acquire)->epoch.load(std::memory_order_acquire);
   }
@@ -97,7 +97,7 @@ class DelegatePool {
   static DelegateClient* pop(State* state);
 
   std::atomic<State*> state_{nullptr};
-  std::atomic<uint32_t> epochs_{0};  // inherited by a child, whose pool so gets another number
+  std::atomic<uint32_t> epochs_{0};  // inherited by a child, so its pool gets another epoch
 };
 
 }  // namespace lunar

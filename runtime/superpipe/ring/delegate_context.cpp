@@ -10,6 +10,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "superpipe/ring/sync_context.h"
@@ -20,10 +21,10 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kSpinNs = 20'000;  // a copy that others have begun is usually done within it
-constexpr uint64_t kClaimBytes = 256 * kKiB;  // that one thread takes at once, if the list is long
-constexpr uint32_t kClaimMax = 8;             // room on the stack
-// between looks at the stack, when descriptors are watched too
+constexpr uint64_t kSpinNs = 20'000;  // a copy that another thread began is usually done by then
+constexpr uint64_t kClaimBytes = 256 * kKiB;  // taken by one thread at once, if the list is long
+constexpr uint32_t kClaimMax = 8;             // the most commands taken at once
+// The time between looks at the stack while descriptors are watched.
 constexpr int64_t kWatchPollNs = 100'000;
 constexpr unsigned kSampleVectorMax = 16;  // longer reads say little about a page's latency
 
@@ -51,8 +52,8 @@ void DelegateContext::start(char* memory, size_t head, DelegatePool* pool,
 }
 
 void DelegateContext::release() {
-  // In a forked child, work that the parent's delegates had begun is lost: there is nothing to wait
-  // for.
+  // In a forked child, work that the parent's delegates had begun is lost, so the child does not
+  // wait for it.
   if (epoch_ == 0 || epoch_ == pool_->epoch()) {
     drain();
     if (epoch_) pool_->leave(this);
@@ -83,9 +84,11 @@ int DelegateContext::submit(const Command* commands, unsigned n) {
   for (unsigned i = 0; i < n; ++i) bytes += command_bytes(commands[i]);
   if (delegates(bytes)) {
     uint64_t tail = tail_.load(std::memory_order_relaxed);
-    for (unsigned i = 0; i < n; ++i, ++tail)
+    for (unsigned i = 0; i < n; ++i) {
       cells_[tail & mask_].store(static_cast<uint16_t>(take_slot(commands[i])),
                                  std::memory_order_relaxed);
+      ++tail;
+    }
     const uint64_t each = bytes / n, most = habits_.claim_max;
     claim_max_.store(each * most <= kClaimBytes ? static_cast<uint32_t>(most)
                      : each >= kClaimBytes      ? 1
@@ -103,15 +106,15 @@ int DelegateContext::submit(const Command* commands, unsigned n) {
     append_ready(index);
   }
   if (shared_) {
-    ready_count_.fetch_add(0);  // ordered before the look for sleepers
+    ready_count_.fetch_add(0);  // orders the stores before the look for sleepers
     wake_sleepers();
   }
   return static_cast<int>(n);
 }
 
-// Neighbours are taken together: their buffers usually are neighbours too, and two CPUs that copy
-// into neighbouring ones by turns hinder each other (427 us against 327 for 256 x 32 KiB). Towards
-// the end of the list the shares get small.
+// Takes neighbouring commands together. Their buffers usually are neighbours, and two CPUs that
+// alternately copy into neighbouring buffers slow each other down (427 us against 327 for 256 x 32
+// KiB). Towards the end of the list the shares get small.
 bool DelegateContext::run_some(bool foreign) {
   uint64_t head = head_.load(std::memory_order_acquire), take;
   uint16_t mine[kClaimMax];
@@ -119,7 +122,7 @@ bool DelegateContext::run_some(bool foreign) {
     const uint64_t tail = tail_.load(std::memory_order_acquire);
     if (head >= tail) return false;
     const uint64_t share = (tail - head) / 8, most = claim_max_.load(std::memory_order_relaxed);
-    take = share < 1 ? 1 : share < most ? share : most;
+    take = std::clamp<uint64_t>(share, 1, most);
     for (uint64_t i = 0; i < take; ++i)
       mine[i] = cells_[(head + i) & mask_].load(std::memory_order_relaxed);
   } while (!head_.compare_exchange_weak(head, head + take, std::memory_order_acq_rel,
@@ -155,7 +158,7 @@ void DelegateContext::append_ready(uint32_t index) {
   ready_count_.store(ready_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
-// Takes the stack over: oldest first.
+// Takes the stack of finished slots, and appends them to the ready list, oldest first.
 void DelegateContext::collect() {
   if (done_top_.load(std::memory_order_relaxed) == 0) return;
   uint32_t top = done_top_.exchange(0, std::memory_order_acquire), oldest = 0;
@@ -177,13 +180,14 @@ unsigned DelegateContext::deliver(Response* out, unsigned max) {
   collect();
   unsigned taken = 0;
   uint32_t used = in_flight_.load(std::memory_order_relaxed);
-  for (; taken < max && ready_first_ != kNone; ++taken, --used) {
+  while (taken < max && ready_first_ != kNone) {
     const uint32_t index = ready_first_;
     const Slot& slot = slots_[index];
-    out[taken] = {slot.command.tag, slot.result};
+    out[taken++] = {slot.command.tag, slot.result};
     if (slot.took_ns) latency_.add(slot.took_ns);
     ready_first_ = slot.next;
     free_[depth_ - used] = static_cast<uint16_t>(index);
+    --used;
   }
   if (taken == 0) return 0;
   if (ready_first_ == kNone) ready_last_ = kNone;
@@ -191,7 +195,7 @@ unsigned DelegateContext::deliver(Response* out, unsigned max) {
                      std::memory_order_relaxed);
   if (shared_) {
     in_flight_.store(used);
-    if (used == 0) wake_sleepers();  // nothing is left that would wake them
+    if (used == 0) wake_sleepers();  // no later completion would wake them
   } else {
     in_flight_.store(used, std::memory_order_relaxed);
   }
@@ -209,7 +213,7 @@ int DelegateContext::reap(Response* out, unsigned max) {
 
 bool DelegateContext::may_reap() const { return done_top_.load() != 0 || ready_count_.load() != 0; }
 
-// True when a response came while we spun.
+// Spins. True: a response arrived meanwhile.
 bool DelegateContext::spin() const {
   if (!spin_) return false;
   const uint64_t end = sys::now_ns() + kSpinNs;
@@ -241,7 +245,7 @@ int DelegateContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     if (taken != 0 || timeout_ns == 0) return taken;
     if (in_flight() == 0 && watches_.used == 0) return 0;
     if (habits_.helps && run_some(false)) continue;
-    // What is left was begun by others.
+    // All remaining slots were begun by other threads.
     int64_t left = timeout_ns;
     if (timeout_ns > 0) {
       const uint64_t now = sys::now_ns();
@@ -256,7 +260,7 @@ int DelegateContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     }
     if (watches_.used) {
       const int n = serve_watches(&watches_, out, max,
-                                  left >= 0 && left < kWatchPollNs ? left : kWatchPollNs);
+                                  left >= 0 ? std::min(left, kWatchPollNs) : kWatchPollNs);
       if (n != 0) return n;
     } else if (sleep(left) == -EINTR) {
       return -EINTR;
@@ -279,7 +283,7 @@ void DelegateContext::wakeups(Wakeups* out) {
   if (may_reap() || (habits_.helps && run_some(false)))
     out->look_at(0);
   else if (in_flight_.load())
-    out->look_at(sys::now_ns() + habits_.look_ns);  // others are at it
+    out->look_at(sys::now_ns() + habits_.look_ns);  // other threads carry out its commands
 }
 
 }  // namespace lunar

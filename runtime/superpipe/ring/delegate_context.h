@@ -92,7 +92,7 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   std::atomic<uint32_t> in_flight_{0};    // written by the owner
   std::atomic<uint32_t> ready_count_{0};  // likewise
   // Shared by all threads.
-  // number of commands to take at once: about kClaimBytes, at most habits_.claim_max
+  // The number of commands to take at once: about kClaimBytes, at most habits_.claim_max.
   std::atomic<uint32_t> claim_max_{1};
   alignas(64) std::atomic<uint64_t> tail_{0};
   alignas(64) std::atomic<uint64_t> head_{0};

@@ -2,12 +2,12 @@
 // The io_uring contexts' common part: see ring_context.h.
 //
 // Waiting: a thread that spins takes its completion 20 us earlier than one that must be woken, so a
-// wait may spin for 1.5x the usual read latency (200 us at most). It does not when that cannot pay:
+// wait may spin for 1.5x the usual read latency (200 us at most). It does not spin in these cases:
 //   many in flight     the device is the limit; sleeping lets completions gather, and costs half
 //                      the CPU
 //   a slow device      the next completion is not near
-//   a CPU others want  the spinner is preempted when its completion comes (a gap in its clock shows
-//                      it): sleep a while
+//   a busy CPU         the spinner is preempted when its completion comes (a gap in its clock shows
+//                      it), so the next waits sleep
 //   as many spinners as CPUs
 // Callers that value CPU above the latency of one completion call exchange: one system call then
 // brings many. May not: allocate after start, take a lock.
@@ -16,6 +16,8 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sys/resource.h>
+
+#include <algorithm>
 
 #include "superpipe/wakeups.h"
 #include "sys/arena.h"
@@ -28,9 +30,9 @@ constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
 constexpr uint64_t kSpinFirstNs = 60'000;  // before the device is known
 constexpr uint64_t kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
-constexpr uint64_t kPreemptedNs = 300'000;  // a gap no interrupt makes
+constexpr uint64_t kPreemptedNs = 300'000;  // a gap longer than any interrupt
 constexpr unsigned kSpinSkipMin = 8, kSpinSkipMax = 512;
-// how long await sleeps while the kernel would not take something
+// The longest sleep of await() while the kernel has not accepted all commands.
 constexpr int64_t kUnsentNs = 100'000;
 constexpr size_t kWindowMaxBytes = kGiB;   // io_uring's limit for one registered buffer
 constexpr unsigned kSampleVectorMax = 16;  // longer reads say little about a page's latency
@@ -38,15 +40,15 @@ constexpr unsigned kRegisteredMax = 64;
 
 std::atomic<int> spinners{0};
 
-// Those of a parent do not spin in its child.
+// Resets the count of spinners in forked children.
 void count_spinners_anew_in_children() {
   static const int status =
       pthread_atfork(nullptr, nullptr, [] { spinners.store(0, std::memory_order_relaxed); });
-  (void)status;  // without it a child's threads may sleep where they could spin
+  (void)status;  // if it failed, a child's threads may sleep instead of spinning
 }
 
-// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those
-// that locks and the kernel's claims lie on are not released before.
+// The ring of a killed process lives on until its I/O has ended, and so do its registered files.
+// Files with locks and the kernel's claims are registered, so that these are not released before.
 int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count, int keep_fd,
               const sys::UringSetup& setup) {
   int status = ring->init(setup);
@@ -65,10 +67,10 @@ int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count,
 
 }  // namespace
 
-// Asked anew only where the limit changed since.
+// Probes again only if the limit has changed.
 bool window_can_be_registered() {
   constexpr size_t kProbePage = 64 * kKiB;     // a page of any kernel
-  static std::atomic<uint64_t> answer_for{0};  // the limit's hash and the answer; 0: never asked
+  static std::atomic<uint64_t> answer_for{0};  // the limit's hash and the answer; 0: not probed
   rlimit limit = {};
   (void)getrlimit(RLIMIT_MEMLOCK, &limit);
   const uint64_t key = (limit.rlim_cur * 0x9e3779b97f4a7c15 | 3) - 1;
@@ -107,7 +109,7 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
     const iovec window = {options.buffer, options.buffer_bytes < kWindowMaxBytes
                                               ? options.buffer_bytes
                                               : kWindowMaxBytes};
-    // Where RLIMIT_MEMLOCK says no, pages are pinned per I/O.
+    // If RLIMIT_MEMLOCK does not allow it, pages are pinned per I/O.
     if (ring_.register_buffers(&window, 1) == 0) {
       window_ = static_cast<const char*>(window.iov_base);
       window_bytes_ = window.iov_len;
@@ -122,7 +124,7 @@ void RingContext::release() {
   unmap_private(this, mapping_bytes_);
 }
 
-// Queues what there is room for; the kernel does not know of it yet.
+// Queues as many commands as there is room for, without a system call.
 unsigned RingContext::queue_all(const Command* commands, unsigned n) {
   arm_watches();
   unsigned taken = 0;
@@ -142,8 +144,8 @@ unsigned RingContext::queue_all(const Command* commands, unsigned n) {
 
 int RingContext::submit(const Command* commands, unsigned n) {
   const unsigned taken = queue_all(commands, n);
-  // What the kernel does not take now (-EAGAIN, -EBUSY) stays queued; reap and wait hand it over
-  // again.
+  // Commands that the kernel does not accept now (-EAGAIN, -EBUSY) stay queued; reap() and wait()
+  // submit them again.
   (void)flush();
   note_unsent();
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
@@ -159,7 +161,7 @@ void RingContext::arm_watches() {
   }
 }
 
-// Hands everything queued to the kernel. False when nothing could be taken.
+// Submits all queued commands to the kernel. False: the kernel accepted none.
 bool RingContext::flush() {
   bool some = false;
   while (ring_.queued()) {
@@ -175,7 +177,7 @@ unsigned RingContext::take(Response* out, unsigned max, bool drive) {
   uint64_t now = 0;
   bool goes_on = false;
   while (taken < max) {
-    const unsigned room = max - taken < 64 ? max - taken : 64;
+    const unsigned room = std::min(max - taken, 64u);
     const unsigned n = ring_.reap(done, room, drive && taken == 0);
     for (unsigned i = 0; i < n; ++i) {
       const auto index = static_cast<uint32_t>(done[i].user);
@@ -211,11 +213,11 @@ int RingContext::reap(Response* out, unsigned max) {
   return static_cast<int>(take(out, max, true));
 }
 
-// What the kernel did not take has no completion to wake an await: its caller must come and hand it
-// over again.
+// A command that the kernel did not accept has no completion that would wake await(). So await()
+// returns early, and its caller submits the command again.
 int RingContext::await(int64_t timeout_ns) {
   if (!unsent_.load(std::memory_order_relaxed)) return ring_.await(timeout_ns);
-  const int status = ring_.await(timeout_ns < 0 || timeout_ns > kUnsentNs ? kUnsentNs : timeout_ns);
+  const int status = ring_.await(timeout_ns < 0 ? kUnsentNs : std::min(timeout_ns, kUnsentNs));
   return status == -ETIME && timeout_ns != 0 ? 0 : status;
 }
 
@@ -252,8 +254,7 @@ unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
       preempted |= now - before > kPreemptedNs;
     } while (!taken && now < end);
     if (preempted)
-      spin_skip_ = spin_penalty_ =
-          spin_penalty_ * 2 < kSpinSkipMax ? spin_penalty_ * 2 : kSpinSkipMax;
+      spin_skip_ = spin_penalty_ = std::min(spin_penalty_ * 2, kSpinSkipMax);
     else
       spin_penalty_ = kSpinSkipMin;
   }
@@ -284,8 +285,7 @@ int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     if (taken) return static_cast<int>(taken);
     if (in_flight_ == 0 && watches_.used == 0) return 0;
     if (status == -ETIME || left == 0) return 0;
-    // -EAGAIN, -EBUSY: the kernel is short of something for a moment. Anything else would come back
-    // for ever.
+    // -EAGAIN, -EBUSY: the kernel lacks a resource for a moment. Any other error would repeat.
     if (status < 0 && status != -EAGAIN && status != -EBUSY) return status;
     if (status < 0) sys::yield_cpu();
   }
@@ -294,9 +294,9 @@ int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
 int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out,
                           unsigned max, unsigned least, int64_t timeout_ns) {
   *taken = queue_all(commands, n);
-  if (least > max) least = max;
-  if (least <= 1 || timeout_ns == 0) {  // the first one counts: wait() knows when to spin for it
-    // nothing else can come: wait() submits as it goes to sleep
+  least = std::min(least, max);
+  if (least <= 1 || timeout_ns == 0) {  // wait() decides whether to spin for the first response
+    // If no other command is in flight, wait() submits when it goes to sleep.
     const bool alone = !spin_ && *taken && in_flight_ == *taken && max;
     if (!alone) (void)flush();
     return max ? wait(out, max, timeout_ns) : 0;
@@ -306,7 +306,7 @@ int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, 
   while (got < least && (in_flight_ || watches_.used)) {
     const int64_t left = limit.left();
     const unsigned coming = in_flight_ ? in_flight_ : 1;
-    const int status = ring_.submit_and_wait(left, least - got < coming ? least - got : coming);
+    const int status = ring_.submit_and_wait(left, std::min(least - got, coming));
     got += take(out + got, max - got, true);
     if (status == -ETIME || left == 0) break;
     if (status < 0 && status != -EAGAIN && status != -EBUSY)

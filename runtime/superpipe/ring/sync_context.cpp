@@ -75,7 +75,7 @@ int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& comm
       case Op::kWrite:
         result = sys::writev_at(fd, command.iov, parts, at, command.fua ? RWF_DSYNC : 0);
         break;
-      case Op::kDiscard:  // zeros are promised, so a block device is punched too
+      case Op::kDiscard:  // the range must read as zeros, so a block device is punched as well
         result = keep ? sys::zero_range(fd, at, command.length)
                       : sys::punch_hole(fd, at, command.length);
         break;
@@ -102,9 +102,10 @@ int SyncContext::submit(const Command* commands, unsigned n) {
 
 int SyncContext::reap(Response* out, unsigned max) {
   unsigned taken = 0;
-  for (; taken < max && count_; ++taken, --count_) {
-    out[taken] = done_[first_];
+  while (taken < max && count_) {
+    out[taken++] = done_[first_];
     first_ = (first_ + 1) % depth_;
+    --count_;
   }
   if (taken < max && watches_.used) {
     const int n = serve_watches(&watches_, out + taken, max - taken, 0);

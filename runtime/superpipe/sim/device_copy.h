@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between the memory of a command and that of a device which is memory itself.
+// Copies between the memory of a command and a device that is memory itself.
 //
-// A read and a write of one place of a device at the same time are no data race: of a real one the
-// kernel copies, and what the read gives is for checksums to tell. So ThreadSanitizer sees the
-// command's side of a copy, which nothing else may change meanwhile, and not the device's.
+// A concurrent read and write of one place of a device are no data race: on a real device the
+// kernel copies, and checksums check the bytes. So ThreadSanitizer sees only the command's side of
+// a copy, which nothing else may change meanwhile, not the device's.
 // Threading: any.
 #pragma once
 #include <cstring>

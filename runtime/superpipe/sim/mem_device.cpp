@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "superpipe/device_memory.h"
 #include "superpipe/ring/sync_context.h"
 #include "superpipe/sim/device_copy.h"
@@ -96,7 +98,7 @@ int MemDevice::reserve(DeviceOffset offset, uint64_t length) {
   return err == -EINVAL ? 0 : err;  // -EINVAL: a kernel before 5.14 cannot be asked
 }
 
-// Whole pages of it go back to the host, and read as zeros.
+// Returns whole pages to the host; they then read as zeros.
 void MemDevice::release(DeviceOffset offset, uint64_t length) {
   if (read_only_ || !inside(offset.value, length)) return;
   const uint64_t page = sys::page_bytes(), from = round_up(offset.value, page),
@@ -119,8 +121,7 @@ int64_t MemDevice::transfer(const Command& command) {
   const uint64_t left = at < size ? size - at : 0;
   if (bytes > left) bytes = left;
   for (uint32_t i = 0; done < bytes; ++i) {
-    const uint64_t part =
-        command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
+    const uint64_t part = std::min<uint64_t>(command.iov[i].iov_len, bytes - done);
     if (read)
       copy_from_device(command.iov[i].iov_base, base_ + at + done, part);
     else

@@ -6,11 +6,10 @@
 //   base_ │ zeros at first, read and written      │ address space only                         │
 //         0                              size_bytes() ── grow() ──►                         limit
 //
-// It grows at its end and never moves, so an address from map() is valid until close(). SIZE: the
-// size at open, default
-// 0. limit: the maximum size, default the RAM of the host; it costs only address space. A page
-//    costs DRAM from its
-// first store on, or from reserve(). A forked child has its own copy, as of any memory.
+// It grows at its end and never moves, so an address from map() is valid until close(). SIZE is the
+// size at open (default: 0). limit is the maximum size (default: the RAM of the host), and costs
+// only address space. A page costs DRAM from its first store on, or from reserve(). A forked child
+// has its own copy, as of any memory.
 // There is no file and no lock: no other process can see it. Not for scratch LUNs (-ENOTSUP),
 // because pages would go from DRAM to DRAM.
 // Threading: any thread; grow() is allowed during I/O. I/O and in-place stores are unordered: the

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/format.h"
@@ -84,7 +85,8 @@ void SimBacking::close() {
   unmap_private(this, sizeof(SimBacking));
 }
 
-// Pre: lock_ held. True: the power goes off in the middle of what begins now.
+// Begins a command. True: the power goes off in the middle of it.
+// pre: lock_ held
 bool SimBacking::begin() {
   const uint64_t left = cut_in_.load(std::memory_order_relaxed);
   if (left) cut_in_.store(left - 1, std::memory_order_relaxed);
@@ -95,13 +97,13 @@ namespace {
 
 void copy_in(char* to, const iovec* iov, uint64_t bytes) {
   for (uint64_t done = 0; done < bytes; ++iov) {
-    const uint64_t part = iov->iov_len < bytes - done ? iov->iov_len : bytes - done;
+    const uint64_t part = std::min<uint64_t>(iov->iov_len, bytes - done);
     copy_to_device(to + done, iov->iov_base, part);
     done += part;
   }
 }
 
-// Some sectors of it.
+// Copies some sectors of a vector.
 template <class Lands>
 void copy_some(char* to, const iovec* iov, uint64_t bytes, Lands lands) {
   for (uint64_t done = 0; done < bytes; ++iov) {
@@ -120,19 +122,20 @@ void copy_some(char* to, const iovec* iov, uint64_t bytes, Lands lands) {
 }  // namespace
 
 void SimBacking::ring_write(uint64_t place, const void* from, uint64_t bytes) {
-  const uint64_t at = place % log_size_, first = bytes < log_size_ - at ? bytes : log_size_ - at;
+  const uint64_t at = place % log_size_, first = std::min(bytes, log_size_ - at);
   memcpy(log_ + at, from, first);
   memcpy(log_, static_cast<const char*>(from) + first, bytes - first);
 }
 
 void SimBacking::ring_read(uint64_t place, void* to, uint64_t bytes) const {
-  const uint64_t at = place % log_size_, first = bytes < log_size_ - at ? bytes : log_size_ - at;
+  const uint64_t at = place % log_size_, first = std::min(bytes, log_size_ - at);
   memcpy(to, log_ + at, first);
   memcpy(static_cast<char*>(to) + first, log_, bytes - first);
 }
 
-// Into the cache; what is too large for it goes on to stable storage behind everything else. Pre:
-// lock_ held.
+// Puts a record into the cache. A record that is too large goes to stable storage, after all
+// others.
+// pre: lock_ held
 void SimBacking::put(const Record& record, const iovec* iov) {
   const uint64_t need = log_bytes(record);
   while (tail_ != head_ && need > log_size_ - (tail_ - head_)) destage();
@@ -146,7 +149,7 @@ void SimBacking::put(const Record& record, const iovec* iov) {
   ring_write(tail_, &record, sizeof record);
   uint64_t place = tail_ + sizeof record;
   for (uint64_t left = record.data ? record.bytes : 0; left; ++iov) {
-    const uint64_t part = iov->iov_len < left ? iov->iov_len : left;
+    const uint64_t part = std::min<uint64_t>(iov->iov_len, left);
     ring_write(place, iov->iov_base, part);
     place += part;
     left -= part;
@@ -154,8 +157,8 @@ void SimBacking::put(const Record& record, const iovec* iov) {
   tail_ += need;
 }
 
-// The sectors of a record that a power loss leaves, on stable storage. seed 0: all of them. Pre:
-// lock_ held.
+// Writes the sectors of a record that a power loss leaves to stable storage. seed 0: all of them.
+// pre: lock_ held
 void SimBacking::apply(const Record& record, uint64_t place, uint64_t seed) {
   enum : uint64_t { kLost, kWhole, kPart, kFates };
   const bool sure = seed == 0 || record.fua;
@@ -164,7 +167,7 @@ void SimBacking::apply(const Record& record, uint64_t place, uint64_t seed) {
            : mixed(seed, record.number, 0) % (record.whole ? uint64_t{kPart} : uint64_t{kFates});
   if (fate == kLost) return;
   for (uint64_t done = 0; done < record.bytes; done += kSector) {
-    const uint64_t part = record.bytes - done < kSector ? record.bytes - done : kSector;
+    const uint64_t part = std::min(record.bytes - done, kSector);
     if (fate == kPart && !lands(seed, record.number, done / kSector)) continue;
     if (record.data)
       ring_read(place + done, durable_ + record.at + done, part);
@@ -173,7 +176,8 @@ void SimBacking::apply(const Record& record, uint64_t place, uint64_t seed) {
   }
 }
 
-// The oldest record of the cache goes to stable storage. Pre: lock_ held, there is one.
+// Writes the oldest record of the cache to stable storage.
+// pre: lock_ held, there is one
 void SimBacking::destage() {
   Record record;
   ring_read(head_, &record, sizeof record);
@@ -181,15 +185,15 @@ void SimBacking::destage() {
   head_ += log_bytes(record);
 }
 
-// Pre: lock_ held.
+// pre: lock_ held
 void SimBacking::lose_power(uint64_t seed) {
   Record record;
   for (uint64_t at = head_; cached() && at != tail_; at += log_bytes(record)) {
     ring_read(at, &record, sizeof record);
     if (seed != 0 || record.fua) apply(record, at + sizeof record, seed);
   }
-  for (; cached() && head_ != tail_;
-       head_ += log_bytes(record)) {  // nowhere else do the two differ
+  // Memory and stable storage differ only in the places of these records.
+  for (; cached() && head_ != tail_; head_ += log_bytes(record)) {
     ring_read(head_, &record, sizeof record);
     memcpy(memory_ + record.at, durable_ + record.at, record.bytes);
   }
@@ -229,7 +233,7 @@ bool SimBacking::zero(uint64_t at, uint64_t bytes) {
   for (uint64_t done = 0; done < bytes; done += kSector) {
     const bool there =
         !cut || (!cached() && cut_seed_ != 0 && lands(cut_seed_, number, done / kSector));
-    if (there) memset(memory_ + at + done, 0, bytes - done < kSector ? bytes - done : kSector);
+    if (there) memset(memory_ + at + done, 0, std::min(bytes - done, kSector));
   }
   next_.store(number + 1, std::memory_order_release);
   if (cut) lose_power(cut_seed_);

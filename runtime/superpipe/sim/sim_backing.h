@@ -7,10 +7,10 @@
 //             content of the      destaged in order: by a flush, or when the log is full
 //             cache
 //
-// A power loss leaves the device as a disk may leave it: of each record in the log, in order, all
-// is there, nothing, or a part (any of its sectors of 512 bytes; a record that is *whole* never in
-// part). What was written with fua is always there. Without a cache every write is on stable
-// storage when it completes.
+// A power loss leaves the device as a disk may leave it: each record in the log, in order, is there
+// in full, in part (any of its sectors of 512 bytes) or not at all. A record that is *whole* is
+// never there in part. Data written with fua are always there. Without a cache every write is on
+// stable storage when it completes.
 //
 // Each name has one backing device, for as long as the process lives.
 // Threading: any thread; a spin lock protects what the log and the memory must agree on. Allocates
@@ -31,9 +31,9 @@ class SimBacking {
   static constexpr uint64_t kSector = 512;
   static constexpr size_t kNameBytes = 40;
 
-  // Finds the one of that name, or makes a new one ("": without a name). cache_bytes: size of its
-  // volatile cache; 0: none, or that of the existing one. 0; -EINVAL: the name has another size or
-  // cache; -ENOMEM; with *why.
+  // Finds the backing device of that name, or makes a new one ("": without a name). cache_bytes:
+  // size of its volatile cache; 0: none, or that of the existing one. 0; -EINVAL: the name has
+  // another size or cache; -ENOMEM; with *why.
   [[nodiscard]] static int find_or_make(const char* uri, const char* name, uint64_t bytes,
                                         uint64_t cache_bytes, SimBacking** out, ErrorText* why);
   void close();  // frees it if it has no name
@@ -66,7 +66,7 @@ class SimBacking {
     uint64_t number, at, bytes;
     bool data, whole, fua;  // !data: zeros
   };
-  // whether there is nothing to record
+  // Whether writes need no record.
   bool plain() const { return !cached() && cut_in_.load(std::memory_order_acquire) == 0; }
   bool begin();
   void put(const Record& record, const iovec* iov);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated device: see sim_device.h.
-// Threading: a context is its owner's; the device's memory is shared and unordered, as a disk's
-// sectors are. May not: allocate after attach.
+// Threading: a context belongs to its owner. The device's memory is shared and unordered, like the
+// sectors of a disk. May not: allocate after attach.
 #include "superpipe/sim/sim_device.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <new>
 
 #include "superpipe/context_base.h"
@@ -37,7 +38,7 @@ enum class Fault : uint64_t {
   kBadPlace
 };
 
-// splitmix64 over (seed, I/O number, what for): the same number gives the same fate in every run.
+// splitmix64 over (seed, I/O number, kind of fault): an I/O number has the same fate in every run.
 uint64_t chance(uint64_t seed, uint64_t io, Fault fault) {
   uint64_t x = seed * 0x9e3779b97f4a7c15 + io * 8 + static_cast<uint64_t>(fault) % 8 +
                (static_cast<uint64_t>(fault) / 8 << 60);
@@ -82,8 +83,8 @@ class SimContext final : public OwnedContext {
   SimDevice* device_ = nullptr;
   Pending* pending_ = nullptr;  // ring of depth_; delivered in the order of submission
   unsigned depth_ = 0, first_ = 0, count_ = 0;
-  std::atomic<uint64_t> next_due_ns_{
-      0};  // of the oldest that is pending; 0: none. For await, which runs concurrently
+  // The due time of the oldest pending command; 0: none. For await(), which runs concurrently.
+  std::atomic<uint64_t> next_due_ns_{0};
   WatchSet watches_;
   LatencyAverage latency_;
   size_t mapping_bytes_ = 0;
@@ -112,7 +113,7 @@ void SimContext::release() {
 int SimContext::submit(const Command* commands, unsigned n) {
   const uint64_t now = sys::now_ns();
   unsigned taken = 0;
-  for (; taken < n && count_ < depth_; ++taken, ++count_) {
+  for (; taken < n && count_ < depth_; ++taken) {
     const SimBacking& backing = device_->backing();
     pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]),
                                             now,
@@ -120,6 +121,7 @@ int SimContext::submit(const Command* commands, unsigned n) {
                                             backing.completed(),
                                             backing.epoch(),
                                             commands[taken]};
+    ++count_;
   }
   if (count_) next_due_ns_.store(pending_[first_].due_ns, std::memory_order_release);
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
@@ -132,9 +134,9 @@ int64_t sim_read(SimDevice* device, const Command& command, uint64_t io) {
     return -static_cast<int64_t>(device->faults().error);
   }
   const uint64_t at = command.offset.value, size = device->size_bytes();
-  uint64_t left = at < size ? size - at : 0, done = 0;
+  uint64_t left = size - std::min(at, size), done = 0;
   for (uint32_t i = 0; i < command.iov_count && left; ++i) {
-    const uint64_t bytes = command.iov[i].iov_len < left ? command.iov[i].iov_len : left;
+    const uint64_t bytes = std::min<uint64_t>(command.iov[i].iov_len, left);
     copy_from_device(command.iov[i].iov_base, device->memory() + at + done, bytes);
     done += bytes;
     left -= bytes;
@@ -171,10 +173,10 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
     counters.torn.fetch_add(1, std::memory_order_relaxed);
     lands = place % (bytes / kSectorBytes) * kSectorBytes;
   } else if (strikes(faults, faults.misdirect, io, Fault::kMisdirect)) {
-    const uint64_t places = (size - bytes) / kPageBytes + 1;  // where all of it fits
+    const uint64_t places = (size - bytes) / kPageBytes + 1;  // pages at which the write fits
     uint64_t other = place % places;
     if (other * kPageBytes == at) other = (other + 1) % places;
-    if (other * kPageBytes != at) {  // a device with one place has no other
+    if (other * kPageBytes != at) {  // false if there is only one place
       counters.misdirected.fetch_add(1, std::memory_order_relaxed);
       at = other * kPageBytes;
     }
@@ -199,7 +201,8 @@ int64_t sim_flush(SimDevice* device, uint64_t io, uint64_t until) {
   return device->backing().flush(until) ? 0 : -EIO;
 }
 
-// until: what a flush covers. epoch: of the backing device's power when the command was submitted.
+// until: a flush covers the records before it. epoch: of the backing device's power when the
+// command was submitted.
 int64_t carry_out(SimDevice* device, const Command& command, uint64_t io, uint64_t until,
                   uint32_t epoch) {
   const bool read = command.op == Op::kRead;
@@ -227,12 +230,13 @@ unsigned SimContext::deliver(Response* out, unsigned max) {
   if (count_ == 0 || max == 0) return 0;
   const uint64_t now = sys::now_ns();
   unsigned taken = 0;
-  for (; taken < max && count_ && pending_[first_].due_ns <= now; ++taken, --count_) {
+  for (; taken < max && count_ && pending_[first_].due_ns <= now; ++taken) {
     const Pending& pending = pending_[first_];
     out[taken] = {pending.command.tag,
                   carry_out(device_, pending.command, pending.io, pending.until, pending.epoch)};
     if (pending.command.op == Op::kRead) latency_.add(now - pending.start_ns);
     first_ = (first_ + 1) % depth_;
+    --count_;
   }
   next_due_ns_.store(count_ ? pending_[first_].due_ns : 0, std::memory_order_release);
   return taken;
@@ -240,7 +244,7 @@ unsigned SimContext::deliver(Response* out, unsigned max) {
 
 int SimContext::await(int64_t timeout_ns) {
   const uint64_t due = next_due_ns_.load(std::memory_order_acquire), now = sys::now_ns();
-  if (due <= now) return 0;  // there already, or nothing to wait for
+  if (due <= now) return 0;  // a response is available, or no command is pending
   const bool in_time = timeout_ns < 0 || due - now <= static_cast<uint64_t>(timeout_ns);
   sys::sleep_ns(in_time ? due - now : static_cast<uint64_t>(timeout_ns));
   return in_time ? 0 : -ETIME;
@@ -277,7 +281,7 @@ int SimContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
       sys::cpu_relax();
       continue;
     }
-    // Waking takes its time too: sleep a little less, spin the rest.
+    // A wake-up takes time, so the thread sleeps a little less and spins for the rest.
     const int n = serve_watches(&watches_, out, max,
                                 count_ ? left - static_cast<int64_t>(kSpinNs) / 2 : left);
     if (n != 0) return n;
@@ -319,8 +323,8 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
   return why->set(
       -EINVAL,
       "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, bad, "
-      "flush_error, "
-      "torn, misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, name",
+      "flush_error, torn, misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, "
+      "name",
       uri, static_cast<int>(length), text);
 }
 

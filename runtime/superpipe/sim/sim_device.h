@@ -82,7 +82,7 @@ class SimDevice final : public CountedDevice {
   bool failing(bool read) const {
     return (read ? failing_reads_ : failing_writes_).load(std::memory_order_acquire);
   }
-  // How long this I/O takes.
+  // The duration of this I/O.
   uint64_t latency_ns(const Command& command) {
     const bool stalls = faults_.stall_us && command.offset.value == faults_.stall * 4096 &&
                         command.op != Op::kFlush &&
