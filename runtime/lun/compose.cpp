@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening by URI: see compose.h.
 //
-// A composite URI is taken apart at ';' outside of parentheses; a member in parentheses is a raw
-// URI of its own. Threading: any, blocking. Allocates through map_private. Not for the fault path.
+// A composite URI is split at ';' outside of parentheses; a member in parentheses is a raw URI of
+// its own.
+// Threading: any, blocking. Allocates through map_private. Not for the fault path.
 #include "lun/compose.h"
 
 #include <errno.h>
@@ -94,7 +95,8 @@ bool may_contain(Kind outer, const Scheme* inner) {
   return !inner || (outer == Kind::kStripe && inner->kind == Kind::kPaths);
 }
 
-// A device that is gone, where others may stand in for it. What is there and wrong is refused.
+// Whether a path may be missing, because other paths can replace it. A path that exists but is
+// wrong is refused.
 bool may_be_missing(const Scheme& scheme, int status) {
   return scheme.kind == Kind::kPaths &&
          (status == -ENOENT || status == -ENXIO || status == -ENODEV || status == -EIO ||
@@ -134,8 +136,7 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members,
   if (fds > kDeviceFdsMax)
     return why->set(-E2BIG,
                     "LUN %s: %u descriptors (two a device node, and one for each further node of "
-                    "an NVMe namespace), "
-                    "%u is the limit; give fewer devices",
+                    "an NVMe namespace), %u is the limit; give fewer devices",
                     uri, fds, kDeviceFdsMax);
   return 0;
 }
@@ -148,8 +149,8 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
   MemberSet set;
   status = open_members(uri, scheme, members, options, format, level, &set, why);
   if (status == 0 && scheme.kind == Kind::kStripe) {
-    // An open that shares the members does not label them: two at one time would make two sets of
-    // them (raw_open).
+    // An open that shares the members does not label them, because two concurrent opens would make
+    // two sets of them (raw_open).
     const bool alone = options.claim == Claim::kAlone || format != Format::kIfBlank;
     status = label_assemble(uri, &set, alone ? format : Format::kNever, why);
     if (status == 0)
@@ -200,15 +201,15 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
     if (status != -ENODEV || !scheme || scheme->kind != Kind::kStripe ||
         format != Format::kIfBlank || options.claim == Claim::kAlone)
       return status;
-    DeviceOptions alone = options;  // blank members: labelled first, by one at a time
+    DeviceOptions alone = options;  // blank members are labelled first, by one open at a time
     alone.claim = Claim::kAlone;
     status = open_at(uri, alone, format, 0, out, why);
-    // memory of this process: not shared, and gone when it is closed
+    // Memory of this process is not shared, and is lost when it is closed.
     if (status == 0 && (*out)->fd_count() == 0) return 0;
     if (status == 0) device_close(*out);
     *out = nullptr;
     if (status != 0 && (status != -EBUSY || tries == kLabelTries))
-      return status;  // busy: another was quicker
+      return status;  // -EBUSY: another open labels the members
   }
 }
 
@@ -216,7 +217,7 @@ int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* 
   *out = nullptr;
   struct stat status;
   if (uri && strchr(uri, '#') &&
-      sys::path_status(uri, &status) != 0)  // (a file may have one in its name)
+      sys::path_status(uri, &status) != 0)  // (a file may have a # in its name)
     return why->set(-EINVAL, "LUN %s: names a virtual LUN; give the device alone, without #NAME",
                     uri);
   DeviceOptions options;

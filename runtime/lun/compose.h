@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening by URI: makes a Device of what a user wrote.
+// Opening by URI: makes a Device from the text that a user wrote.
 //
 //   raw URI        a URI that device_open takes, or several of them as one device:
 //     stripe:URI;URI[;...]   RAID 0 in chunks of 64 KiB, 2 to 8 members
@@ -19,7 +19,7 @@
 namespace lunar {
 
 // The length of the scheme at the beginning of `text`, including its colon ("file:", "stripe:"); 0:
-// there is none.
+// `text` has no scheme.
 [[nodiscard]] size_t scheme_length(const char* text);
 
 // Opens a raw URI. options.scratch must be false. format: for labels of composite devices. 0 or
@@ -35,7 +35,7 @@ namespace lunar {
 // there is a named LUN; -errno. All but 0 with *why.
 [[nodiscard]] int physical_end(const char* uri, ErrorText* why);
 
-// Opens a LUN URI for pages that end with their owner; this is what `--lun` means.
+// Opens a LUN URI for pages that end with their owner. `--lun` uses it.
 //   DIR                                  an unlinked file in it, as device_open makes it
 //   a file that is empty, or was before  the file, for this process alone, growing
 //   a formatted device                   a new scratch LUN on it, shared with other processes

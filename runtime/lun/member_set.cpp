@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kProbeBytes = 64 * kKiB;  // of a head, or a tail
 
-// 1: blank, 0: it holds something (`what`), -errno. The one place that decides it.
+// Whether a member is blank: 1; 0: it holds something (`what`); -errno.
 int member_blank(Device* device, char* what, size_t size) {
   DeviceContent content = DeviceContent::kForeign;
   const int status = device_content(device, &content, what, size);
@@ -90,8 +90,8 @@ int format_all(const char* uri, MemberSet* set, ErrorText* why) {
   for (unsigned i = 0; i < set->count && status == 0; ++i) {
     set->label[i] = fresh;
     set->label[i].index = i;
-    // What the head held must not be found there again by others, nor a former format's head and
-    // tail in the set's data.
+    // Erases the former content of the head, and a former format's head and tail in the set's data,
+    // so that neither is found again.
     const uint64_t zeroed[] = {0, kMemberDataOffset,
                                kMemberDataOffset + fresh.data_bytes - kProbeBytes};
     for (uint64_t at : zeroed) {

@@ -14,9 +14,9 @@ struct MemberSet {
   Device* device[kLabelMembersMax] = {};
   MemberLabel label[kLabelMembersMax] = {};  // as read
 };
-// Reads the labels of all members and checks that they form this set in this order. `format` as for
-// PhysicalLun::open; nothing is written unless all members may be formatted. 0, or -errno with a
-// line that names the member.
+// Reads the labels of all members, and checks that they form this set in this order. `format` as
+// for PhysicalLun::open; nothing is written unless all members may be formatted. 0, or -errno with
+// a line that names the member.
 [[nodiscard]] int label_assemble(const char* uri, MemberSet* set, Format format, ErrorText* why);
 
 }  // namespace lunar

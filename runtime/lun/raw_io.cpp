@@ -4,6 +4,8 @@
 
 #include <errno.h>
 
+#include <algorithm>
+
 #include "base/units.h"
 #include "sys/arena.h"
 
@@ -13,11 +15,9 @@ namespace {
 constexpr uint64_t kPieceMax = kMiB;  // of one command
 
 int move_all(Device* raw, Op op, bool fua, uint64_t offset, void* buffer, uint64_t bytes) {
-  const uint64_t most = raw->capabilities().transfer_bytes_max,
-                 piece = most < kPieceMax ? most : kPieceMax;
+  const uint64_t most = raw->capabilities().transfer_bytes_max, piece = std::min(most, kPieceMax);
   for (uint64_t done = 0; done < bytes;) {
-    const iovec part = {static_cast<char*>(buffer) + done,
-                        bytes - done < piece ? bytes - done : piece};
+    const iovec part = {static_cast<char*>(buffer) + done, std::min(bytes - done, piece)};
     Command command;
     command.op = op;
     command.offset = DeviceOffset{offset + done};
@@ -39,7 +39,7 @@ int raw_io(Device* raw, Op op, uint64_t offset, void* buffer, uint64_t bytes) {
 }
 
 int raw_write_durable(Device* raw, uint64_t offset, const void* buffer, uint64_t bytes) {
-  // Where each fua is a flush, one behind all pieces will do.
+  // If each fua is a flush, one flush after all pieces is cheaper.
   const bool fua = raw->capabilities().fua != Fua::kFlush || bytes <= kPieceMax;
   const int status = move_all(raw, Op::kWrite, fua, offset, const_cast<void*>(buffer), bytes);
   return status < 0 || fua ? status : raw_flush(raw);
@@ -62,13 +62,12 @@ int raw_zero(Device* raw, uint64_t offset, uint64_t bytes) {
     if (status != -EOPNOTSUPP && status != -EINVAL && status != -ENOSYS)
       return status < 0 ? static_cast<int>(status) : 0;
   }
-  const uint64_t piece = bytes < kPieceMax ? bytes : kPieceMax;
+  const uint64_t piece = std::min(bytes, kPieceMax);
   void* zeros = map_private(piece, ForkPolicy::kDontFork);
   if (!zeros) return -ENOMEM;
   int status = 0;
   for (uint64_t done = 0; done < bytes && status == 0; done += piece)
-    status =
-        raw_io(raw, Op::kWrite, offset + done, zeros, bytes - done < piece ? bytes - done : piece);
+    status = raw_io(raw, Op::kWrite, offset + done, zeros, std::min(bytes - done, piece));
   unmap_private(zeros, piece);
   return status;
 }

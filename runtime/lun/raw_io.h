@@ -10,8 +10,8 @@ namespace lunar {
 // Reads or writes all of [offset, offset + bytes) of a raw device. 0 or -errno (-EIO: a short
 // count).
 [[nodiscard]] int raw_io(Device* raw, Op op, uint64_t offset, void* buffer, uint64_t bytes);
-// Writes the range and returns when it is durable; does not cover earlier writes. Uses the cheapest
-// way that the device has (Capabilities::fua).
+// Writes the range, and returns when it is durable. Does not make earlier writes durable. Uses the
+// cheapest way that the device has (Capabilities::fua).
 [[nodiscard]] int raw_write_durable(Device* raw, uint64_t offset, const void* buffer,
                                     uint64_t bytes);
 [[nodiscard]] int raw_flush(Device* raw);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// scratch_open: what `--lun` means. See compose.h.
+// scratch_open, which `--lun` uses. See compose.h.
 //
-// Idea: a device that other processes may share gets (or has) the format, and a scratch LUN on it;
-// one for a single process tree (a file in a directory, an empty file, sim:) is used directly. A
-// named LUN is treated like a given file: its own header, then data. Threading: any, blocking. May
-// not be used on the fault path.
+// Idea: a device that other processes may share gets (or has) the format, and a scratch LUN on it.
+// A device for a single process tree (a file in a directory, an empty file, sim:) is used directly.
+// A named LUN is treated like a given file: its own header, then data.
+// Threading: any, blocking. May not be used on the fault path.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -24,23 +24,23 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kLunsMax = 8;
-// cut into 256 pieces of whole segments for the processes of a tree
+// The space is divided into 256 pieces of whole segments for the processes of a tree.
 constexpr uint64_t kNamedBytesMin = 66 * kMiB;
 constexpr int kFullRetries = 25;
 constexpr uint64_t kFullRetryNs = 20'000'000;
 
 bool is_there(const char* path, struct stat* status) { return sys::path_status(path, status) == 0; }
 
-// What device_open carries alone: a directory, sim:, capi:, (to refuse) mem:, a file that is empty
-// or was given to one process tree before.
+// Whether device_open opens the place directly: a directory, sim:, capi:, mem: (refused there), a
+// file that is empty or was given to one process tree before.
 bool stands_alone(const char* uri) {
   if (strncmp(uri, "sim:", 4) == 0 || strncmp(uri, "capi:", 5) == 0 || strncmp(uri, "mem:", 4) == 0)
     return true;
   struct stat status;
   const char* path = !is_there(uri, &status) && strncmp(uri, "file:", 5) == 0 ? uri + 5 : uri;
-  if (!is_there(path, &status)) return strchr(uri, ':') == nullptr;  // no such file: its line
+  if (!is_there(path, &status)) return strchr(uri, ':') == nullptr;  // device_open reports it
   if (S_ISDIR(status.st_mode)) return true;
-  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) return true;  // its refusal
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) return true;  // device_open refuses it
   if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) <= kScratchDataOffset)
     return true;
   const int fd = sys::open_file(path, O_RDONLY);
@@ -58,21 +58,21 @@ int check_room(Device* device, const char* uri, uint64_t want_bytes, ErrorText* 
                   format_size(want_bytes).text);
 }
 
-// A scratch LUN on a device that carries the format, or gets it.
+// Makes a scratch LUN on a device that has the format, or gets it.
 int open_shared(const char* uri, Device** out, ErrorText* why) {
   PhysicalLun* physical = nullptr;
   int status = physical_open(uri, Format::kIfBlank, &physical, why);
   if (status < 0) return status;
   VirtualOptions options;
-  options.zeroed = false;  // the pager reads only what it wrote
+  options.zeroed = false;  // the pager reads only pages that it wrote
   VirtualLun* lun = nullptr;
   status = VirtualLun::open(physical, options, &lun, why);
   *out = lun;
   return status;
 }
 
-// The LUN's head becomes a scratch header, with the data behind it: the next open knows that they
-// may go.
+// Writes a scratch header to the head of a named LUN, with the data behind it, so that the next
+// open may discard the data.
 int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) {
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
   int status = head ? 0 : -ENOMEM;
@@ -97,7 +97,7 @@ int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) 
   }
   if (head) unmap_private(head, kScratchProbeBytes);
   Device* member = lun;
-  if (status == 0)  // a stripe of one: the same device, further in
+  if (status == 0)  // a stripe of one member, which begins behind the header
     return StripeDevice::create(uri, &member, 1, kScratchDataOffset,
                                 lun->size_bytes() - kScratchDataOffset, out, why);
   device_close(lun);
@@ -121,15 +121,15 @@ int open_named(const char* uri, const char* name, Device** out, ErrorText* why) 
   return status < 0 ? status : claim_named(uri, lun, out, why);
 }
 
-// No other user may read a file that holds a heap: removes the rights of others, or refuses it.
-// (The group's stay: that is how several users share one. Nodes of devices have the rights that the
-// administrator gave them.)
+// Removes the rights of other users to a file, or refuses it, because no other user may read a
+// heap. (The rights of the group stay, so that several users can share a file. Nodes of devices
+// keep the rights that the administrator gave them.)
 int close_to_others(Device* device, const char* uri, ErrorText* why) {
   bool after_node = false;
   for (unsigned i = 0; i < device->fd_count(); ++i) {
     struct stat status;
     if (device->fd(i) < 0 || sys::file_status(device->fd(i), &status) < 0) continue;
-    // of the node before (superpipe/device_files.h)
+    // An empty file behind a node is the lock file of the node (superpipe/device_files.h).
     const bool lock_file = after_node && status.st_size == 0;
     after_node = S_ISBLK(status.st_mode) || S_ISCHR(status.st_mode);
     if (lock_file || !S_ISREG(status.st_mode) || (status.st_mode & 07) == 0) continue;
@@ -137,9 +137,8 @@ int close_to_others(Device* device, const char* uri, ErrorText* why) {
     sys::set_mode(device->fd(i), mode & ~mode_t{07});
     if (sys::file_status(device->fd(i), &status) < 0 || (status.st_mode & 07) != 0)
       return why->set(-EACCES,
-                      "LUN %s: every user may open it (mode %u%u%u of user %u), and a heap's "
-                      "content would lie there; "
-                      "chmod o-rwx it",
+                      "LUN %s: every user may open it (mode %u%u%u of user %u), "
+                      "and a heap's content would lie there; chmod o-rwx it",
                       uri, mode >> 6 & 7, mode >> 3 & 7, mode & 7,
                       static_cast<unsigned>(status.st_uid));
     log_info("LUN %s: taken away from others (it had mode %u%u%u)", uri, mode >> 6 & 7,
@@ -152,7 +151,7 @@ int try_open_one(const char* uri, const DeviceOptions& options, Device** out, Er
   *out = nullptr;
   struct stat unused;
   const char* hash = strrchr(uri, '#');
-  if (hash && is_there(uri, &unused)) hash = nullptr;  // a file of that very name
+  if (hash && is_there(uri, &unused)) hash = nullptr;  // a file whose name contains the #
   const bool alone = !hash && stands_alone(uri);
   int status = hash    ? open_named(uri, hash + 1, out, why)
                : alone ? device_open(uri, options, out, why)
@@ -162,8 +161,8 @@ int try_open_one(const char* uri, const DeviceOptions& options, Device** out, Er
   return check_room(*out, uri, options.want_bytes, why);
 }
 
-// The locks of a process that has just ended go some milliseconds later, and its space with them:
-// asked again for so long.
+// The locks of a process that has ended are released some milliseconds later, and its space with
+// them. So a failed open is repeated for that time.
 int open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   for (int tries = 0;; ++tries) {
     const int status = try_open_one(uri, options, out, why);
@@ -180,7 +179,7 @@ int open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorT
 int scratch_open(const char* uris, const DeviceOptions& options, Device** out, ErrorText* why) {
   *out = nullptr;
   if (!uris || !*uris) return device_open(uris, options, out, why);
-  // A path with a blank in it that is there is one LUN.
+  // An existing path that contains a blank is one LUN.
   struct stat unused;
   if (!strchr(uris, ' ') || is_there(uris, &unused)) return open_one(uris, options, out, why);
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The context over several lower contexts: see composite_context.h. The device's side of it:
-// composite_device.cpp. Threading: the owner's; await() concurrently. May not: allocate after
-// create, take a lock.
+// The context over several lower contexts: see composite_context.h. The device is in
+// composite_device.cpp.
+// Threading: the owner's; await() concurrently. May not: allocate after create, take a lock.
 #include "lun/raid/composite_context.h"
 
 #include <errno.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/units.h"
@@ -20,7 +21,7 @@ namespace {
 
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
-constexpr uint64_t kShortNs = 50'000;  // the kernel was short of something: ask again
+constexpr uint64_t kShortNs = 50'000;  // the pause if the kernel lacked a resource
 constexpr uint64_t kSpinFirstNs = 60'000, kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
 constexpr size_t kProbeBytes = 4096;
@@ -48,7 +49,7 @@ class Parts {
 size_t CompositeTables::lay_out(char* memory, unsigned depth, unsigned members) {
   depth_ = free_parents_ = depth;
   free_children_ = depth * members + 16 + members;
-  free_blocks_ = 16 + (depth / 2 < 240 ? depth / 2 : 240);
+  free_blocks_ = 16 + std::min(depth / 2, 240u);
   Parts parts(memory, sizeof(CompositeContext));
   parents_ = parts.take<CompositeParent>(depth);
   children_ = parts.take<CompositeChild>(free_children_);
@@ -88,11 +89,12 @@ int CompositeContext::create(CompositeDevice* device, const ContextOptions& opti
   return 0;
 }
 
-// Members on files by one ring, each other by a context of its own. Several are slept on by poll(),
-// which a ring with deferred task work does not wake: they are attached as shared.
+// Attaches one ring for all members on files, and a context for each other member. A wait on
+// several contexts uses poll(), which a ring with deferred task work does not wake, so they are
+// then attached as shared.
 int CompositeContext::attach_lowers(const ContextOptions& options) {
   ContextOptions each = options;
-  // the first member's locks, until all have ended
+  // Keeps the first member's locks until the I/O of all members has ended.
   if (device_->lock_count()) each.keep_fd = device_->fd(device_->lock_count() - 1);
   JoinedFiles files;
   Device* first = nullptr;
@@ -110,8 +112,7 @@ int CompositeContext::attach_lowers(const ContextOptions& options) {
   if (others + (first != nullptr) > 1 && !each.shared) each.shared = each.in_turns = true;
   if (first) {
     ContextOptions of_all = each;
-    of_all.depth =
-        options.depth * files.count < kDepthMax ? options.depth * files.count : kDepthMax;
+    of_all.depth = std::min(options.depth * files.count, kDepthMax);
     Context* ring = nullptr;
     if (const int status = first->attach_joined(files, of_all, &ring); status < 0) return status;
     lower_[lowers_++] = {ring, first, kNone, kNone};
@@ -182,7 +183,7 @@ void CompositeContext::probe(unsigned member) {
   const uint32_t index = free_child_[--free_children_];
   CompositeChild& child = children_[index];
   child.command = {};
-  child.command.iov = &probe_part_;  // several may write to it at once: its content is never read
+  child.command.iov = &probe_part_;  // shared by all probes, because its content is never read
   child.command.iov_count = 1;
   child.command.tag = index;
   child.parent = kNone;
@@ -194,7 +195,7 @@ void CompositeContext::probe(unsigned member) {
 void CompositeContext::enqueue(uint32_t index) {
   CompositeChild& child = children_[index];
   const Way way = way_[child.member];
-  // devices ask none for anything
+  // Devices send no command to a missing member.
   LUNAR_CHECK(way.lower != kMissing, "composite context: a missing member");
   child.command.file = way.file;
   child.next = kNone;
@@ -215,7 +216,7 @@ void CompositeContext::end_child(uint32_t index, int64_t result) {
     return;
   }
   CompositeParent& parent = parents_[child.parent];
-  if (device_->child_done(this, &parent, &child, result)) return;  // sent again
+  if (device_->child_done(this, &parent, &child, result)) return;  // it was sent again
   if (child.block) free_block_[free_blocks_++] = static_cast<uint16_t>(child.block - 1);
   free_child_[free_children_++] = index;
   if (--parent.left == 0) end_parent(child.parent);
@@ -228,7 +229,7 @@ void CompositeContext::end_parent(uint32_t index) {
   free_parent_[free_parents_++] = index;
 }
 
-// What waits for a lower context, as far as a batch reaches.
+// Copies the commands that wait for a lower context, up to a batch.
 unsigned CompositeContext::next_batch(const Lower& lower, Command* batch) const {
   unsigned n = 0;
   for (uint32_t i = lower.first; i != kNone && n < kBatch; i = children_[i].next)
@@ -240,7 +241,7 @@ void CompositeContext::handed_over(Lower* lower, unsigned n) {
   for (unsigned i = 0; i < n; ++i) lower->first = children_[lower->first].next;
 }
 
-// Hands over what waits. True when something ended at once, which may have made new children.
+// Submits the waiting commands. True: a command ended at once, which may have made new children.
 bool CompositeContext::flush_lower(Lower* lower) {
   while (lower->first != kNone) {
     Command batch[kBatch];
@@ -264,8 +265,8 @@ void CompositeContext::flush() {
   for (bool again = true; again;) {
     again = waiting = false;
     for (unsigned i = 0; i < lowers_; ++i) {
-      again |=
-          flush_lower(&lower_[i]);  // what failed may have gone to a member that was passed already
+      // A failed command may be sent again to a member that was flushed before.
+      again |= flush_lower(&lower_[i]);
       waiting |= lower_[i].first != kNone;
     }
   }
@@ -274,7 +275,7 @@ void CompositeContext::flush() {
 
 // ---- parents ----
 
-// False: a pool is short, nothing was begun.
+// False: a pool is empty, and nothing was begun.
 bool CompositeContext::begin(uint32_t index) {
   CompositeParent& parent = parents_[index];
   const int status = device_->start(this, &parent);
@@ -322,7 +323,7 @@ void CompositeContext::take(const Response* responses, int n) {
   }
 }
 
-// Everything that can be done without waiting.
+// Does everything that is possible without waiting.
 void CompositeContext::pump() {
   for (unsigned i = 0; i < lowers_; ++i) {
     if (!works(i)) continue;
@@ -344,9 +345,11 @@ int CompositeContext::give(Response* out, unsigned max) {
     watch_fired_ &= watch_fired_ - 1;
     watches_.fired(watch);
   }
-  for (; taken < max && done_count_; ++taken, --done_count_, --in_flight_) {
-    out[taken] = done_[done_first_];
+  while (taken < max && done_count_) {
+    out[taken++] = done_[done_first_];
     done_first_ = (done_first_ + 1) % depth_;
+    --done_count_;
+    --in_flight_;
   }
   return static_cast<int>(taken);
 }
@@ -372,7 +375,7 @@ int CompositeContext::watch(int fd, uint64_t tag) {
 
 // ---- waiting ----
 
-// Asks all in turn for about the usual latency. True when something ended.
+// Polls all lower contexts in turn for about the usual latency. True: a command ended.
 bool CompositeContext::spin(int64_t timeout_ns) {
   unsigned flying = 0;
   for (unsigned i = 0; i < lowers_; ++i) flying += lower_[i].context->in_flight();
@@ -392,7 +395,7 @@ bool CompositeContext::spin(int64_t timeout_ns) {
   return false;
 }
 
-// Until one of several has something.
+// Sleeps until one of several lower contexts has a response.
 int CompositeContext::sleep(int64_t timeout_ns) {
   Wakeups any;
   for (unsigned i = 0; i < lowers_; ++i) {
@@ -440,11 +443,12 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
     got += static_cast<unsigned>(give(out + got, max - got));
     if (got >= least || (in_flight_ == 0 && watches_.used == 0)) break;
     const int64_t left = limit.left();
-    // A command has a child at least, so fewer of these than of those that are missing cannot do.
+    // Each command has at least one child, so this waits for at least as many child responses as
+    // command responses are missing.
     Command batch[kBatch];
     Response responses[kBatch];
     unsigned waiting = next_batch(lower, batch), handed = 0;
-    if (waiting == kBatch) {  // all but what goes with the wait
+    if (waiting == kBatch) {  // submits all commands but those that go with the wait
       flush();
       if (done_count_) continue;
       waiting = 0;
@@ -452,7 +456,7 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
     const int status =
         lower.context->exchange(batch, waiting, &handed, responses, kBatch, least - got, left);
     handed_over(&lower, handed);
-    take(responses, status > 0 ? status : 0);
+    take(responses, std::max(status, 0));
     if (status < 0 && status != -EAGAIN) return got ? static_cast<int>(got) : status;
     if (left == 0 && handed == 0 && status <= 0) break;
   }
@@ -460,8 +464,8 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
   return static_cast<int>(got);
 }
 
-// A command that ends at once at submission wakes no sleeper: so even one lower context is not
-// slept on for longer than several.
+// A command that ends at its submission wakes no sleeper. So the sleep on a single lower context is
+// also limited to kLookAgainNs.
 int CompositeContext::await(int64_t timeout_ns) {
   if (lowers_ == 1 && !stalled_.load(std::memory_order_relaxed)) {
     const bool limited = timeout_ns >= 0 && timeout_ns < Wakeups::kLookAgainNs;

@@ -7,8 +7,8 @@
 //                                              └─► ...                                     │
 //    response ◄── done ring ◄── the last child of a parent ◄── device.child_done ◄─────────┘
 //
-// A parent is one command of the caller, a child its command to one member. They, and the vectors
-// of children that need their own, come from pools that are made at attach.
+// A parent is one command of the caller, a child its command to one member. Parents, children, and
+// the vectors of children that need their own, come from pools that are made at attach.
 //
 // Waiting. With one lower context (all members on files, the usual case) its own wait() and
 // exchange() are used. With several, it polls each in turn for about the usual latency, then sleeps
@@ -150,7 +150,7 @@ class CompositeContext final : public OwnedContext, private CompositeTables {
   // A context that carries out children: the ring that members share, or a member's own.
   struct Lower {
     Context* context = nullptr;
-    Device* device = nullptr;              // that attached it; for the shared ring the first one
+    Device* device = nullptr;  // the device that attached it; of a shared ring the first
     uint32_t first = kNone, last = kNone;  // children that wait to be submitted
   };
   struct Way {  // how a member is reached
@@ -182,8 +182,8 @@ class CompositeContext final : public OwnedContext, private CompositeTables {
   Lower lower_[kCompositeMembersMax];
   Way way_[kCompositeMembersMax];
   unsigned lowers_ = 0;
-  std::atomic<bool> stalled_{
-      false};  // children wait for room. For await, which checks nothing else
+  // Children wait for room. For await(), which runs concurrently.
+  std::atomic<bool> stalled_{false};
   unsigned done_first_ = 0, done_count_ = 0;
   unsigned in_flight_ = 0;
   WatchSet watches_;  // as in the lower context; free again when the response was returned

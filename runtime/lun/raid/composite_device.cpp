@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "lun/raid/composite_context.h"
 #include "superpipe/device_memory.h"
 
@@ -81,7 +83,7 @@ Capabilities CompositeDevice::capabilities() const {
     out.polled &= one.polled;
     out.instant &= one.instant;
     out.persistent &= one.persistent;
-    if (one.fua > out.fua) out.fua = one.fua;  // the dearest
+    out.fua = std::max(out.fua, one.fua);  // the most expensive
     if (one.transfer_bytes_max < out.transfer_bytes_max)
       out.transfer_bytes_max = one.transfer_bytes_max;
     if (one.memory_align > out.memory_align) out.memory_align = one.memory_align;

@@ -23,7 +23,7 @@ uint64_t checksum_of(const MemberLabel& label) {
   return XXH3_64bits(&label, offsetof(MemberLabel, checksum));
 }
 
-// A page-aligned buffer for the time of a call.
+// A page-aligned buffer, for the duration of a call.
 struct Scratch {
   char* base;
   size_t bytes;
@@ -97,9 +97,8 @@ int label_write(Device* device, MemberLabel* label) {
 int refuse_mirror(const char* uri, const char* member, ErrorText* why) {
   return why->set(-EOPNOTSUPP,
                   "LUN %s: %s is a member of a mirror, which Lunar has no longer: mirror with "
-                  "Linux md (mdadm) and give "
-                  "/dev/mdN. A member that was in sync has all data, from 1 MiB on (losetup -r -o "
-                  "1M makes a device of them)",
+                  "Linux md (mdadm) and give /dev/mdN. A member that was in sync has all data, "
+                  "from 1 MiB on (losetup -r -o 1M makes a device of them)",
                   uri, member);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several paths to one device: see path_device.h. The proof that they are one: path_verify.cpp.
+// Several paths to one device: see path_device.h. path_verify.cpp checks that they reach one
+// device.
 // Threading: as every device. start and child_done run on the data path: they may not allocate or
 // block.
 #include "lun/raid/path_device.h"
@@ -16,7 +17,7 @@
 namespace lunar {
 namespace {
 
-// Errors that another path may not have.
+// Whether another path may succeed after this error.
 bool path_error(int64_t result) {
   switch (-result) {
     case EIO:
@@ -32,9 +33,9 @@ bool path_error(int64_t result) {
     case ECONNRESET:
     case ENOTCONN:
     case EBADF:
-    case EBADE:   // BLK_STS_NEXUS
-    case ENOSPC:  // a write to a disk that was taken away: its size is 0 now. The range was checked
-                  // before
+    case EBADE:  // BLK_STS_NEXUS
+    // The range was checked before, so this is a write to a disk that was removed, whose size is 0.
+    case ENOSPC:
       return true;
     default:
       return false;
@@ -49,7 +50,7 @@ void path_named(PathInfo* out, const char* uri) {
   format_to(out->connection, sizeof out->connection, "%s", uri);
 }
 
-// Whether all of these devices have the same locks, whichever is the first.
+// Whether all of these devices have the same locks, so that any of them may be the first.
 bool same_locks(Device* const* devices, unsigned count) {
   struct stat first{}, other;
   for (unsigned i = 0; i < count; ++i) {
@@ -96,7 +97,7 @@ int PathDevice::create(const char* name, Device* const* paths, const char* const
   return 0;
 }
 
-// The lowest enabled path, else any that was not tried.
+// The lowest enabled path; if there is none, any that was not tried.
 unsigned PathDevice::pick(uint32_t tried) const {
   const uint32_t all = (1u << count_) - 1, left = all & ~missing_ & ~tried;
   const uint32_t enabled = left & ~failed_.load(std::memory_order_relaxed);
@@ -104,7 +105,7 @@ unsigned PathDevice::pick(uint32_t tried) const {
   return left ? static_cast<unsigned>(__builtin_ctz(left)) : count_;
 }
 
-// An I/O went through `path`; those in `bad` failed it before.
+// Notes that an I/O succeeded on `path`, after it failed on the paths in `bad`.
 void PathDevice::succeeded(unsigned path, uint32_t bad) {
   const uint32_t failed = failed_.load(std::memory_order_relaxed);
   if (!(bad & ~failed) && !(failed >> path & 1)) return;
@@ -116,7 +117,7 @@ void PathDevice::succeeded(unsigned path, uint32_t bad) {
   }
 }
 
-// Claims the probe that is due, if one is.
+// Claims the probe of a path, if it is due.
 bool PathDevice::may_probe(unsigned path, uint64_t now) {
   uint64_t due = path_[path].probe_at_ns.load(std::memory_order_relaxed);
   if (now < due) return false;
@@ -150,7 +151,7 @@ int PathDevice::start(CompositeContext* context, CompositeParent* parent) {
   return 0;
 }
 
-// What an answer means: the next path to try, or -1 when it is the caller's.
+// Evaluates a result. Returns the next path to try, or -1: the result goes to the caller.
 int PathDevice::settle(uint32_t* tried, uint32_t* bad, unsigned path, int64_t result,
                        uint64_t bytes) {
   *tried |= 1u << path;
@@ -187,7 +188,7 @@ int64_t PathDevice::transfer(const Command& command) {
   const uint32_t failed = failed_.load(std::memory_order_relaxed) & ~missing_;
   uint32_t tried = 0, bad = 0;
   auto path = static_cast<int>(pick(0));
-  if (failed) {  // once in kProbeNs one caller tries the failed path with its own command
+  if (failed) {  // once per kProbeNs, one caller tries the failed path with its own command
     const uint64_t now = sys::now_ns();
     for (unsigned i = 0; i < count_; ++i) {
       if ((failed >> i & 1) && may_probe(i, now)) path = static_cast<int>(i);
@@ -204,7 +205,8 @@ int64_t PathDevice::transfer(const Command& command) {
 
 int PathDevice::reserve(DeviceOffset offset, uint64_t length) {
   int status = -ENXIO;
-  for (uint32_t tried = 0;;) {
+  uint32_t tried = 0;
+  for (;;) {
     const unsigned path = pick(tried);
     if (path == count_) return status;
     status = member_[path]->reserve(offset, length);
@@ -249,9 +251,8 @@ int paths_in_order(Device* raw, ErrorText* why) {
     return 0;
   if (missing)
     return why->set(-ENXIO,
-                    "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so "
-                    "bring it back, or leave "
-                    "it out in every process",
+                    "LUN %s: path %s is missing; virtual LUNs are locked by the first path, "
+                    "so bring it back, or leave it out in every process",
                     raw->name(), missing);
   uint64_t before = 0;
   for (unsigned i = 0; i < count; ++i) {
@@ -259,9 +260,8 @@ int paths_in_order(Device* raw, ErrorText* why) {
     if (sys::file_status(devices[i]->fd(0), &status) < 0) continue;
     if (status.st_rdev < before)
       return why->set(-EINVAL,
-                      "LUN %s: virtual LUNs are locked by the first path; write the paths in the "
-                      "order of their device "
-                      "numbers (ls -l)",
+                      "LUN %s: virtual LUNs are locked by the first path; "
+                      "write the paths in the order of their device numbers (ls -l)",
                       raw->name());
     before = status.st_rdev;
   }

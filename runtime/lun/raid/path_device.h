@@ -14,11 +14,11 @@
 // (block devices, /sys); or a head (64 KiB) that is equal and not zeros. If heads are zeros and
 // formatting is allowed, a random page is written through the first path, must be visible through
 // the others, and is zeroed again. Different wwids are refused whatever the heads contain. A
-// byte-for-byte copy of a device without a wwid cannot be told from the device.
+// byte-for-byte copy of a device without a wwid cannot be distinguished from the device.
 //
-// An error that all paths return is the backing device's: it is passed on, and no path is marked.
-// If a path carries out late what was given up on it (a timeout), an old write could overwrite a
-// newer one; the kernel's drivers abort a command before they report -ETIMEDOUT.
+// An error that all paths return belongs to the backing device: it is passed on, and no path is
+// marked. If a path carried out a command after its timeout, an old write could overwrite a newer
+// one; the kernel's drivers abort a command before they report -ETIMEDOUT.
 //
 // Threading: as for every device; states and counters are atomics of the device, in this process.
 #pragma once
@@ -65,7 +65,7 @@ class PathDevice final : public CompositeDevice {
     std::atomic<uint64_t> ios{0}, errors{0}, failovers{0};
     std::atomic<uint64_t> probe_at_ns{0};
   };
-  unsigned pick(uint32_t tried) const;  // count_: none is left
+  unsigned pick(uint32_t tried) const;  // count_: all paths were tried
   void succeeded(unsigned path, uint32_t bad);
   bool may_probe(unsigned path, uint64_t now);
   int settle(uint32_t* tried, uint32_t* bad, unsigned path, int64_t result, uint64_t bytes);

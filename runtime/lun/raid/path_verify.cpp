@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether several paths reach one backing device: see path_device.h for what is checked.
+// Checks that several paths reach one backing device; path_device.h has the criteria.
 // Threading: at open, one thread, blocking. Not for the fault path.
 #include <errno.h>
 #include <string.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kHeadBytes = 64 * kKiB;
 
-// 1: yes, 0: they have different ones, -1: not known.
+// Compares the wwids of two devices. 1: they are equal; 0: they differ; -1: not known.
 int same_wwid(Device* a, Device* b) {
   char text[2][256];
   Device* const devices[2] = {a, b};
@@ -120,9 +120,8 @@ int PathDevice::verify(bool may_write, ErrorText* why) {
                         name_, uri_[first], uri_[i]);
     else if (same == -ENODATA)
       status = why->set(-ENODATA,
-                        "LUN %s: it is not known whether paths %s and %s reach one device, as it "
-                        "is blank; format it "
-                        "through one of them first",
+                        "LUN %s: it is not known whether paths %s and %s reach one device, "
+                        "because it is blank; format it through one of them first",
                         name_, uri_[first], uri_[i]);
     else
       status = why->set(same, "LUN %s: cannot compare paths %s and %s: %s", name_, uri_[first],

@@ -6,6 +6,8 @@
 
 #include <errno.h>
 
+#include <algorithm>
+
 #include "base/host_guard.h"
 #include "base/units.h"
 #include "superpipe/device_memory.h"
@@ -43,11 +45,11 @@ int StripeDevice::create(const char* name, Device* const* members, unsigned coun
 
 void StripeDevice::piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at,
                             uint64_t* bytes) const {
-  // Bytes of [0, x) that are the member's.
+  // The number of bytes of [0, x) that lie on the member.
   const auto before = [&](uint64_t x) {
     const uint64_t row = chunk_bytes_ * count_, whole = x / row * chunk_bytes_, rest = x % row;
     const uint64_t first = member * chunk_bytes_;
-    return whole + (rest <= first ? 0 : rest - first < chunk_bytes_ ? rest - first : chunk_bytes_);
+    return whole + (rest <= first ? 0 : std::min(rest - first, chunk_bytes_));
   };
   const uint64_t from = before(offset), to = before(offset + length);
   *at = data_offset_ + from;
@@ -75,7 +77,7 @@ int StripeDevice::start(CompositeContext* context, CompositeParent* parent) {
   }
   if (bytes == 0) return 0;
   const uint64_t chunk = at / chunk_bytes_, last = (at + bytes - 1) / chunk_bytes_;
-  if (chunk == last) {  // the usual case: the caller's own vector will do
+  if (chunk == last) {  // the usual case, with the caller's own vector
     if (!context->room(1, 0)) return -EAGAIN;
     Command child = command;
     child.offset = DeviceOffset{data_offset_ + chunk / count_ * chunk_bytes_ + at % chunk_bytes_};
@@ -84,7 +86,7 @@ int StripeDevice::start(CompositeContext* context, CompositeParent* parent) {
   }
   const auto chunks = static_cast<unsigned>(last - chunk + 1);
   const unsigned most =
-      (chunks < count_ ? chunks : count_) + (command.iov_count + chunks) / kCompositeVectorMax;
+      std::min(chunks, count_) + (command.iov_count + chunks) / kCompositeVectorMax;
   if (!context->room(most, most)) return -EAGAIN;
   start_large(context, parent);
   return 0;
@@ -98,7 +100,7 @@ void StripeDevice::start_large(CompositeContext* context, CompositeParent* paren
     auto* base = static_cast<char*>(command.iov[i].iov_base);
     for (size_t left = command.iov[i].iov_len; left;) {
       const uint64_t chunk = at / chunk_bytes_, within = at % chunk_bytes_;
-      const size_t part = left < chunk_bytes_ - within ? left : chunk_bytes_ - within;
+      const size_t part = std::min(left, chunk_bytes_ - within);
       const auto member = static_cast<unsigned>(chunk % count_);
       CompositeChild*& child = open[member];
       if (!child || child->command.iov_count == kCompositeVectorMax) {
@@ -121,7 +123,7 @@ bool StripeDevice::child_done(CompositeContext*, CompositeParent* parent, Compos
   if (result < 0)
     parent->result = result;
   else if (static_cast<uint64_t>(result) != child->bytes && parent->result == 0)
-    parent->result = -EIO;  // came up short
+    parent->result = -EIO;  // a short count
   return false;
 }
 
@@ -130,7 +132,7 @@ void StripeDevice::finish(CompositeContext*, CompositeParent* parent) {
   if (parent->result == 0 && data) parent->result = static_cast<int64_t>(parent->bytes);
 }
 
-// One member after the other. pre: the command was checked.
+// Carries out a command on one member after the other. pre: the command was checked.
 int64_t StripeDevice::transfer_in_turn(const Command& command, uint64_t bytes) {
   if (command.op == Op::kFlush || command.op == Op::kDiscard) {
     int64_t result = 0;
@@ -149,16 +151,17 @@ int64_t StripeDevice::transfer_in_turn(const Command& command, uint64_t bytes) {
   }
   uint64_t at = command.offset.value;
   uint32_t entry = 0;
-  size_t used = 0;                      // of the entry
-  for (uint64_t left = bytes; left;) {  // a chunk's worth of the vector at a time
+  size_t used = 0;  // of the entry
+  uint64_t left = bytes;
+  while (left != 0) {  // one chunk of the vector at a time
     const uint64_t chunk = at / chunk_bytes_, within = at % chunk_bytes_;
     iovec parts[16];
     uint32_t n = 0;
     uint64_t sum = 0;
-    const uint64_t room = left < chunk_bytes_ - within ? left : chunk_bytes_ - within;
+    const uint64_t room = std::min(left, chunk_bytes_ - within);
     while (n < 16 && sum < room) {
       const iovec& from = command.iov[entry];
-      const size_t part = from.iov_len - used < room - sum ? from.iov_len - used : room - sum;
+      const size_t part = std::min(from.iov_len - used, room - sum);
       if (part) parts[n++] = {static_cast<char*>(from.iov_base) + used, part};
       sum += part;
       used += part;
@@ -180,8 +183,8 @@ int64_t StripeDevice::transfer_in_turn(const Command& command, uint64_t bytes) {
   return static_cast<int64_t>(bytes);
 }
 
-// A command within one chunk goes to its member; one that spans several goes to all of them at
-// once, where a context is available. A thread that may serve a fault makes none.
+// A command within one chunk goes to its member. A command that spans several goes to all of them
+// at once, if a context is available. A thread that may serve a fault attaches no context.
 int64_t StripeDevice::transfer(const Command& command) {
   uint64_t bytes = 0;
   const int status = check(command, &bytes);
@@ -206,7 +209,7 @@ void StripeDevice::close() {
 }
 
 void StripeDevice::forget() {
-  pool_.close(this);  // whose contexts are the parent's, too
+  pool_.close(this);  // its contexts belong to the parent
   CompositeDevice::forget();
 }
 

@@ -100,7 +100,7 @@ int AtomicImage::read_slots() {
                  ? raw_io(raw_, Op::kRead, places_.offset[copy], slots_ + copy * side, side)
                  : -EIO;
   if (status != -EIO) return status;
-  // A place that cannot be read is a damaged one: the others may do.
+  // A slot that cannot be read counts as damaged; the others may be enough.
   for (unsigned i = 0; i < slots(); ++i) {
     status = is_there(offset_of(i), spec_.slot_bytes)
                  ? raw_io(raw_, Op::kRead, offset_of(i), slot(i), spec_.slot_bytes)
@@ -113,9 +113,10 @@ int AtomicImage::read_slots() {
   return 0;
 }
 
-// nullptr: slot i holds a sound image that belongs there. valid: of those before it.
+// The fault of slot i; nullptr: it holds a sound image that belongs there. valid: of the slots
+// before it.
 const char* AtomicImage::fault_of(unsigned i, const bool* valid) {
-  // The same bytes as in the first copy, which was validated: nothing more to say.
+  // If the bytes equal the first copy, which was validated, the slot is valid.
   const bool same = i >= 2 && valid[i - 2] && memcmp(slot(i - 2), slot(i), spec_.slot_bytes) == 0;
   if (!same && !image_intact(spec_, slot(i))) return "a checksum is wrong";
   if (!same && validator_) {
@@ -125,8 +126,8 @@ const char* AtomicImage::fault_of(unsigned i, const bool* valid) {
   return header_of(i).sequence % 2 == i % 2 ? nullptr : "an image in the wrong slot";
 }
 
-// Finds the newest image and which slots are out of form. 0; -EBADMSG for what no crash and no rot
-// leaves.
+// Finds the newest image, and the invalid slots. 0; -EBADMSG: a state that neither a crash nor
+// decay of the medium can leave.
 int AtomicImage::choose_newest(unsigned* newest, SlotReport* report) {
   bool valid[kSlotsMax];
   int best = -1;
@@ -142,7 +143,7 @@ int AtomicImage::choose_newest(unsigned* newest, SlotReport* report) {
   if (best < 0) return -EBADMSG;
   const auto top = static_cast<unsigned>(best);
   const uint64_t sequence = header_of(top).sequence;
-  if (sequence < 2) return -EBADMSG;  // a format that did not come to its end
+  if (sequence < 2) return -EBADMSG;  // an incomplete format
   uint64_t before = 0;                // checksum of image N - 1
   for (unsigned i = 0; i < slots(); ++i) {
     const uint64_t due = i % 2 == top % 2 ? sequence : sequence - 1;
@@ -169,7 +170,7 @@ int AtomicImage::choose_newest(unsigned* newest, SlotReport* report) {
 }
 
 int AtomicImage::repair(unsigned bad, SlotReport* report) {
-  int status = raw_flush(raw_);  // what was read may be on its way to stable storage still
+  int status = raw_flush(raw_);  // images that were read may not be on stable storage yet
   for (unsigned i = 0; places_.copies == 2 && i < slots() && status == 0; ++i) {
     if (!(bad >> i & 1)) continue;
     status = raw_write_durable(raw_, offset_of(i), slot(i ^ 2), spec_.slot_bytes);
@@ -185,23 +186,24 @@ int AtomicImage::load(Repair what_to_repair, SlotReport* report) {
   uint64_t unknown = 0;
   int status = read_slots();
   if (status < 0) return status;
-  // any of them: an older image that cannot be validated could not be repaired
+  // Features of any slot count, because an older image that cannot be validated could not be
+  // repaired.
   for (unsigned i = 0; i < slots(); ++i) {
     if (image_header_intact(spec_, slot(i))) unknown |= unknown_features(spec_, header_of(i));
   }
   status = unknown ? -EPROTONOSUPPORT : choose_newest(&newest, report);
   report->unknown = unknown;
   if (status < 0) return status;
-  // Two out of form: an acknowledged image is in both slots of its parity, so while one of each
-  // parity is sound, the newest sound one is what was acknowledged last or newer.
+  // An acknowledged image is in both slots of its parity. So if two slots are invalid but one of
+  // each parity is sound, the newest sound image is the last acknowledged one, or newer.
   const unsigned bad = report->bad, bad_count = static_cast<unsigned>(std::popcount(bad));
   const bool each_parity = (bad & 5) != 5 && (bad & 10) != 10;
   report->proven = bad_count < 2 || (bad_count == 2 && each_parity);
   const bool enough = bad_count < 2 || what_to_repair == Repair::kSalvage ||
                       (what_to_repair == Repair::kProven && report->proven);
   if (!enough) return -EBADMSG;
-  // With one copy the newest may be the only one of its kind, and still on its way to stable
-  // storage: the next change goes over the other.
+  // With one copy, the newest image may exist only once, and may not be on stable storage yet. It
+  // must be before the next change overwrites the other slot.
   if ((bad_count || places_.copies == 1) && !only_reads(what_to_repair)) {
     status = repair(bad, report);
     if (status < 0) return status;
@@ -222,7 +224,7 @@ const char* AtomicImage::newest_intact() const {
 }
 
 int AtomicImage::commit() {
-  if (!loaded_) return -EIO;  // what an earlier failure left unread is no ground for a change
+  if (!loaded_) return -EIO;  // after a failure, an image that was not read again must not change
   const uint64_t next = sequence() + 1;
   header().previous = header().checksum;
   header().sequence = next;

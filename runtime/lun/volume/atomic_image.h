@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts
-// it. It has two slots, written alternately (shadow paging of one page, as in LMDB's meta pages).
+// AtomicImage: a small table on a device that changes as a whole or not at all, even if the change
+// is interrupted. It has two slots, written alternately (shadow paging of one page, as in LMDB's
+// meta pages).
 //
 //   offset[0] │ slot A │ slot B │      offset[1] │ slot A │ slot B │     one copy, or two far apart
 //
@@ -30,10 +31,10 @@ namespace lunar {
 
 enum class Repair : uint8_t {
   kNo,      // only read; the other values, except kSalvage, are for callers that may write
-  kOne,     // repair what a crash can leave
+  kOne,     // repair the damage that a crash can leave
   kProven,  // also two invalid slots, if the others prove that nothing newer was acknowledged
-  // only read, whatever is invalid: the newest valid image, though a newer one may be gone
-  // (SlotReport::proven)
+  // Only read, and load the newest valid image, even if a newer one may be lost
+  // (SlotReport::proven).
   kSalvage,
 };
 constexpr bool only_reads(Repair repair) {
@@ -41,12 +42,12 @@ constexpr bool only_reads(Repair repair) {
 }
 
 struct SlotReport {
-  unsigned bad = 0;    // invalid slots, one bit each: 1, 2: first copy A, B; 4, 8: second copy A, B
-  unsigned older = 0;  // of these, valid ones that are only older than the others: what an
-                       // interrupted commit() leaves
+  unsigned bad = 0;  // invalid slots, one bit each: 1, 2: first copy A, B; 4, 8: second copy A, B
+  // Of these, valid images that are only older than the others, as an interrupted commit() leaves.
+  unsigned older = 0;
   unsigned repaired = 0;
-  bool proven = false;    // nothing newer than what was loaded was acknowledged
-  const char* what = "";  // what is wrong with the first of them
+  bool proven = false;    // no newer image than the loaded one was acknowledged
+  const char* what = "";  // the fault of the first invalid slot
   uint64_t unknown = 0;   // the feature bits that caused -EPROTONOSUPPORT
 };
 
@@ -62,7 +63,7 @@ struct ImageSpec {
 };
 struct ImagePlaces {
   unsigned copies = 2;  // 1 or 2
-  // of slot A of each copy, slot B follows; multiples of 4096, slots do not overlap
+  // Of slot A of each copy; slot B follows. Multiples of 4096; slots do not overlap.
   uint64_t offset[2] = {};
 };
 // Checks the content of the table after its checksums: returns nullptr if it is valid, otherwise
@@ -93,9 +94,9 @@ class AtomicImage {
   // -EPROTONOSUPPORT: unknown features; -EIO and other errors of the device.
   [[nodiscard]] int load(Repair repair, SlotReport* report);
   // Writes image(), whose body and features the caller has changed, as the next image; durable at
-  // return. What the change relies on must be durable before. After a failure the device is read
-  // again: 0 if the change is there after all; otherwise -errno, and image() is what it was before
-  // (or !loaded()).
+  // return. Data that the change relies on must be durable before. After a failure the device is
+  // read again: 0 if the change is there nevertheless; otherwise -errno, and image() has its former
+  // content (or !loaded()).
   [[nodiscard]] int commit();
   [[nodiscard]] int format();  // images 1 and 2, bodies of zeros, durable at return
   bool loaded() const { return loaded_; }
@@ -103,7 +104,8 @@ class AtomicImage {
   char* body() const { return image_ + sizeof(media::ImageHeader); }
   media::ImageHeader& header() const { return *reinterpret_cast<media::ImageHeader*>(image_); }
   uint64_t sequence() const { return header().sequence; }
-  // The newest image with right checksums, as load() read it, valid or not; nullptr: there is none.
+  // The newest image with right checksums, as load() read it, valid or not; nullptr: all checksums
+  // are wrong.
   const char* newest_intact() const;
 
  private:

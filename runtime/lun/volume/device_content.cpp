@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the head of a raw device holds: see physical_lun.h.
+// The content of the head of a raw device: see physical_lun.h.
 // Idea: our own magics first, then zeros; asks libblkid about zeros and unknown data where the
 // device has a path. Threading: any, blocking. May not be used on the fault path (libblkid
 // allocates).
@@ -78,7 +78,7 @@ int device_path(Device* raw, char* path, size_t size) {
 
 namespace {
 
-// A small file may end with less than what direct I/O moves, or hold nothing else. 0 or -errno.
+// Reads the end of a small file, which may be shorter than a block of direct I/O. 0 or -errno.
 int look_behind(Device* raw, DeviceContent* out, char* what, size_t size) {
   char path[4096], bytes[4096];
   if (device_path(raw, path, sizeof path) < 0) return 0;
@@ -99,7 +99,7 @@ int look_behind(Device* raw, DeviceContent* out, char* what, size_t size) {
 }  // namespace
 
 int device_content(Device* raw, DeviceContent* out, char* what, size_t size, bool only_ours) {
-  const uint64_t held = raw->size_bytes();  // a multiple of what it moves at once
+  const uint64_t held = raw->size_bytes();  // a multiple of io_align()
   const size_t bytes = held < kHeadBytes ? static_cast<size_t>(held) : kHeadBytes;
   *out = DeviceContent::kBlank;
   format_to(what, size, "nothing");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ExtentMap: the places of a virtual LUN's bytes on its base device, and the readers that use them
-// right now.
+// now.
 //
 // Readers (the data path) enter a *phase* (sys/phases.h), check the limit, translate, do their I/O
 // and leave. Growing appends to the map and raises the limit. Shrinking lowers the limit, then
@@ -9,6 +9,7 @@
 // Threading: limit and run: any thread, lock-free; phases(): see sys/phases.h. The rest: one thread
 // at a time.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -32,7 +33,8 @@ class ExtentMap {
   void set_limit(uint64_t bytes) { limit_.store(bytes, std::memory_order_seq_cst); }
 
   // Returns the base offset of `offset`; *length: how many bytes (up to `want`) are contiguous
-  // there. Pre: offset + want <= limit().
+  // there.
+  // pre: offset + want <= limit()
   uint64_t run(uint64_t offset, uint64_t want, uint64_t* length) const {
     uint64_t position = offset >> shift_;
     const uint64_t within = offset & (extent_bytes_ - 1);
@@ -45,7 +47,7 @@ class ExtentMap {
       extent = next;
       have += extent_bytes_;
     }
-    *length = have < want ? have : want;
+    *length = std::min(have, want);
     return base;
   }
   std::atomic<uint32_t>* places() const { return map_; }

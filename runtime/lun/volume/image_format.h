@@ -2,9 +2,9 @@
 // On-media format of an atomic image (atomic_image.h): a header, followed by the body that it
 // describes. Little-endian.
 //
-// What may change in a format made of images: a change that starts to use something beyond the
-// format sets a *feature bit*. A reader refuses an image with a bit that it does not know
-// (-EPROTONOSUPPORT). Reserved fields are 0; any other value is damage.
+// Extensions of a format made of images: the first change that uses an extension sets its *feature
+// bit*. A reader refuses an image with a bit that it does not know (-EPROTONOSUPPORT). Reserved
+// fields are 0; any other value is damage.
 #pragma once
 #include <cstddef>
 #include <cstdint>

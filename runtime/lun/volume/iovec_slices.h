@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#include <algorithm>
+
 namespace lunar {
 
 inline uint64_t vector_bytes(const iovec* iov, uint32_t count) {
@@ -20,7 +22,7 @@ inline uint64_t vector_slice(const iovec* iov, uint32_t count, uint32_t* at, uin
   uint64_t got = 0;
   uint32_t used = 0;
   while (got < want && *at < count && used < *room) {
-    const uint64_t have = iov[*at].iov_len - *within, part = have < want - got ? have : want - got;
+    const uint64_t have = iov[*at].iov_len - *within, part = std::min(have, want - got);
     if (part) out[used++] = {static_cast<char*>(iov[*at].iov_base) + *within, part};
     got += part;
     *within += part;

@@ -17,7 +17,7 @@
 namespace lunar {
 namespace {
 
-// Places stay in the list, and are used again: a child may be forked at any moment.
+// Places are never removed from the list, only reused, because a child may be forked at any moment.
 struct Place {
   std::atomic<int> held{0};    // descriptor + 1; 0: free; kTaken: about to be one
   sys::FileIdentity identity;  // the program may close the descriptor, and have its own file there

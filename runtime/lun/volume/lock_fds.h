@@ -2,8 +2,8 @@
 // Registry of descriptors with locks that forked children must not keep. A child forked while one
 // is registered closes its copy (an atfork handler), so that the lock ends with the process that
 // took it, however that process ends. Registers only descriptors in the program's own table, which
-// is the one a child inherits. They are noted there as Lunar's own (sys/proc.h), so that a file
-// opened with O_DIRECT for its locks is not taken for one of the program's. Threading: any. Not for
+// is the one a child inherits. They are registered there as Lunar's own (sys/proc.h), so that a
+// file opened with O_DIRECT for its locks does not count as the program's. Threading: any. Not for
 // the fault path.
 #pragma once
 

@@ -5,6 +5,8 @@
 
 #include <errno.h>
 
+#include <algorithm>
+
 #include "lun/volume/lock_fds.h"
 #include "lun/volume/physical_lun.h"
 #include "superpipe/device_files.h"
@@ -34,7 +36,7 @@ void LunLocks::init(Device* device) {
   opener_ = sys::memory_copy();
 }
 
-// New descriptions of everything the locks lie on.
+// Opens new descriptions of all files that the locks are on.
 int LunLocks::open_metadata() {
   metadata_count_ = 0;
   own_files_ = true;
@@ -79,11 +81,12 @@ int LunLocks::lock_metadata(bool shared, ErrorText* why) {
   uint64_t pause = kPauseMinNs;
   int status;
   const sys::RangeLock kind = shared ? sys::RangeLock::kShared : sys::RangeLock::kExclusive;
-  while ((status = files_lock(metadata_fd_, metadata_count_, kind, kMetadata, 1)) == -EAGAIN ||
-         status == -EINTR) {
+  for (;;) {
+    status = files_lock(metadata_fd_, metadata_count_, kind, kMetadata, 1);
+    if (status != -EAGAIN && status != -EINTR) break;
     if (sys::now_ns() - start > kWaitMaxNs) break;
     sys::sleep_ns(pause);
-    pause = pause * 2 < kPauseMaxNs ? pause * 2 : kPauseMaxNs;
+    pause = std::min(pause * 2, kPauseMaxNs);
   }
   if (status == 0) return 0;
   close_metadata();
@@ -152,9 +155,10 @@ int LunLocks::join(unsigned index) {
   if (opened < 0) return opened;
   const int fd = sys::move_high(opened);
   int status = register_lock_fd(fd);
-  if (status == 0 &&
-      (status = sys::lock_range(fd, sys::RangeLock::kShared, user_byte(index), 1)) < 0)
-    unregister_lock_fd(fd);
+  if (status == 0) {
+    status = sys::lock_range(fd, sys::RangeLock::kShared, user_byte(index), 1);
+    if (status < 0) unregister_lock_fd(fd);
+  }
   if (status < 0) {
     sys::close_file(fd);
     return status;

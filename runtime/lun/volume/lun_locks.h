@@ -39,26 +39,27 @@ class LunLocks {
   // -EBUSY, -EROFS (opened read-only), -errno; all but 0 with *why.
   [[nodiscard]] int lock_metadata(bool shared, ErrorText* why);
   void unlock_metadata();
-  // Whether this is the only open. Pre: the metadata lock is held.
+  // Whether this is the only open.
+  // pre: the metadata lock is held
   [[nodiscard]] int alone();
   [[nodiscard]] int own(unsigned index, bool exclusive);
   void disown(unsigned index);
   // Whether others (not this description) own LUN `index`, or own it exclusively: 1, 0, or -errno.
   [[nodiscard]] int owned(unsigned index);
   [[nodiscard]] int owned_exclusively(unsigned index);
-  // Whether a process does, or only the kernel does, which has not yet ended the I/O of one that
-  // was killed.
+  // Whether a process owns it. Otherwise only the kernel does, which has not yet ended the I/O of a
+  // killed process.
   bool any_process_owns(unsigned index) const;
-  // Whether any description owns it, this one included. Pre: the metadata lock is held. (If that
-  // lock is on the device's own description: as owned().)
+  // Whether any description owns it, this one included.
+  // pre: the metadata lock is held. (If that lock is on the device's own description: as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);
-  // Notes that this process uses LUN `index`, which its forked children may also come to use. Does
-  // nothing if that is noted already. 0 or -errno.
+  // Notes that this process uses LUN `index`, which its forked children may also use. Does nothing
+  // if it is noted already. 0 or -errno.
   [[nodiscard]] int join(unsigned index);
   void part();  // the reverse; does nothing if it is not noted
   // Whether another process uses it: 1, 0, or -errno.
   [[nodiscard]] int used(unsigned index);
-  // Makes `fd`, another description of one of the files, an owner too.
+  // Makes `fd`, another description of one of the files, a further owner.
   [[nodiscard]] static int share_lock(int fd, unsigned index, bool exclusive);
   // Ends this process' ownership of everything, unless a forked child shares it: the device
   // continues with new descriptions. 0 or -errno (nothing changed).
@@ -71,7 +72,7 @@ class LunLocks {
   Device* device_ = nullptr;
   int metadata_fd_[kLockFilesMax] = {-1, -1};  // while the lock is held
   unsigned metadata_count_ = 0;
-  bool own_files_ = false;  // these are separate descriptions
+  bool own_files_ = false;  // metadata_fd_ are separate descriptions
   uint32_t opener_ = 0;     // sys::memory_copy() of the process that opened
   int user_fd_ = -1;  // of the process with memory copy user_; its children have closed theirs
   uint32_t user_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validating what is on the device: see metadata_image.h.
+// Validating the metadata on a device: see metadata_image.h.
 // Threading: no state. May not: trust a number it has not compared with the device's size,
 // allocate, do I/O.
 #include "lun/volume/metadata_image.h"
@@ -87,7 +87,7 @@ int geometry_for(uint64_t device_bytes, Geometry* out) {
   g.front_offset = sizeof(Superblock);
   g.data_offset = round_up(g.front_offset + 2 * g.image_bytes, data_align(g.extent_bytes));
   g.back_offset = g.device_bytes - sizeof(Superblock) - 2 * g.image_bytes;
-  // the image keeps room for the few that fell away
+  // The image keeps room for the few extents that did not fit.
   g.extent_count = (g.back_offset - g.data_offset) / g.extent_bytes;
   g.image_bytes = image_bytes_for(g.entry_count, g.extent_count);
   g.back_offset = g.device_bytes - sizeof(Superblock) - 2 * g.image_bytes;
@@ -141,7 +141,7 @@ int superblock_geometry(const Superblock& super, uint64_t device_bytes, Geometry
   g.data_offset = super.data_offset;
   g.back_offset = super.back_offset;
   g.entry_count = super.entry_count;
-  // Sizes first, each against something that was checked: no sum below can overflow.
+  // Sizes are checked first, each against a checked one, so that no sum below can overflow.
   const bool sizes =
       g.device_bytes >= PhysicalLun::kBytesMin && g.device_bytes <= kDeviceBytesMax &&
       g.device_bytes % kBlockBytes == 0 && std::has_single_bit(g.extent_bytes) &&
@@ -189,7 +189,7 @@ void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus
   uint64_t owned = 0;
   for (uint32_t i = 0; i < geometry.entry_count; ++i) {
     const LunEntry& entry = entries[i];
-    scratch->first[i] = UINT32_MAX;  // none of its places is believed
+    scratch->first[i] = UINT32_MAX;  // its positions do not count
     if (const char* text = entry_fault(entry, geometry)) {
       fault(text);
       continue;

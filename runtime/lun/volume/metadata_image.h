@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses and validates, in memory, what is on the device: geometry, superblock and images of a
-// physical LUN (physical_format.h). No I/O here, so that a fuzzer reaches every line.
+// Parses and validates, in memory, the metadata of a physical LUN (physical_format.h): geometry,
+// superblock and images. Does no I/O, so that a fuzzer reaches every line.
 //
 // Rule: a value read from a device is not used as a length, offset or index before it was checked
 // here. Threading: no state; any thread. Does not allocate.
@@ -54,8 +54,8 @@ SuperState superblock_look(const media::Superblock& super);
 // Turns a valid superblock into the mark of kEnded. Only its first bytes change, so a torn write
 // leaves one or the other.
 void superblock_end(media::Superblock* super);
-// The geometry in a valid superblock. 0; -EBADMSG: it is impossible; -ENOSPC: the device is smaller
-// than it was (`out` is filled in nevertheless).
+// The geometry in a valid superblock. 0; -EBADMSG: it is impossible; -ENOSPC: the device has become
+// smaller (`out` is filled in nevertheless).
 [[nodiscard]] int superblock_geometry(const media::Superblock& super, uint64_t device_bytes,
                                       Geometry* out);
 
@@ -89,11 +89,11 @@ inline void image_seal(const MetadataImage& image, const LunIdentity& identity) 
   image_seal(image_spec(*image.geometry, identity), image.base);
 }
 
-// What an intact image says about extents, even if that is impossible.
+// The extents by an intact image, even if its content is impossible.
 struct ImageCensus {
   uint64_t free = 0;
   uint64_t used = 0;  // at their position in a LUN
-  // assigned to a LUN that does not exist, or beyond its end: neither free nor used
+  // Assigned to a LUN that does not exist, or beyond its end: neither free nor used.
   uint64_t lost = 0;
   uint64_t twice = 0;           // at a position in a LUN that another extent has already
   uint64_t missing = 0;         // positions in LUNs without an extent

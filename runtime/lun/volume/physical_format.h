@@ -6,24 +6,24 @@
 //   └────────────┴─────────┴─────────┴──────────┴─────┴─────┴────────┴────────┴────────────┘
 //
 // Superblock: the geometry, written at format and never changed, with a second copy in the last 4
-// KiB of the device. Image: all that changes (the LUNs, and the owner of each extent) as one piece:
-// header, entry table, extent table. It is an atomic image in two copies (atomic_image.h says why
-// it survives any crash): slots A and B before the data, and again after the data. An image with
-// valid checksums but impossible content (image_sound()) counts as damaged.
+// KiB of the device. Image: everything that changes (the LUNs, and the owner of each extent) in one
+// piece: header, entry table, extent table. It is an atomic image in two copies (atomic_image.h
+// says why it survives any crash): slots A and B before the data, and again after the data. An
+// image with valid checksums but impossible content (image_sound()) counts as damaged.
 //
 // An image may become visible before it is acknowledged. So everything that it relies on (zeros in
 // extents that it assigns) is written and flushed first, and freed extents are discarded only
 // afterwards.
 //
-// What may change in this format: feature bits of the images (image_format.h); none is known yet.
-// The bits are in the image and not in the superblock, because that never changes: a different
-// geometry has another version there. Versions of Lunar from before feature bits take an image that
-// has one for damaged beyond its copies ("a checksum is wrong"); they refuse it and change nothing,
-// even with --repair. They read images without feature bits.
+// Extensions of the format have feature bits in the images (image_format.h); there are none yet.
+// The bits are in the image, because the superblock never changes; a different geometry has another
+// version there. Versions of Lunar from before feature bits take an image that has one for damaged
+// beyond its copies ("a checksum is wrong"); they refuse it and change nothing, even with --repair.
+// They read images without feature bits.
 //
-// An entry's *type* says what its extents contain. An unknown type is not damage: the LUN is
-// listed, keeps its extents and can be removed, but nothing else. Versions from before types take
-// an entry that has one for damage ("an entry with unknown content").
+// The *type* of an entry says what its extents contain. An unknown type is not damage: the LUN is
+// listed, keeps its extents and can be removed, but not opened. Versions from before types take an
+// entry that has one for damage ("an entry with unknown content").
 //
 // An exclusive open of the whole device *ends* a format on which nothing outlives its owners
 // (PhysicalLun::end). It sets the magic of the primary superblock to kEndedMagic, keeps the rest of
@@ -33,8 +33,9 @@
 // it.
 //
 // Format writes zeros over old content that is to be overwritten, then images 1 and 2 (both empty),
-// flush, primary superblock, flush, backup superblock, flush. So a blank head means that nothing
-// was there (or that it was erased; then the backup is there, and the device is refused).
+// flush, primary superblock, flush, backup superblock, flush. So a blank head means that the device
+// was never formatted (or that its head was erased; then the backup exists, and the device is
+// refused).
 #pragma once
 #include <cstddef>
 #include <cstdint>

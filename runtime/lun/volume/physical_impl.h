@@ -5,9 +5,8 @@
 //   Session    takes the mutex and the metadata lock, reads and repairs the newest image; the
 //              change is made in place in image(), then commit()
 //
-// Order within a change: what must hold for the new image (zeros, space in a file system) comes
-// before its commit; what the old image still needed (discarding freed extents) after it; all under
-// the lock.
+// Order within a change: steps that the new image relies on (zeros, space in a file system) come
+// before its commit; discarding extents that the old image used comes after it; all under the lock.
 // Threading: as physical_lun.h. A forked child may continue to use what it inherited.
 #pragma once
 #include <atomic>
@@ -104,10 +103,11 @@ class PhysicalLunImpl final : public PhysicalLun {
   unsigned free_entry();
   uint64_t free_extents();
   int reclaim();  // frees dead scratch LUNs in one commit. 0 or -errno
-  int ours(const OwnedLun& lun, ErrorText* why);  // -ESTALE: the entry is not this LUN's any more
+  int ours(const OwnedLun& lun, ErrorText* why);  // -ESTALE: the entry is another LUN's now
   int make_room(uint64_t count, ErrorText* why);  // -ENOSPC: there are fewer free extents
   unsigned add_entry(bool scratch, const NewLun& wanted, uint64_t size_bytes);
-  // free extents become its next ones. Pre: there are that many
+  // Assigns free extents to the end of a LUN.
+  // pre: there are that many
   void assign(unsigned index, uint64_t count);
   bool dead(unsigned index);  // a scratch LUN without an owner
   void free_entry_of(unsigned index);
@@ -125,7 +125,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   int prepare_staged(const OwnedLun& staged, uint64_t count, bool zeroed, bool named);
   void describe(unsigned index, VirtualLunInfo* out);
   uint64_t dead_extents();
-  Repair to_look() const {  // for a session that changes nothing
+  Repair to_look() const {  // for a session that does not change the LUNs
     return looks_ ? Repair::kNo : Repair::kOne;
   }
   int try_named(const char* name, LunType type, OwnedLun* lun, unsigned* entry, ErrorText* why);
@@ -141,15 +141,15 @@ class PhysicalLunImpl final : public PhysicalLun {
   uint32_t* order_ = nullptr;
   size_t mapping_bytes_ = 0, order_bytes_ = 0;
   uint64_t created_s_ = 0;
-  // what the owner of this object has open: never dead
+  // The LUNs that the owner of this object has open. They are never dead.
   unsigned own_ = kNoEntry, staged_ = kNoEntry;
   bool repaired_ = false;
   bool looks_ = false;  // Format::kLook: nothing may be written
   unsigned damaged_ = 0;
 };
 
-// With Repair::kNo nothing may be changed; any other value fails with -EROFS if the LUN was opened
-// to look.
+// With Repair::kNo nothing may be changed. Any other value fails with -EROFS if the LUN was opened
+// with Format::kLook.
 class PhysicalLunImpl::Session {
  public:
   Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why);
@@ -165,7 +165,7 @@ class PhysicalLunImpl::Session {
   int status_ = 0;
 };
 
-// The path in the name of a device, for messages; -ENOENT: there is none.
+// The path in the name of a device, for messages; -ENOENT: the name has no path.
 [[nodiscard]] int device_path(Device* raw, char* path, size_t size);
 
 }  // namespace lunar

@@ -17,7 +17,7 @@ namespace lunar {
 PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why) : lun_(lun) {
   const uint32_t copy = sys::memory_copy();
   if (lun->copy_.exchange(copy) != copy)
-    lun->mutex_.reset_in_child();  // a thread of the parent's may have held it
+    lun->mutex_.reset_in_child();  // a thread of the parent may have held it
   lun->mutex_.lock();
   ErrorText unsaid;
   if (!why) why = &unsaid;
@@ -32,7 +32,7 @@ PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Repair repair, ErrorText
   if (status_ < 0) (void)lun->explain(status_, report_, "stop using it", why);
 }
 
-// What store_.load() gave.
+// Explains an error of store_.load().
 int PhysicalLunImpl::explain(int err, const SlotReport& report, const char* advice,
                              ErrorText* why) {
   const char* name = raw_->name();
@@ -192,7 +192,7 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
   }
   if (repair && !seen.bad) status = reclaim();
   count_extents(report);
-  const uint64_t dead = dead_extents();  // free, as info() and list() have it
+  const uint64_t dead = dead_extents();  // count as free, as in info() and list()
   report->extents_used -= dead;
   report->extents_free += dead;
   return status;
@@ -208,7 +208,7 @@ void PhysicalLunImpl::count_extents(CheckReport* report) {
   report->extents_missing = census.missing;
 }
 
-// The image in memory was found sound; this holds the two superblocks against what is used.
+// Compares the two superblocks with the geometry in use, after the image in memory was found sound.
 int PhysicalLunImpl::check_super(bool repair, CheckReport* report) {
   media::Superblock expected, *seen = nullptr;
   superblock_make(geometry(), store_.uuid(), created_s_, &expected);

@@ -8,9 +8,9 @@
 //   the metadata byte       exclusive during a change of the metadata; its holder reads the newest
 //                           image first
 //   one byte per LUN entry  shared, held by every owner while it has the LUN open. If it could be
-//                           taken exclusively, there is no owner: so the next change finds and
-//                           frees a scratch LUN whose owners were killed, and shrinking or removing
-//                           a LUN in use is refused
+//                           taken exclusively, the LUN has no owner. By this test the next change
+//                           frees scratch LUNs whose owners were killed, and refuses to shrink or
+//                           remove a LUN in use
 // Threading: any thread may make calls (a lock inside). All block; not for the fault path.
 #pragma once
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace lunar {
 
-// with its NUL; [A-Za-z0-9._-], not empty, not starting with '-' or '.'
+// With the NUL. Names are of [A-Za-z0-9._-], not empty, and do not start with '-' or '.'.
 constexpr size_t kLunNameBytes = 32;
 constexpr unsigned kVirtualLunsMax = 1024;  // of one physical LUN, scratch ones included
 
@@ -62,19 +62,20 @@ struct PhysicalLunInfo {
 };
 
 enum class Format : uint8_t {
-  kNever,    // -ENODEV (blank) or -EEXIST (foreign) if the device does not carry the format
-  kIfBlank,  // formats a device whose head (64 KiB) is zeros and on which libblkid knows nothing;
-             // otherwise as kNever
-  kForce,    // overwrites any content (a device in use is still -EBUSY)
-  // as kNever, but a head that was erased, or overwritten by nothing that is known, is restored
-  // from the copy at the end, and metadata from two sound slots if these prove to be the newest
+  kNever,  // -ENODEV (blank) or -EEXIST (foreign) if the device does not carry the format
+  // formats a device whose head (64 KiB) is zeros and on which libblkid finds nothing; otherwise as
+  // kNever
+  kIfBlank,
+  kForce,  // overwrites any content (a device in use is still -EBUSY)
+  // as kNever, but restores a head that was erased, or overwritten by unknown data, from the copy
+  // at the end, and metadata from two sound slots if these prove to be the newest
   kRepair,
-  // as kNever, but nothing is ever written: damage that one copy could repair is left, calls that
-  // would change anything fail with -EROFS, and dead scratch LUNs are not freed but left out. `raw`
-  // may be open read-only
+  // as kNever, but writes nothing: damage that one copy could repair stays, calls that would change
+  // anything fail with -EROFS, and dead scratch LUNs are omitted, not freed. `raw` may be open
+  // read-only
   kLook,
-  kCheck,  // as kLook, but also opens what is damaged beyond its copies, for check() alone
-  kEnd,    // as kLook, but also opens a format that was being ended, for end() alone
+  kCheck,  // as kLook, but also opens metadata that is damaged beyond its copies, for check() only
+  kEnd,    // as kLook, but also opens a format that was being ended, for end() only
 };
 constexpr bool only_looks(Format format) {
   return format == Format::kLook || format == Format::kCheck || format == Format::kEnd;
@@ -86,7 +87,7 @@ struct CheckReport {
   unsigned problems = 0, repaired = 0;
   // Of the newest image whose checksums are right, even if its content is invalid.
   uint64_t extents_free = 0, extents_used = 0;
-  // assigned to a LUN that does not exist or is not that large: neither free nor used
+  // Assigned to a LUN that does not exist, or beyond its end: neither free nor used.
   uint64_t extents_lost = 0;
   uint64_t extents_double = 0;   // at a position in a LUN that another extent has already
   uint64_t extents_missing = 0;  // positions in LUNs without an extent
@@ -107,18 +108,17 @@ class PhysicalLun {
   virtual void close() = 0;
 
   [[nodiscard]] virtual int info(PhysicalLunInfo* out) = 0;
-  // Lists up to `max` entries in use (kLook says what becomes of dead scratch LUNs), from index
-  // `first` on; returns how many.
+  // Lists up to `max` entries in use, from index `first` on; returns how many. (For dead scratch
+  // LUNs see kLook.)
   [[nodiscard]] virtual int list(VirtualLunInfo* out, unsigned max, unsigned first) = 0;
   // Removes a named LUN. -ENOENT, -EBUSY.
   [[nodiscard]] virtual int remove(const char* name, ErrorText* why) = 0;
-  // Checks the whole structure. repair: rewrites damaged copies, and frees what dead owners left
-  // (-EROFS with kLook). 0, or -errno if it could not be checked.
+  // Checks the whole structure. repair: rewrites damaged copies, and frees scratch LUNs of dead
+  // owners (-EROFS with kLook). 0, or -errno if it could not be checked.
   [[nodiscard]] virtual int check(bool repair, CheckReport* report) = 0;
   // Makes the device blank again (its head; the data of LUNs stay) if nothing on it outlives its
-  // owners. Pre: opened by kEnd, and the device for Claim::kAlone, so that no scratch LUN has an
-  // owner. -EBUSY: there is a named LUN; -errno.
-  // If it fails half way, the device counts as blank.
+  // owners. -EBUSY: there is a named LUN; -errno. If it fails half way, the device counts as blank.
+  // pre: opened by kEnd, and the device for Claim::kAlone, so that no scratch LUN has an owner
   [[nodiscard]] virtual int end(ErrorText* why) = 0;
   virtual Device* device() = 0;
 
@@ -142,8 +142,8 @@ enum class DeviceContent : uint8_t {
 // two.
 constexpr char kStoreMagic[16] = "LunarKeyValue\r\n";
 constexpr uint64_t kStoreMagicAt[] = {0, 60 * 1024};
-// Looks only at the head; for a device that answers reads. `what` receives words for a message
-// ("ext4", "a member of a stripe of Lunar").
+// Reads only the head of a device. `what` receives words for a message ("ext4", "a member of a
+// stripe of Lunar").
 [[nodiscard]] int device_content(Device* raw, DeviceContent* out, char* what, size_t size,
                                  bool only_ours = false);
 

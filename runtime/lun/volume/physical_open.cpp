@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening, formatting and closing a physical LUN: see physical_lun.h and physical_format.h.
 //
-// Idea: refuse on doubt. Only a valid superblock of ours opens; only zeros that libblkid knows
-// nothing about are formatted unless forced; a lost head is restored from the copy at the end on
-// explicit request (kRepair), or when the head still carries our magic.
+// Idea: refuse if in doubt. Only a valid superblock of Lunar's opens. Unless forced, only zeros are
+// formatted, and only if libblkid finds nothing. A lost head is restored from the copy at the end
+// on explicit request (kRepair), or if the head still has Lunar's magic.
 // Threading: open-time code, any thread. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>
@@ -29,7 +29,7 @@ constexpr size_t kSuperBytes = sizeof(Superblock);
 
 uint64_t end_of(Device* raw) { return round_down(raw->size_bytes(), media::kBlockBytes); }
 
-// A block of memory that suits any device's alignment.
+// A block of memory that is aligned for any device.
 class Block {
  public:
   Block() : super_(static_cast<Superblock*>(map_private(kSuperBytes, ForkPolicy::kDontFork))) {}
@@ -140,7 +140,7 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
         -EPROTONOSUPPORT,
         "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it",
         raw_->name(), head.get()->version, media::kVersion);
-  // which superblock is to be written again, once the images say that it may be
+  // The superblock to rewrite after the images were found sound.
   uint64_t repair_at = UINT64_MAX;
   if (state == SuperState::kValid) {
     status = take_geometry(*head.get(), why);
@@ -177,8 +177,9 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   return 0;
 }
 
-// The primary superblock is not valid; backup: that at the end, where it can be read. 0: that one
-// is used; 1: formatted, or to be ended; -errno.
+// Opens a device without a valid primary superblock. backup: the superblock at the end, if it can
+// be read. 0: the backup is used; 1: the device was formatted, or its format is to be ended;
+// -errno.
 int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Superblock& super,
                                        const Superblock* backup, ErrorText* why) {
   if (state == SuperState::kEnded) {
@@ -214,7 +215,8 @@ int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Su
   return made < 0 ? made : 1;
 }
 
-// 0 when it may be formatted. Pre: no valid superblock in front.
+// 0: the device may be formatted.
+// pre: no valid superblock in front
 int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why) {
   const char* name = raw_->name();
   DeviceContent content = DeviceContent::kForeign;
@@ -226,9 +228,8 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
   if (backup && (content == DeviceContent::kBlank || strcmp(what, kUnknownData) == 0))
     return why->set(-EBADMSG,
                     "LUN %s: its head was erased or overwritten, but its end says that it carries "
-                    "virtual LUNs; `lunar "
-                    "lun check --repair %s` "
-                    "restores it, formatting by name (--format) erases them",
+                    "virtual LUNs; `lunar lun check --repair %s` restores it, "
+                    "formatting by name (--format) erases them",
                     name, name);
   MemberLabel label;
   if (content == DeviceContent::kMember && label_read(raw_, &label) == -EOPNOTSUPP)
@@ -239,12 +240,11 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
         -EEXIST,
         "LUN %s: holds %s (`lunar kv info %s`); nothing was changed. Give another device or file",
         name, what, name);
-  if (format != Format::kIfBlank)  // nothing is to be made there
+  if (format != Format::kIfBlank)  // the caller does not want to format it
     return why->set(-EEXIST, "LUN %s: holds %s, no virtual LUNs; is the name right?", name, what);
   return why->set(-EEXIST,
                   "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or "
-                  "truncate -s 0 and "
-                  "truncate -s SIZE of a file), or format it by name",
+                  "truncate -s 0 and truncate -s SIZE of a file), or format it by name",
                   name, what);
 }
 
@@ -293,8 +293,8 @@ int PhysicalLunImpl::format_now(ErrorText* why) {
   superblock_make(geometry, uuid, static_cast<uint64_t>(time(nullptr)), &super);
   status = take_geometry(super, why);
   if (status < 0) return status;
-  // Zeros also where signatures of other kinds lie. What a file system has not given us yet must be
-  // ours now.
+  // Reserves the space in the file system, and zeros it, also where signatures of other formats
+  // lie.
   const uint64_t tail = raw_->size_bytes() - geometry.back_offset;
   status = raw_->reserve(DeviceOffset{0}, geometry.data_offset);
   if (status == 0) status = raw_->reserve(DeviceOffset{geometry.back_offset}, tail);
@@ -309,7 +309,8 @@ int PhysicalLunImpl::format_now(ErrorText* why) {
                     : 0;
 }
 
-// Pre: loaded. 0 when nothing would be lost.
+// 0: ending the format would lose no LUN.
+// pre: loaded
 int PhysicalLunImpl::refuse_end(ErrorText* why) {
   const char* first = nullptr;
   unsigned others = 0;

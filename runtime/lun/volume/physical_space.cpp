@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entries and extents: creating, growing, shrinking and giving back. See physical_impl.h.
+// Entries and extents: creating, growing, shrinking and freeing. See physical_impl.h.
 //
-// Where zeros (or nothing) and space are available at once, it is one change under one metadata
-// lock; else see physical_staging.cpp.
+// If zeros (or any content) and space are available at once, this is one change under one metadata
+// lock; otherwise see physical_staging.cpp.
 //
 // Threading: each call is one session. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>
 #include <time.h>
+
+#include <algorithm>
 
 #include "base/units.h"
 #include "lun/volume/physical_impl.h"
@@ -77,7 +79,8 @@ bool PhysicalLunImpl::dead(unsigned index) {
 }
 
 int PhysicalLunImpl::reclaim() {
-  // Each in a change of its own: what it had is discarded under the same lock. They are few.
+  // Each dead LUN is freed by a change of its own, so that its extents are discarded under the same
+  // lock. There are few.
   for (unsigned i = 0; i < geometry().entry_count; ++i) {
     if (!dead(i)) continue;
     const uint64_t count = order(i);
@@ -93,8 +96,8 @@ int PhysicalLunImpl::ours(const OwnedLun& lun, ErrorText* why) {
   if (used(lun.index) && memcmp(entries()[lun.index].uuid, lun.uuid, sizeof lun.uuid) == 0)
     return 0;
   return why->set(-ESTALE,
-                  "LUN %s: virtual LUN %u is not ours any more: its lock was lost (its descriptor "
-                  "closed?); stop using it",
+                  "LUN %s: virtual LUN %u belongs to another process now: its lock was lost (its "
+                  "descriptor closed?); stop using it",
                   raw_->name(), lun.index);
 }
 
@@ -130,7 +133,8 @@ unsigned PhysicalLunImpl::add_entry(bool scratch, const NewLun& wanted, uint64_t
   return index;
 }
 
-// Behind its last one first, so that neighbours stay neighbours; then the lowest.
+// Takes extents behind the LUN's last one first, so that neighbours stay neighbours, then the
+// lowest.
 void PhysicalLunImpl::assign(unsigned index, uint64_t count) {
   LunEntry& entry = entries()[index];
   const uint64_t total = geometry().extent_count;
@@ -140,16 +144,16 @@ void PhysicalLunImpl::assign(unsigned index, uint64_t count) {
       if (extents()[i].lun == index + 1 && extents()[i].position == entry.extents - 1) at = i + 1;
     }
   }
-  for (uint64_t step = 0; step < total && count; ++step, ++at) {
-    if (at >= total) at = 0;
-    if (extents()[at].lun) continue;
-    extents()[at] = {index + 1, static_cast<uint32_t>(entry.extents++)};
+  for (uint64_t step = 0; step < total && count; ++step) {
+    auto& extent = extents()[(at + step) % total];
+    if (extent.lun) continue;
+    extent = {index + 1, static_cast<uint32_t>(entry.extents++)};
     --count;
   }
 }
 
-// Zeros in a scratch LUN need not outlive the power: it ends with that. In a named one they are
-// durable before the image that gives them.
+// Zeros in a scratch LUN need not be durable, because it ends with a power loss. In a named LUN
+// they are durable before the image that assigns them.
 int PhysicalLunImpl::prepare_extents(const uint32_t* list, uint64_t count, bool zeroed,
                                      bool named) {
   const uint64_t bytes = geometry().extent_bytes;
@@ -157,22 +161,21 @@ int PhysicalLunImpl::prepare_extents(const uint32_t* list, uint64_t count, bool 
     const uint64_t offset = geometry().data_offset + first * bytes;
     const int err = zeroed ? raw_zero(raw_, offset, extents * bytes) : 0;
     return err < 0 ? err
-                   // a file's blocks read as zeros too
+                   // reserved blocks of a file also read as zeros
                    : raw_->reserve(DeviceOffset{offset}, extents * bytes);
   });
   return status < 0 || !zeroed || !named || count == 0 ? status : raw_flush(raw_);
 }
 
-// What lies in its extents beyond its size, up to to_bytes: what was there before it shrank.
+// Zeros the content of a LUN's extents beyond its size, up to to_bytes, which is left from before
+// it shrank.
 int PhysicalLunImpl::zero_slack(unsigned index, uint64_t to_bytes) {
   const LunEntry& entry = entries()[index];
-  const uint64_t bytes = geometry().extent_bytes,
-                 end = entry.extents * bytes < to_bytes ? entry.extents * bytes : to_bytes;
+  const uint64_t bytes = geometry().extent_bytes, end = std::min(entry.extents * bytes, to_bytes);
   if (end <= entry.size_bytes) return 0;
   order(index);
   for (uint64_t at = entry.size_bytes; at < end;) {
-    const uint64_t within = at % bytes,
-                   length = bytes - within < end - at ? bytes - within : end - at;
+    const uint64_t within = at % bytes, length = std::min(bytes - within, end - at);
     const int status =
         raw_zero(raw_, geometry().data_offset + order_[at / bytes] * bytes + within, length);
     if (status < 0) return status;
@@ -186,7 +189,7 @@ bool PhysicalLunImpl::is_quick(uint64_t count, bool zeroed) const {
   const uint64_t bytes = count * geometry().extent_bytes,
                  sixteenth = geometry().extent_count * geometry().extent_bytes / 16;
   if (raw_->capabilities().discard) return bytes <= kQuickDiscardBytes;
-  return bytes <= (kQuickWriteBytes < sixteenth ? kQuickWriteBytes : sixteenth);
+  return bytes <= std::min(kQuickWriteBytes, sixteenth);
 }
 
 void PhysicalLunImpl::publish(OwnedLun* lun) {
@@ -209,7 +212,7 @@ void PhysicalLunImpl::publish(OwnedLun* lun) {
 int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why) {
   const uint64_t count = extents_for(wanted.size_bytes, geometry());
   if (is_quick(count, lun->zeroed)) return create_quick(wanted, lun, why);
-  // Made without a name and without a size; both come with the zeros.
+  // The LUN is made without name and size, and gets both after its zeros.
   NewLun nameless = wanted;
   nameless.name = "";
   nameless.size_bytes = 0;
@@ -222,14 +225,16 @@ int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why)
   }
   int status = create_quick(nameless, lun, why);
   if (status == 0) status = grow(wanted.size_bytes, lun, why);
-  if (status == 0 && named && lun->zeroed &&
-      (status = raw_flush(raw_)) < 0)  // they were those of a scratch LUN
-    why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name,
-             errno_text(status), errno_name(status));
+  if (status == 0 && named && lun->zeroed) {  // its space was a scratch LUN's
+    status = raw_flush(raw_);
+    if (status < 0)
+      why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name,
+               errno_text(status), errno_name(status));
+  }
   if (status == 0 && named) status = adopt_name(wanted, lun, why);
   if (status < 0 && lun->index != kNoEntry) {
     own_ = kNoEntry;
-    locks_.disown(lun->index);  // dead now: the next caller that needs space frees it
+    locks_.disown(lun->index);  // it is dead now; the next caller that needs space frees it
     lun->index = kNoEntry;
   }
   return status;
@@ -275,7 +280,7 @@ int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, E
   return status;
 }
 
-// *entry: which one it is, also if others have it.
+// *entry: the index of the LUN's entry, also on -EBUSY.
 int PhysicalLunImpl::try_named(const char* name, LunType type, OwnedLun* lun, unsigned* entry,
                                ErrorText* why) {
   Session session(this, to_look(), why);
@@ -293,8 +298,7 @@ int PhysicalLunImpl::try_named(const char* name, LunType type, OwnedLun* lun, un
   if (entries()[index].cipher_id != 0)
     return why->set(-EOPNOTSUPP,
                     "LUN %s#%s: an earlier version has encrypted it (cipher %u), which Lunar does "
-                    "no longer; read it by that "
-                    "version, or remove it",
+                    "no longer; read it by that version, or remove it",
                     raw_->name(), name, entries()[index].cipher_id);
   const int others = lun->exclusive ? locks_.owned(index) : locks_.owned_exclusively(index);
   if (others > 0)
@@ -319,7 +323,7 @@ int PhysicalLunImpl::grow(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
     if (status < 0) return status;
     LunEntry& entry = entries()[lun->index];
     if (bytes <= entry.size_bytes) {
-      publish(lun);  // another owner was quicker
+      publish(lun);  // another owner has grown it
       return 0;
     }
     const uint64_t need = extents_for(bytes, geometry()), have = entry.extents;
@@ -390,11 +394,11 @@ int PhysicalLunImpl::free_bytes(uint64_t* out) {
 
 void PhysicalLunImpl::abandon(const OwnedLun& lun) {
   constexpr int kTries = 5;
-  // a ring that is being torn down holds the file for some milliseconds
+  // A ring that is being torn down holds the file for some milliseconds.
   constexpr uint64_t kPauseNs = 4'000'000;
   own_ = kNoEntry;
   locks_.part();
-  if (locks_.renew() < 0) return;  // the next caller that needs the space finds it ownerless
+  if (locks_.renew() < 0) return;  // the next caller that needs space finds it without an owner
   for (int i = 0; i < kTries && locks_.owned(lun.index) != 0; ++i) sys::sleep_ns(kPauseNs);
   Session session(this, Repair::kOne, nullptr);
   ErrorText why;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Growing where zeros must be written, or there is very much to discard: too long for the metadata
-// lock. See physical_impl.h.
+// Growing if zeros must be written or very much must be discarded, which takes too long for the
+// metadata lock. See physical_impl.h.
 //
-//   staged       the extents become those of a nameless scratch LUN of ours
+//   staged       the extents are assigned to a nameless scratch LUN of this process
 //   prepare      they are zeroed, without the lock
-//   take over    they change hands, and the size with them, in one change
+//   take over    one change moves them to the LUN and sets its size
 //
-// A process killed on the way leaves a dead scratch LUN behind, which the next caller that needs
-// space frees. A named LUN made like this gets its name last (adopt_name).
+// A process that is killed meanwhile leaves a dead scratch LUN, which the next caller that needs
+// space frees. A named LUN made in this way gets its name last (adopt_name).
 // Threading: a session a step. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>
@@ -36,7 +36,7 @@ int PhysicalLunImpl::grow_staged(uint64_t count, uint64_t bytes, OwnedLun* lun, 
   return status;
 }
 
-// `count` extents become those of a scratch LUN of ours.
+// Assigns `count` extents to a scratch LUN of this process.
 int PhysicalLunImpl::stage(uint64_t count, OwnedLun* staged, ErrorText* why) {
   Session session(this, Repair::kOne, why);
   int status = session.status();
@@ -60,7 +60,7 @@ int PhysicalLunImpl::stage(uint64_t count, OwnedLun* staged, ErrorText* why) {
   return 0;
 }
 
-// named: the LUN that gets them.
+// named: the LUN that gets the extents is named.
 int PhysicalLunImpl::prepare_staged(const OwnedLun& staged, uint64_t count, bool zeroed,
                                     bool named) {
   const size_t bytes = round_up(count * sizeof(uint32_t), 4096);

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <bit>
 #include <new>
 
@@ -17,9 +18,9 @@ namespace {
 
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
 constexpr unsigned kDepthMax = 4096, kVectorsMax = 256;
-// how long await sleeps while pieces wait for room in the base
+// The longest sleep of await() while pieces wait for room in the base.
 constexpr int64_t kStalledNs = 100'000;
-// of a split: a command of 16 MiB over extents of 64 KiB
+// The slices of a split, enough for a command of 16 MiB over extents of 64 KiB.
 constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;
 
 constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
@@ -29,7 +30,7 @@ constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint6
 int VirtualContext::create(Device* base, ExtentMap* map, const ContextOptions& options,
                            VirtualContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
-  const unsigned depth = options.depth, splits = depth < kSplitsMax ? depth : kSplitsMax;
+  const unsigned depth = options.depth, splits = std::min(depth, kSplitsMax);
   size_t bytes = 0;
   const auto part = [&](size_t size) {
     const size_t at = bytes;
@@ -59,7 +60,7 @@ int VirtualContext::create(Device* base, ExtentMap* map, const ContextOptions& o
   for (unsigned i = 0; i < splits; ++i)
     context->splits_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
   ContextOptions wanted = options;
-  wanted.depth = depth + splits < kDepthMax ? depth + splits : kDepthMax;
+  wanted.depth = std::min(depth + splits, kDepthMax);
   const int status = base->attach(wanted, &context->base_);
   if (status < 0)
     unmap_private(memory, bytes);
@@ -83,7 +84,7 @@ uint16_t VirtualContext::open_entry(const Command& command, uint64_t length, uns
   return index;
 }
 
-// A command that never reaches the base: its response waits here.
+// Answers a command that does not go to the base. Its response waits in the ready ring.
 void VirtualContext::answer(const Command& command, int64_t result) {
   const uint16_t index = open_entry(command, 0, map_->phases().enter(&phase_count_));
   entries_[index].result = result;
@@ -97,7 +98,7 @@ void VirtualContext::make_ready(uint16_t index) {
   ready_count_.store(count + 1, std::memory_order_release);
 }
 
-// 0: `length` is what it moves; else the error it is answered with.
+// 0, with the bytes that the command moves in *length; otherwise the error for its response.
 int VirtualContext::examine(const Command& command, uint64_t* length) const {
   *length = command.length;
   if (command.op == Op::kFlush) return 0;
@@ -109,8 +110,7 @@ int VirtualContext::examine(const Command& command, uint64_t* length) const {
   return command.offset.value % align || *length % align ? -EINVAL : 0;
 }
 
-// Opens the entry of a command that goes to the base. False: no room for it now. *out: its one
-// piece, where it is not split.
+// Opens the entry of a command that goes to the base. *out: the whole command, if it is not split.
 VirtualContext::Start VirtualContext::start(const Command& command, uint64_t length, Command* out) {
   const unsigned phase = map_->phases().enter(&phase_count_);
   *out = command;
@@ -162,7 +162,7 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
     status = base_->submit(batch, queued);
     const unsigned done = status < 0 ? 0 : static_cast<unsigned>(status);
     full |= done < queued;
-    // as if it never came
+    // Commands that the base did not accept are forgotten.
     for (unsigned i = queued; i > done; --i) close_entry(static_cast<uint16_t>(batch[i - 1].tag));
     taken += done;
     queued = 0;
@@ -178,8 +178,7 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
       if (++queued == kBatch) hand_on();
       continue;
     }
-    // What is not handed on at once must not overtake what is queued: a count of commands taken is
-    // a prefix.
+    // The accepted commands must be a prefix, so queued commands are submitted before this one.
     const uint16_t split =
         started == Start::kSplit ? static_cast<uint16_t>(batch[queued].tag) : kNone;
     hand_on();
@@ -202,7 +201,7 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
   return status < 0 ? status : -EAGAIN;
 }
 
-// The next piece of a split: as far as one run reaches. False: its slices are all in use.
+// Makes the next piece of a split, up to the end of a run. False: all its slices are in use.
 bool VirtualContext::next_piece(Split& split, Command* out) {
   const InFlight& entry = entries_[split.entry];
   if (entry.pieces == 0) split.used = 0;
@@ -219,7 +218,7 @@ bool VirtualContext::next_piece(Split& split, Command* out) {
   uint32_t room = kSliceRoom - split.used, at = split.iov_at;
   uint64_t within = split.iov_done;
   iovec* slices = split.slices + split.used;
-  // later, when some are done
+  // Tried again when pieces in flight are complete.
   if (vector_slice(entry.iov, entry.iov_count, &at, &within, run, slices, &room) < run)
     return false;
   out->iov = slices;
@@ -231,7 +230,7 @@ bool VirtualContext::next_piece(Split& split, Command* out) {
   return true;
 }
 
-// Hands on what the base takes. False when it takes no more.
+// Submits the pieces of a split to the base. False: the base accepts no more.
 bool VirtualContext::pump_split(unsigned index) {
   Split& split = splits_[index];
   InFlight& entry = entries_[split.entry];
@@ -247,7 +246,7 @@ bool VirtualContext::pump_split(unsigned index) {
     }
     split = before;
     if (base_->in_flight() != 0) return false;
-    // It takes nothing although it has nothing to do.
+    // The base accepts nothing although it is idle.
     if (entry.result >= 0) entry.result = status < 0 ? status : -EIO;
     entry.finished = true;
     make_ready(split.entry);
@@ -268,7 +267,7 @@ void VirtualContext::finish(uint16_t index, Response* out) {
   close_entry(index);
 }
 
-// Responses of the base: those that end a command come out.
+// Takes responses of the base. Returns the responses of commands that are complete.
 unsigned VirtualContext::settle(const Response* from, unsigned n, Response* out) {
   unsigned taken = 0;
   for (unsigned i = 0; i < n; ++i) {
@@ -284,7 +283,8 @@ unsigned VirtualContext::settle(const Response* from, unsigned n, Response* out)
     --entry.pieces;
     if (from[i].result < 0) {
       if (entry.result >= 0) entry.result = from[i].result;
-      if (!entry.finished) pumping_ &= ~(uint64_t{1} << entry.split);  // no use in the rest of it
+      // Drops its other pieces.
+      if (!entry.finished) pumping_ &= ~(uint64_t{1} << entry.split);
       entry.finished = true;
     } else if (entry.result >= 0) {
       entry.result += from[i].result;
@@ -310,7 +310,7 @@ int VirtualContext::reap(Response* out, unsigned max) {
   unsigned taken = take_ready(out, max);
   Response from[kBatch];
   while (taken < max) {
-    const unsigned room = max - taken < kBatch ? max - taken : kBatch;
+    const unsigned room = std::min(max - taken, kBatch);
     const int n = base_->reap(from, room);
     if (n < 0) return taken ? static_cast<int>(taken) : n;
     taken += settle(from, static_cast<unsigned>(n), out + taken);
@@ -331,7 +331,7 @@ int VirtualContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     if (taken || (in_flight_ == 0 && watching_ == 0)) return static_cast<int>(taken);
     const int64_t left = limit.left();
     if (left == 0 && !first) return 0;
-    const int n = base_->wait(from, max < kBatch ? max : kBatch, left);
+    const int n = base_->wait(from, std::min(max, kBatch), left);
     if (n < 0) return n;
     taken = settle(from, static_cast<unsigned>(n), out);
     if (pumping_) pump();
@@ -357,13 +357,12 @@ int VirtualContext::watch(int fd, uint64_t tag) {
   return 0;
 }
 
-// Pieces that wait for room in the base have no completion of their own: the caller must come back
-// and hand them over.
+// Pieces that wait for room in the base have no completion of their own. So await() returns early,
+// and the caller submits them.
 int VirtualContext::await(int64_t timeout_ns) {
   if (ready_count_.load(std::memory_order_acquire)) return 0;
   if (!stalled_.load(std::memory_order_relaxed)) return base_->await(timeout_ns);
-  const int status =
-      base_->await(timeout_ns < 0 || timeout_ns > kStalledNs ? kStalledNs : timeout_ns);
+  const int status = base_->await(timeout_ns < 0 ? kStalledNs : std::min(timeout_ns, kStalledNs));
   return status == -ETIME && timeout_ns != 0 ? 0 : status;
 }
 

@@ -79,7 +79,7 @@ class VirtualContext final : public OwnedContext {
   ExtentMap* map_ = nullptr;
   sys::PhaseCount phase_count_;
   InFlight* entries_ = nullptr;
-  // stack; ring of finished commands that never reached the base
+  // A stack; a ring of commands that were answered without the base.
   uint16_t *free_entries_ = nullptr, *ready_ = nullptr;
   Split* splits_ = nullptr;
   uint64_t free_splits_ = 0, pumping_ = 0;  // one bit each; pumping_: splits with pieces left

@@ -68,8 +68,8 @@ class VirtualLunImpl final : public VirtualLun {
   std::atomic<int> context_count_{0};
   std::atomic<uint32_t>* places_ = nullptr;
   size_t places_bytes_ = 0;
-  uint64_t most_ = 0;   // of a scratch LUN: how large it could become, at open
-  uint64_t asked_ = 0;  // end of what was reserved; the size is ahead of it
+  uint64_t most_ = 0;   // of a scratch LUN: the size that it could reach, at open
+  uint64_t asked_ = 0;  // the end of the reserved space; the size is ahead of it
   char name_[256] = {};
 };
 

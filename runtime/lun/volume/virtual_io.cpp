@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A virtual LUN's data path: contexts come and go, and transfer(). See virtual_lun.h.
+// The data path of a virtual LUN: attach, detach and transfer(). See virtual_lun.h.
 // Threading: transfer from any thread, without a lock. May not: allocate in transfer.
 #include <errno.h>
 
@@ -47,8 +47,8 @@ void VirtualLunImpl::detach(Context* context) {
   context_count_.fetch_sub(1, std::memory_order_release);
 }
 
-// Each run by a command of its own. Bytes moved, short after a short one; the first error
-// otherwise.
+// Carries out each run by a command of its own. Returns the bytes moved, up to the first short
+// command; or the first error.
 int64_t VirtualLunImpl::transfer_pieces(const Command& command, uint64_t length) {
   uint32_t at = 0;
   uint64_t within = 0, moved = 0;

@@ -37,7 +37,7 @@ class VirtualLunImpl::SizeLock {
   sys::Mutex& lock_;
 };
 
-// A forked child may find the locks held by a thread that it does not have.
+// Resets the locks in a forked child, because a thread of the parent may have held them.
 void VirtualLunImpl::know_process() {
   const uint32_t copy = sys::memory_copy();
   if (copy_.exchange(copy) == copy) return;
@@ -145,7 +145,7 @@ int VirtualLunImpl::share_lock(unsigned i, int fd) {
   return status < 0 || i >= base_->lock_count() ? status : physical_->share_lock(fd, lun_);
 }
 
-// Pre: sizes_ held.
+// pre: sizes_ held
 int VirtualLunImpl::grow(uint64_t bytes, ErrorText* why) {
   const int status = physical_->grow(bytes, &lun_, why);
   if (status == 0) map_.set_limit(lun_.size_bytes);
@@ -160,7 +160,7 @@ bool VirtualLunImpl::drained() {
       inside += shared_[i].inside[phase].load(std::memory_order_seq_cst);
     list_.lock();
     for (VirtualContext* context = contexts_; context; context = context->next) {
-      if (context->mine())  // a parent's commands are the parent's
+      if (context->mine())  // others belong to the parent
         inside += context->phase_count().inside[phase].load(std::memory_order_seq_cst);
     }
     list_.unlock();
@@ -168,7 +168,7 @@ bool VirtualLunImpl::drained() {
   });
 }
 
-// Pre: sizes_ held.
+// pre: sizes_ held
 int VirtualLunImpl::shrink(uint64_t bytes, ErrorText* why) {
   const uint64_t before = map_.limit();
   map_.set_limit(bytes);
@@ -180,8 +180,8 @@ int VirtualLunImpl::shrink(uint64_t bytes, ErrorText* why) {
   }
   const int status = physical_->shrink(bytes, &lun_, why);
   if (status == 0) return 0;
-  // The device decides. Where it cannot be read, extents that may already be another LUN's must not
-  // be used.
+  // The size on the device counts. If it cannot be read, the limit stays low, because the extents
+  // may already belong to another LUN.
   if (physical_->refresh(&lun_) == 0) map_.set_limit(lun_.size_bytes);
   return status;
 }
@@ -217,7 +217,7 @@ int VirtualLunImpl::refresh() {
   return status;
 }
 
-// In this order: a size that was looked up is not lowered any more.
+// Joins first, so that no other process lowers the size after refresh() has read it.
 int VirtualLunImpl::join() {
   const int status = physical_->join(lun_);
   return status < 0 ? status : refresh();

@@ -15,7 +15,7 @@
 //
 // As a Device: offsets are checked against size_bytes(); I/O goes to the base device with
 // translated offsets, split at extent boundaries where neighbours are not adjacent. reserve() grows
-// a scratch LUN (so growable() is true: size_bytes() is how large it could become, at open);
+// a scratch LUN (so growable() is true, and size_bytes() is the size that it could reach, at open);
 // set_size() grows and shrinks either kind.
 // Threading: the data path is lock-free (the map is read with acquire loads); reserve, set_size,
 // refresh block and take a lock.
@@ -27,23 +27,23 @@ namespace lunar {
 
 struct VirtualOptions {
   const char* name = "";  // "": creates a scratch LUN. Otherwise it must exist
-  // of a new LUN; an existing one must have this type (-EMEDIUMTYPE)
+  // The type of a new LUN. An existing one must have this type (-EMEDIUMTYPE).
   LunType type = LunType::kBlocks;
   bool create = false;      // creates the named LUN; -EEXIST if it exists
   bool joins = false;       // this process joins it at once: see join()
   bool exclusive = true;    // named: no other open (-EBUSY). Scratch LUNs are always exclusive
   uint64_t size_bytes = 0;  // of a new LUN
-  // new extents read as zeros: they are discarded if the device guarantees zeros then, otherwise
-  // written. false: they contain what a former owner left, for callers that never read what they
-  // did not write
+  // New extents read as zeros: they are discarded if the device then guarantees zeros, otherwise
+  // written. false: they contain data of a former owner, for callers that read only what they
+  // wrote.
   bool zeroed = true;
 };
 
 class VirtualLun : public Device {
  public:
   // Takes ownership of `physical` in any case: it is closed with the LUN, or at once on failure. If
-  // that was opened to look (Format::kLook), a named LUN can be read; every change fails (-EROFS,
-  // or the device's own error for a write).
+  // it was opened with Format::kLook, a named LUN can be read; every change fails (-EROFS, or the
+  // device's own error for a write).
   [[nodiscard]] static int open(PhysicalLun* physical, const VirtualOptions& options,
                                 VirtualLun** out, ErrorText* why);
 
@@ -61,8 +61,8 @@ class VirtualLun : public Device {
   virtual uint64_t remaining_bytes() = 0;   // what set_size could add now. Blocks
   // Adopts the size of the LUN, which another process may have grown. 0 or -errno.
   [[nodiscard]] virtual int refresh() = 0;
-  virtual const VirtualLunInfo& info()
-      const = 0;  // as it was opened; see used_bytes() for the size
+  // As at open; see used_bytes() for the size.
+  virtual const VirtualLunInfo& info() const = 0;
   virtual PhysicalLun& physical() = 0;
 };
 
