@@ -6,6 +6,8 @@
 #include <limits.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "cblk/group.h"
 
 using namespace lunar;
@@ -31,7 +33,7 @@ class HandleRef {
   HandleRef& operator=(const HandleRef&) = delete;
   explicit operator bool() const { return handle_ != nullptr; }
   Handle* operator->() const { return handle_; }
-  void leave() { handle_ = nullptr; }  // it is gone
+  void leave() { handle_ = nullptr; }  // the handle was freed
 
  private:
   Handle* handle_;
@@ -76,7 +78,7 @@ int issue(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offse
   return answer(handle->issue(&io, tag), call, id);
 }
 
-// A chunk's: a tag alone would not say which chunk of a group.
+// Issues a command of a chunk. A group is refused, because a tag alone does not name its chunk.
 int issue(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t lba, size_t blocks,
           int* tag, cblk_arw_status_t* status, int flags) {
   if (!tag || (flags & CBLK_GROUP_MASK)) return answer(-EINVAL, call, id);
@@ -91,7 +93,7 @@ int result(const char* call, unsigned kinds, int id, cflsh_cg_tag_t* tag, uint64
   HandleRef handle(id, kinds);
   if (!handle || !tag || !status) return answer(-EINVAL, call, id);
   const int64_t blocks = handle->result(tag, flags);
-  // A poller. What it asks for may want its CPU, and so may a hundred others that poll.
+  // A polling caller yields, because the completion, or other polling threads, may need its CPU.
   if (blocks == 0 && !(flags & CBLK_ARESULT_NO_HARVEST)) sys::yield_cpu();
   *status = blocks > 0 ? static_cast<uint64_t>(blocks) : 0;
   return answer(blocks, call, id);
@@ -108,7 +110,7 @@ int close(Kind kind, int id, int flags) {
 int get_lun_size(Kind kind, int id, size_t* nblocks) {
   HandleRef handle(id, kind);
   if (!nblocks) return answer(-EINVAL, "get_lun_size", id);
-  // as IBM's does, in this call alone
+  // IBM's library returns ENODEV in this call alone.
   if (!handle) return answer(kind == kGroup ? -ENODEV : -EINVAL, "get_lun_size", id);
   *nblocks = handle->lun_blocks();
   return 0;
@@ -173,7 +175,7 @@ CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, 
                               int flags) {
   if (flags & CBLK_OPN_GROUP)
     return cblk_cg_open(path, max_num_requests, mode,
-                        ext > INT_MAX ? INT_MAX : static_cast<int>(ext), ext,
+                        static_cast<int>(std::min<uint64_t>(ext, INT_MAX)), ext,
                         flags & ~CBLK_OPN_GROUP);
   Chunk* chunk = nullptr;
   const int status = Chunk::open(options_of(path, max_num_requests, mode, flags), &chunk);

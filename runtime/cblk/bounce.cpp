@@ -5,6 +5,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "base/units.h"
@@ -17,7 +18,7 @@ namespace {
 constexpr size_t kSmallBytes = 4096;
 constexpr size_t kWindowBytes = 1024 * kKiB;  // 256 at a time
 
-// Bytes, of all chunks of the process.
+// The most bytes of windows, and of slabs, for all chunks of the process.
 constexpr size_t kWindowsMost = 16 * kMiB, kSlabsMost = 16 * kMiB;
 std::atomic<size_t> windows{0}, slabs{0};
 
@@ -34,7 +35,7 @@ unsigned size_class(size_t bytes) {
 }
 size_t class_bytes(unsigned size) { return BouncePool::kUnitBytes << size; }
 
-// As many bits as it takes units.
+// A mask with one bit for each unit that `bytes` takes.
 uint64_t units_of(size_t bytes) {
   return (uint64_t{1} << (bytes + BouncePool::kUnitBytes - 1) / BouncePool::kUnitBytes) - 1;
 }
@@ -42,8 +43,8 @@ uint64_t units_of(size_t bytes) {
 }  // namespace
 
 void BouncePool::open(uint32_t requests) {
-  small_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;  // and blocking ones
-  pieces_ = small_ + (small_ < kMiddleMost ? small_ : kMiddleMost);
+  small_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;  // 64 for blocking I/O
+  pieces_ = small_ + std::min<uint32_t>(small_, kMiddleMost);
 }
 
 size_t BouncePool::pool_bytes() const {
@@ -70,11 +71,11 @@ char* BouncePool::memory() {
   char* known = memory_.load(std::memory_order_acquire);
   if (known) return known;
   const size_t bytes = pool_bytes();
-  // A child has no use for them, and the kernel copies pinned pages at fork.
+  // A child does not use the pieces, and without kWipe the kernel would copy pinned pages at fork.
   auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kWipe));
   if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel))
     return fresh;
-  unmap_private(fresh, bytes);  // another thread was quicker
+  unmap_private(fresh, bytes);  // another thread was faster
   return known;
 }
 
@@ -82,7 +83,7 @@ char* BouncePool::window(size_t* bytes) {
   *bytes = window_.load(std::memory_order_relaxed);
   if (*bytes == 0) {
     if (!sys::may_lock_memory()) return nullptr;
-    const size_t want = small_ * kSmallBytes < kWindowBytes ? small_ * kSmallBytes : kWindowBytes;
+    const size_t want = std::min(small_ * kSmallBytes, kWindowBytes);
     if (!reserve(&windows, want, kWindowsMost)) return nullptr;
     window_.store(*bytes = want, std::memory_order_relaxed);
   }
@@ -96,12 +97,12 @@ char* BouncePool::memory_of(Slab* slab) {
   auto* fresh = static_cast<char*>(map_private_huge(kHugeBytes, ForkPolicy::kWipe));
   if (fresh && slab->memory.compare_exchange_strong(known, fresh, std::memory_order_acq_rel))
     return fresh;
-  if (fresh) unmap_private(fresh, kHugeBytes);  // another thread was quicker
+  if (fresh) unmap_private(fresh, kHugeBytes);  // another thread was faster
   slabs.fetch_sub(kHugeBytes, std::memory_order_relaxed);
   return known;
 }
 
-// A piece of [from, to), or -1.
+// Takes a piece of [from, to). Returns its number, or -1.
 int32_t BouncePool::take_piece(uint32_t from, uint32_t to) {
   for (uint32_t word = from / 64; word < to / 64; ++word) {
     uint64_t taken = taken_[word].load(std::memory_order_relaxed);
@@ -115,7 +116,7 @@ int32_t BouncePool::take_piece(uint32_t from, uint32_t to) {
   return -1;
 }
 
-// A run of them, in the first slab that has one. False: there is none.
+// Takes a run of units in the first slab that has one. False: no slab has one.
 bool BouncePool::take_units(size_t bytes, Bounce* out) {
   static_assert(kUnits * kUnitBytes == kHugeBytes);
   const uint64_t wanted = units_of(bytes);
@@ -180,7 +181,7 @@ void BouncePool::give(Bounce* bounce) {
     char* none = nullptr;
     if (!spare_[size].compare_exchange_strong(none, bounce->memory, std::memory_order_release,
                                               std::memory_order_relaxed)) {
-      // the kernel orders this use before the next of the address; TSan cannot know
+      // The kernel orders this use before the next use of the address; TSan cannot know that.
       taken_[0].fetch_or(0, std::memory_order_release);
       unmap_private(bounce->memory, class_bytes(size));
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The read cache: see cache.h.
-// Threading: any; one set's spin lock at a time, held for a copy of one block at most; a read has
-// those of all its blocks. May not: call the kernel after open.
+// Threading: any. A call takes one set's spin lock at a time, for at most a copy of one block; a
+// read takes those of all its blocks. May not: call the kernel after open.
 #include "cblk/cache.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ int Cache::open(uint64_t blocks) {
   count_ = (blocks + kWays - 1) / kWays;
   const size_t head = round_up(count_ * sizeof(Set), kBlockBytes);
   mapping_bytes_ = head + count_ * kWays * kBlockBytes;
-  // zeros: empty sets
+  // Zeros are empty sets.
   auto* memory = static_cast<char*>(map_private(mapping_bytes_, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   sets_ = reinterpret_cast<Set*>(memory);
@@ -48,7 +48,7 @@ Cache::Set& Cache::set_of(uint64_t block, char** ways) {
 
 bool Cache::read(uint64_t block, size_t count, char* to) {
   if (count > kFillBlocksMax) return false;
-  Set* sets[kFillBlocksMax];  // locked: each once, in the order of their addresses
+  Set* sets[kFillBlocksMax];  // each is locked once, in the order of addresses
   const char* from[kFillBlocksMax];
   size_t locked = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -127,7 +127,7 @@ void Cache::end_write(uint64_t block, size_t count) {
 void Cache::drop(uint64_t block, uint64_t count) {
   for (uint64_t i = 0; i < count_; ++i) {
     sys::Locked guard(sets_[i].lock);
-    ++sets_[i].begun;  // a read that missed before fills nothing
+    ++sets_[i].begun;  // a read that missed earlier must not fill the set
     ++sets_[i].ended;
     for (uint64_t& cached : sets_[i].blocks) {
       if (cached > block && cached <= block + count) cached = 0;
@@ -139,8 +139,8 @@ void Cache::forget_in_child() {
   for (uint64_t i = 0; i < count_; ++i) {
     sets_[i].lock.unlock();
     sets_[i].ended = sets_[i].begun;
-    for (uint64_t& cached : sets_[i].blocks)
-      cached = 0;  // a writer of the parent may have been at work
+    // A thread of the parent may have been writing to the set.
+    for (uint64_t& cached : sets_[i].blocks) cached = 0;
   }
 }
 

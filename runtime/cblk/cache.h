@@ -17,7 +17,7 @@ namespace lunar::cblk {
 
 class Cache {
  public:
-  // a longer read bypasses the cache, which it would otherwise sweep out
+  // A longer read bypasses the cache, so that it does not displace all other blocks.
   static constexpr unsigned kFillBlocksMax = 8;
 
   [[nodiscard]] int open(uint64_t blocks);  // 0: no cache; 0 or -ENOMEM
@@ -26,12 +26,13 @@ class Cache {
 
   // All blocks or none. True: `to` is filled; false: it is unchanged.
   bool read(uint64_t block, size_t count, char* to);
-  // What a read that missed must remember for fill(). `stamps` has room for kFillBlocksMax.
+  // Fills in `stamps`, which a read that missed passes to fill(). It has room for kFillBlocksMax.
   void begin_read(uint64_t block, size_t count, uint64_t* stamps);
   void fill(uint64_t block, size_t count, const char* from, const uint64_t* stamps);
   void begin_write(uint64_t block, size_t count);
   void end_write(uint64_t block, size_t count);
-  // removes blocks from the cache. Pre: no I/O on them is in progress
+  // Removes blocks from the cache.
+  // pre: no I/O on them is in progress
   void drop(uint64_t block, uint64_t count);
   void forget_in_child();  // forgets the writes and locks of the parent's threads
 

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include <algorithm>
 #include <new>
 
 #include "cblk/fork_handlers.h"
@@ -43,7 +44,7 @@ int Chunk::open(const Options& options, Chunk** out) {
   auto* chunk = new (memory) Chunk(options.kind);
   chunk->mapping_bytes_ = bytes;
   chunk->commands_.init(memory + commands_at, count);
-  chunk->depth_ = count < kRingDepthMax ? count : kRingDepthMax;
+  chunk->depth_ = std::min(count, kRingDepthMax);
   chunk->sequence_ = options.sequence ? options.sequence : &chunk->own_sequence_;
   chunk->siblings_ = options.siblings;
   if (options.siblings) chunk->late_ = &options.siblings->late;
@@ -59,7 +60,7 @@ int Chunk::open(const Options& options, Chunk** out) {
     chunk->bounces_.open(count);
     chunk->lanes_.open(chunk->device_, &chunk->bounces_, &chunk->cache_, chunk->late_);
   }
-  // Chunks of a group may lie on one LUN: a cache each would tell of the others' past.
+  // Chunks of a group may lie on one LUN, so a cache of each could hold stale blocks.
   if (status == 0 && options.kind == Kind::kChunk)
     status = chunk->cache_.open(environment.cache_blocks);
   if (status == 0) status = table_add(chunk);
@@ -84,7 +85,7 @@ int Chunk::open_one(const char* path, Claim claim, Device** out, ErrorText* why)
   return open_whole(path, access_ == O_RDONLY, claim, out, why);
 }
 
-// One reservation is a group's: its further chunks would refuse each other.
+// A group has one reservation; its further chunks must not conflict with it.
 Claim Chunk::claim_of(const Options& options) {
   const bool forced = (options.flags & CBLK_OPN_FORCED_RESERVE) != 0;
   if (!forced && !(options.flags & CBLK_OPN_RESERVE)) return Claim::kWhole;
@@ -105,7 +106,7 @@ int Chunk::open_device(const Options& options) {
   }
   if (status < 0 && why.text[0]) {
     trace("%s", why.text);
-    LUNAR_LOG_LIMITED(log_warning, 10, "%s", why.text);  // errno alone does not say what fixes it
+    LUNAR_LOG_LIMITED(log_warning, 10, "%s", why.text);  // errno alone does not say what to do
   }
   return status;
 }
@@ -135,8 +136,8 @@ int Chunk::attach() {
   options.depth = depth_;
   options.spin = false;
   options.shared = options.delegate = true;
-  // Under a limit all I/O goes through buffers of ours: registered, the kernel need not pin them
-  // for each.
+  // Under a time limit all I/O uses buffers of the library. If they are registered, the kernel does
+  // not pin them for each I/O.
   if (timeout_ns_ != 0) options.buffer = bounces_.window(&options.buffer_bytes);
   return device_->attach(options, &context_);
 }
@@ -151,8 +152,8 @@ void Chunk::destroy() {
   unmap_private(this, mapping_bytes_);
 }
 
-// No new commands; true when none is under way any more and every result is fetched. False
-// (deadline): see reopen().
+// Refuses new commands, and waits until no command is in progress and every result is fetched.
+// False: the deadline has passed; see reopen().
 bool Chunk::drain(uint64_t deadline_ns) {
   lock_.lock();
   closing_ = true;
@@ -164,7 +165,7 @@ bool Chunk::drain(uint64_t deadline_ns) {
   return status == 0 && late_end(deadline_ns);
 }
 
-// Whether the device releases all late blocking I/O by then.
+// Waits until the device has released all late blocking I/O. False: the deadline has passed.
 bool Chunk::late_end(uint64_t deadline_ns) {
   while (lanes_.sweep() != 0) {
     if (sys::now_ns() >= deadline_ns) return false;
@@ -181,9 +182,9 @@ void Chunk::reopen() {
 
 int Chunk::close(int flags) {
   const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
-  if (being_closed_.exchange(true)) return -EINVAL;  // another thread is at it
+  if (being_closed_.exchange(true)) return -EINVAL;  // another thread closes it
   bool over = drain(deadline) && table_shut(this, 1, deadline) == 0;
-  if (over && !late_end(deadline)) {  // one that was under way then has become late since
+  if (over && !late_end(deadline)) {  // I/O that was in progress has become late since drain()
     table_reopen(this);
     over = false;
   }
@@ -202,7 +203,7 @@ void Chunk::end(int flags) {
   registry_remove(this);
   completer_.stop();
   const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_;
-  // the data may be in use yet
+  // Another process may still use the data.
   const bool shared = shared_by_fork_.load(std::memory_order_relaxed);
   if (asked && !shared) (void)scrub(0, size_blocks());
   trace_at(kTraceCalls, "close %d%s", id,
@@ -218,7 +219,7 @@ int Chunk::scrub(uint64_t from, uint64_t to) {
   char* zeros = nullptr;
   int64_t status = 0;
   for (uint64_t at = from; at < to && status >= 0; at += kScrubBlocks) {
-    const uint64_t blocks = to - at < kScrubBlocks ? to - at : kScrubBlocks;
+    const uint64_t blocks = std::min(to - at, kScrubBlocks);
     ::lunar::Command command;
     command.op = Op::kDiscard;
     command.offset = DeviceOffset{at * kBlockBytes};
@@ -255,13 +256,13 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   if (blocks > lun_blocks_) return -EINVAL;
   if (blocks < now) {
     if (!can_shrink()) return -EBUSY;
-    size_blocks_.exchange(blocks);  // no new I/O beyond; then none may be under way
+    size_blocks_.exchange(blocks);  // no new I/O begins behind the new end; drain_io() waits
     if (!drain_io() || !can_shrink()) {
       size_blocks_.store(now);
       return -EBUSY;
     }
     if (cache_.active()) cache_.drop(blocks, now - blocks);
-    if ((flags | flags_) & CBLK_SCRUB_DATA_FLG) {  // before: afterwards it may be another's
+    if ((flags | flags_) & CBLK_SCRUB_DATA_FLG) {  // before the space may belong to another LUN
       if (const int status = scrub(blocks, now); status < 0) {
         size_blocks_.store(now);
         return status;
@@ -275,9 +276,9 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   return status == -ENOSPC ? -ENOMEM : status;
 }
 
-// Not while asynchronous commands are under way, or the device has late I/O: the caller must wait
-// for them first. Nor while another process uses it, which would go on in what is another LUN's by
-// then.
+// A chunk cannot shrink while asynchronous commands are in progress or the device has late I/O; the
+// caller must wait for them first. Nor can it shrink while another process uses it, because that
+// process could access space that then belongs to another LUN.
 bool Chunk::can_shrink() {
   if (virtual_->is_joined_by_others()) return false;
   lock_.lock();
@@ -287,8 +288,7 @@ bool Chunk::can_shrink() {
   return over && lanes_.sweep() == 0;
 }
 
-// Waits for the blocking I/O that began before. I/O that begins meanwhile is not waited for: it saw
-// the new size.
+// Waits for blocking I/O that began before. I/O that begins meanwhile has seen the new size.
 bool Chunk::drain_io() {
   return phases_.drain(sys::now_ns() + kCloseWaitNs, [this](unsigned phase) {
     return phase_count_.inside[phase].load(std::memory_order_seq_cst);
@@ -307,7 +307,7 @@ int Chunk::clone_after_fork(int mode) {
   if (!busy && inherited) {
     status = virtual_->join();
     if (status == 0) {
-      // another sharer may have resized it
+      // Another process that shares it may have resized it.
       size_blocks_.store(virtual_->used_bytes() / kBlockBytes, std::memory_order_release);
       access_ = access;
       inherited_.store(false, std::memory_order_relaxed);

@@ -32,9 +32,9 @@
 // with the caller's status the completer does.
 //
 // Parts: CommandTable (command_table.h), WaitQueue (wait_queue.h), Completer (completer.h), Lanes,
-// Cache, BouncePool. The chunk is what they share: the lock, the ring, the leader.
-// Files: chunk.cpp: open and close; issue.cpp, harvest.cpp, wait.cpp: the ring; result.cpp;
-// late.cpp; sync.cpp; listio.cpp; fork_handlers.cpp.
+// Cache, BouncePool. The chunk has what they share: the lock, the ring, the leader. Files:
+// chunk.cpp: open and close; issue.cpp, harvest.cpp, wait.cpp: the ring; result.cpp; late.cpp;
+// sync.cpp; listio.cpp; fork_handlers.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
 #include "capiblock.h"
@@ -111,7 +111,8 @@ class Chunk final : public Handle {
   void end(int flags);
 
   [[nodiscard]] int set_size(uint64_t blocks, int flags) override;
-  // What a virtual chunk can grow to now if `sharers` chunks share what remains of their device.
+  // The size that a virtual chunk can grow to now, if `sharers` chunks share the rest of their
+  // device.
   uint64_t most_blocks(unsigned sharers);
   bool is_on_device_of(const Chunk& other) const;
   uint64_t size_blocks() const override { return size_blocks_.load(std::memory_order_acquire); }
@@ -132,9 +133,9 @@ class Chunk final : public Handle {
     return result(&tag->tag, flags, kForever);
   }
   // > 0: blocks; 0: not done; -errno: the command failed (-ETIMEDOUT: not done in time), or does
-  // not exist. Blocking: until it is over, or the deadline.
-  // `like`, if given, is what the caller takes the command for: if the tag is wrong, a command that
-  // was issued with the same parameters is found, and *tag becomes its tag.
+  // not exist. Blocking: until it is over, or the deadline. `like`, if given, has the parameters of
+  // the command: if the tag is wrong, the command that was issued with these parameters is used,
+  // and *tag becomes its tag.
   [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns, const Io* like = nullptr);
   [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings,
                          cblk_io_t** wait, int waits, cblk_io_t** completion, int* completions,
@@ -145,7 +146,7 @@ class Chunk final : public Handle {
   uint64_t deadline_of_a_new_one(uint64_t* left) const;
   uint64_t oldest_done(bool harvests);          // its sequence; kForever if none is done
   uint64_t oldest_active();                     // kForever: none can be fetched
-  void wakeups(Wakeups* out);                   // what can wake a thread when a command is done
+  void wakeups(Wakeups* out);                   // wakes the caller when a command may be done
   void harvest();                               // takes the completions that the ring has
   [[nodiscard]] int check(const Io& io) const;  // 0 or -EINVAL, -EPROTONOSUPPORT
 
@@ -187,7 +188,7 @@ class Chunk final : public Handle {
   int64_t do_again(const Entry& entry);     // without the lock
   void copy_out(const Response& response);  // without the lock
   void count(const Io& io, int64_t blocks);
-  // issued, not yet fetched
+  // Commands that were issued and are not fetched yet.
   Gauge& asynchronous(Op op) {
     return op == Op::kRead ? counters_.act_areads : counters_.act_awrites;
   }
@@ -225,7 +226,7 @@ class Chunk final : public Handle {
 
   Device* device_ = nullptr;
   VirtualLun* virtual_ = nullptr;  // device_, if it is virtual
-  // attached by the first asynchronous command: an open alone costs no ring
+  // Attached by the first asynchronous command, so that an open alone costs no ring.
   Context* context_ = nullptr;
   int access_ = 0;  // O_RDONLY, O_WRONLY, O_RDWR
   int flags_ = 0;
@@ -236,8 +237,8 @@ class Chunk final : public Handle {
   std::atomic<uint64_t> size_blocks_{0};
   std::atomic<bool> being_closed_{false};
   std::atomic<bool> inherited_{false};  // virtual, in a child that has not cloned it
-  // virtual, and another process may use it; never reset, because the end of that use is not
-  // reported
+  // The chunk is virtual, and another process may use it. Never reset, because the end of that use
+  // is not reported.
   std::atomic<bool> shared_by_fork_{false};
   bool active_at_fork_ = false;
   bool forked_ = false;  // in a child: nothing from before the fork belongs to it
@@ -266,8 +267,8 @@ class Chunk final : public Handle {
   uint32_t depth_ = 0;    // of the ring
   uint32_t in_ring_ = 0;  // handed to the context, not yet finished
   uint32_t lost_ = 0;     // of in_ring_
-  // part of the backlog waits for a late write; nothing may wake a thread that waits in the ring
-  // then
+  // Part of the backlog waits for a late write. The end of that write does not wake a thread that
+  // waits in the ring.
   bool backlog_blocked_ = false;
   bool leader_ = false;      // a thread harvests or sleeps in the ring
   bool designated_ = false;  // a thread was woken to become the leader

@@ -75,7 +75,7 @@ bool CommandTable::release(uint32_t index) {
 
 void CommandTable::enter(Line* line, uint32_t index) {
   Entry& entry = entries_[index];
-  uint32_t older = line->newest;  // nearly always the right place
+  uint32_t older = line->newest;  // nearly always right
   while (older != kNone && entries_[older].sequence > entry.sequence) older = entries_[older].older;
   entry.older = older;
   entry.newer = older == kNone ? line->oldest : entries_[older].newer;
@@ -97,7 +97,7 @@ void CommandTable::enter_fetchable(uint32_t index) {
   entry.same_hash = kNone;
   uint32_t* place = &hash_[hash_of(entry.io.user_tag) & hash_mask_];
   while (*place != kNone)
-    place = &entries_[*place].same_hash;  // at the end: of equal tags the oldest is found
+    place = &entries_[*place].same_hash;  // appended, so that the oldest of equal tags is found
   *place = index;
 }
 
@@ -135,7 +135,7 @@ int CommandTable::find_tag(int tag, bool user, uint32_t* index) const {
     *index = i;
     return 0;
   }
-  // an error, or one that is under way with a status: it may take its time
+  // The tag is wrong, or belongs to a command with a status. This search may be slow.
   for (uint32_t i = 0; i < count_; ++i) {
     const Entry& entry = entries_[i];
     if (!entry.io.has_user_tag || entry.io.user_tag != tag || entry.is_over()) continue;

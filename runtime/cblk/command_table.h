@@ -24,12 +24,8 @@ constexpr uint32_t kNone = UINT32_MAX;  // no command
 struct Waiter;
 
 struct Entry {
-  enum State : uint8_t {
-    kFree,
-    kActive,
-    kDone,
-    kOrphaned
-  };  // kOrphaned: over for the caller, not yet for the device
+  // kOrphaned: over for the caller, not yet for the device.
+  enum State : uint8_t { kFree, kActive, kDone, kOrphaned };
   std::atomic<uint8_t> state{kFree};
   bool lost = false;       // timed out while the device had it
   bool delivered = false;  // its completion is being copied out: it can no longer time out
@@ -62,7 +58,7 @@ class CommandTable {
   const Entry& operator[](uint64_t index) const { return entries_[index]; }
 
   bool any_free() const { return free_ != kNone; }
-  uint32_t take_free();  // kNone: there is none
+  uint32_t take_free();  // kNone: no command is free
   // False: the device still has the command, which is an orphan until release() is called for it
   // again.
   bool release(uint32_t index);
@@ -83,8 +79,8 @@ class CommandTable {
   // Finds the command that a tag identifies. 0; -ENOMSG: the tag is free; -EINVAL: there is no such
   // tag.
   [[nodiscard]] int find_tag(int tag, bool user, uint32_t* index) const;
-  // Finds the fetchable command with the operation, buffer, blocks and kind of tag of `like` (if it
-  // has a user tag: with that tag, too). Of several, it prefers the one with `tag`; then the one
+  // Finds the fetchable command with the operation, buffer, blocks and kind of tag of `like` (and,
+  // if it has a user tag, with that tag). Of several, it prefers the one with `tag`; then the one
   // issued after the last that was found this way, because lists mostly name commands in that
   // order; then the one issued first. 0 or -ENOMSG. Looks at all of them if necessary.
   [[nodiscard]] int find_like(int tag, const Io& like, uint32_t* index);

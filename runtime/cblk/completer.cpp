@@ -19,7 +19,7 @@ int Completer::start(Work work, void* owner, bool* started) {
   spec.argument = this;
   spec.program_files = true;
   if (sys::thread_start(spec, &thread_) < 0)
-    return -ENOMEM;  // EAGAIN would say that no command is free
+    return -ENOMEM;  // EAGAIN would mean that no command is free
   *started = runs_ = true;
   return 0;
 }
@@ -30,7 +30,7 @@ void Completer::wake() {
 }
 
 void Completer::run() {
-  // statuses and what is copied out are the program's memory: a fault there is the program's to see
+  // Statuses and buffers are the program's memory, so the program handles faults there.
   sys::allow_fault_signals();
   for (;;) {
     const uint32_t word = word_.load(std::memory_order_acquire);
@@ -40,7 +40,7 @@ void Completer::run() {
       continue;
     }
     sleeps_.store(true, std::memory_order_seq_cst);
-    // returns at once when the word has changed since
+    // Returns at once if the word has changed since.
     (void)sys::futex_wait(&word_, word, -1, false);
     sleeps_.store(false, std::memory_order_relaxed);
   }

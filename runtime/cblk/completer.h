@@ -14,8 +14,8 @@ class Completer {
   // The work, which runs on the thread: completes what it can, may sleep in between, and returns
   // when nothing is left or stopping() is true.
   using Work = void (*)(void* owner);
-  // Starts the thread if it does not run. Pre: the owner's lock. 0, or -ENOMEM; *started: the
-  // thread is new.
+  // Starts the thread if it does not run. 0, or -ENOMEM; *started: the thread is new.
+  // pre: the owner's lock
   [[nodiscard]] int start(Work work, void* owner, bool* started);
   void wake();  // after add()
   void stop();  // pre: nothing is in progress, and the owner's lock is free

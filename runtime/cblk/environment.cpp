@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/format.h"
@@ -22,12 +23,11 @@ namespace {
 
 std::atomic<int> trace_fd{-1};
 std::atomic<int> trace_verbosity{kTraceCalls};
-std::atomic<pid_t> trace_pid{
-    0};  // process that the file belongs to, where each process has its own
+std::atomic<pid_t> trace_pid{0};  // the process of the file, if each process has its own; else 0
 
 constexpr uint64_t kIoTimeoutNs = 15'000'000'000, kCommandTimeoutNs = 5'000'000'000;
 
-// False when it is not set or no number.
+// Reads a number from the environment. False: it is not set, or is not a number.
 bool number_of(const char* name, uint64_t* value) {
   const char* text = environment_value(name);
   if (!text || *text < '0' || *text > '9') return false;
@@ -48,7 +48,7 @@ void read_timeouts(Environment* out) {
   const uint64_t unit = units && strcmp(units, "MILLI") == 0   ? 1'000'000
                         : units && strcmp(units, "MICRO") == 0 ? 1'000
                                                                : 1'000'000'000;
-  // what no clock will reach is no limit
+  // A time that no clock will reach means no limit.
   out->io_timeout_ns = number <= INT64_MAX / unit / 4 ? number * unit : 0;
   if (out->io_timeout_ns) out->command_timeout_ns = out->io_timeout_ns;
 }
@@ -78,7 +78,7 @@ void trace_open() {
   uint64_t verbosity = kTraceCalls;
   (void)number_of("CFLSH_BLK_TRC_VERBOSITY", &verbosity);
   char name[4096];
-  // cut: another file's name
+  // A truncated name would be another file's.
   if (format_to(name, sizeof name, own ? "%s.%d" : "%s", path, static_cast<int>(pid)) ==
       sizeof name - 1)
     return;
@@ -86,10 +86,10 @@ void trace_open() {
       name, O_WRONLY | O_CREAT | O_APPEND | (append && strcmp(append, "OFF") == 0 ? O_TRUNC : 0),
       0644);
   if (fd < 0) return;
-  trace_verbosity.store(verbosity < kTraceCalls ? static_cast<int>(verbosity) : kTraceCalls,
+  trace_verbosity.store(static_cast<int>(std::min<uint64_t>(verbosity, kTraceCalls)),
                         std::memory_order_relaxed);
-  // Where another thread was quicker, its file is the one. A parent's descriptor stays open: a line
-  // may just be going there.
+  // If another thread was faster, its file is used. The descriptor of a parent's file stays open,
+  // because another thread may be writing a line to it.
   if (trace_fd.compare_exchange_strong(before, fd))
     trace_pid.store(own ? pid : 0, std::memory_order_relaxed);
   else

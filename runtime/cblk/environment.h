@@ -20,11 +20,10 @@
 //   CFLSH_BLK_TRACE_PID      set: each process has its own file, NAME.PID; a forked child starts
 //                            its own at its first open
 //   CFLSH_BLK_LUN_ID      a number that identifies the LUN in those lines; not used otherwise
-// Ignored, because there is nothing that they could control: CFLSH_BLK_TRACE_TID (one file per
-// thread), _TRC_SYSLOG, _PORT_SEL_MASK, _DUMP, _DUMP_LEVEL, _SIGSEGV_DUMP, _SIGUSR1_DUMP,
-// _NOTIFY_LOG_LEVEL.
-// If a value must be a number and is not, it is ignored. A setuid or setgid program ignores all
-// variables (config/trust.h).
+// Ignored, because this library has nothing that they could control: CFLSH_BLK_TRACE_TID (one file
+// per thread), _TRC_SYSLOG, _PORT_SEL_MASK, _DUMP, _DUMP_LEVEL, _SIGSEGV_DUMP, _SIGUSR1_DUMP,
+// _NOTIFY_LOG_LEVEL. If a value must be a number and is not, it is ignored. A setuid or setgid
+// program ignores all variables (config/trust.h).
 // Threading: any (as getenv). Not for the data path.
 #pragma once
 #include <cstdint>

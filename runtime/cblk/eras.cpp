@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls with which IBM's tools talk to its daemon that watches error rates. There is no such
-// daemon here: starting and ending succeed, as every program linked with these calls does both;
-// calls that would need the daemon fail with ENOSYS.
+// The calls by which IBM's tools talk to its daemon that watches error rates. This library has no
+// such daemon. Starting and ending succeed, because every program linked with these calls does
+// both; calls that need the daemon fail with ENOSYS.
 // Threading: any.
 #include <errno.h>
 

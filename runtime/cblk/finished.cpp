@@ -12,7 +12,7 @@ constexpr uint64_t kLookNs = 1'000'000;
 
 }  // namespace
 
-// A caller that looks after the descriptor is cleared sees what was reported before.
+// A caller that checks after the descriptor was cleared sees the results reported before.
 void Finished::begin_sleep(Wakeups* out) {
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   int fd = fd_.load(std::memory_order_relaxed);

@@ -23,7 +23,7 @@ class Finished {
   void tell() {
     if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
     sys::eventfd_signal(fd_.load(std::memory_order_relaxed));
-    // after signalling: otherwise the descriptor would stay readable
+    // Set after the signal, or the descriptor would stay readable.
     signalled_.store(true, std::memory_order_release);
   }
   void close();

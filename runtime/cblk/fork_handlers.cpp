@@ -48,13 +48,12 @@ int fork_handlers_install() {
 void Chunk::after_fork_in_child() {
   lock_.reset_in_child();
   resize_.reset_in_child();
-  // In a grandchild whose parent has not cloned it: what was under way at the first fork counts.
+  // If the parent of a grandchild has not cloned it, commands in progress at the first fork count.
   if (!inherited_.load(std::memory_order_relaxed)) active_at_fork_ = false;
-  active_at_fork_ |=
-      in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;  // late ones are over
+  // Late commands do not count.
+  active_at_fork_ |= in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;
   forked_ = true;
-  if (context_)
-    device_->detach(context_);  // in a child: forgets it, the commands in it are the parent's
+  if (context_) device_->detach(context_);  // forgets the ring, whose commands are the parent's
   context_ = nullptr;
   commands_.reset();
   waiters_.forget_in_child();
@@ -66,7 +65,7 @@ void Chunk::after_fork_in_child() {
   bounces_.forget_in_child();
   cache_.forget_in_child();
   new (&counters_) Counters;
-  new (&phase_count_) sys::PhaseCount;  // the parent's threads are not here
+  new (&phase_count_) sys::PhaseCount;  // without the parent's threads
   being_closed_.store(false, std::memory_order_relaxed);
   leader_ = designated_ = closing_ = false;
   shared_by_fork_.store(is_virtual(), std::memory_order_relaxed);

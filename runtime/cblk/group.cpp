@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include <algorithm>
 #include <new>
 
 #include "config/trust.h"
@@ -15,10 +16,11 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint32_t kPartsMax = 128;  // of one vector; a RAID 0 has one a chunk on the stack
+// Of a vector. A call on a RAID 0 has one vector per chunk on its stack.
+constexpr uint32_t kPartsMax = 128;
 
-// RAID0, RAID0:*, RAID0:N stand for the devices that LUNAR_RAID0_DEVICES names, which must be N.
-// Any other path names its own.
+// Finds the device names of a path. RAID0, RAID0:* and RAID0:N stand for the devices in
+// LUNAR_RAID0_DEVICES, which must be N. Any other path lists its devices.
 int find_devices(const char* path, char (*names)[kPathBytes]) {
   if (strncmp(path, "RAID0", 5) != 0 || (path[5] && path[5] != ':'))
     return split_devices(path, names, kDevicesMax);
@@ -38,7 +40,7 @@ int Group::open(const Chunk::Options& options, int chunks, Group** out) {
   const int kind = options.flags & CBLK_GROUP_MASK;
   const bool raid0 = kind == CBLK_GROUP_RAID0;
   if (kind == CBLK_GROUP_MASK || chunks <= 0 || !options.path || !*options.path) return -EINVAL;
-  // Chunks of a group hold the same; virtual LUNs, each on its own, would not.
+  // All chunks of a group must have the same content, but each virtual LUN would have its own.
   if (!raid0 && (options.flags & CBLK_OPN_VIRT_LUN)) return -EINVAL;
   if (chunks > kGroupChunksMax) return -ENOMEM;
   void* memory = map_private(sizeof(Group), ForkPolicy::kInherit);
@@ -90,7 +92,7 @@ int Group::open_devices(Chunk::Options options) {
 void Group::destroy() {
   for (unsigned i = 0; i < count_; ++i) {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
-    if (used && chunk_[i]->close(0) < 0) table_release(used);  // nothing can be under way
+    if (used && chunk_[i]->close(0) < 0) table_release(used);  // no command can be in progress
   }
   finished_.close();
   unmap_private(this, sizeof(Group));
@@ -99,7 +101,8 @@ void Group::destroy() {
 int Group::close(int flags) {
   if (closing_.exchange(true)) return -EINVAL;
   const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
-  bool over = true;  // of all of them before the first one ends, so that a busy group stays whole
+  // All chunks are drained before the first one ends, so a busy group stays whole.
+  bool over = true;
   for (unsigned i = 0; i < count_ && over; ++i) over = chunk_[i]->drain(deadline);
   if (over) over = table_shut(this, 1, deadline) == 0;
   if (over) {
@@ -116,7 +119,7 @@ int Group::close(int flags) {
   for (unsigned i = 0; i < count_; ++i) {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
     if (used && table_shut(used, 1, kForever) == 0)
-      chunk_[i]->end(flags);  // a fetch by its id finds nothing
+      chunk_[i]->end(flags);  // a fetch by its id now fails
     chunk_[i] = nullptr;
   }
   finished_.close();
@@ -141,7 +144,7 @@ uint64_t Group::size_blocks() const {
   return raid0_ ? least * count_ : least;
 }
 
-// All of them or none.
+// Resizes all chunks or none.
 int Group::set_size(uint64_t blocks, int flags) {
   if (!raid0_ || blocks == 0) return -EINVAL;
   const uint64_t before = size_blocks() / count_;
@@ -149,7 +152,7 @@ int Group::set_size(uint64_t blocks, int flags) {
   uint64_t each = blocks / count_ + (blocks % count_ != 0);
   int status = 0;
   for (unsigned i = 0; i < count_ && status == 0; ++i) {
-    // of this one's device, that have no part yet: it may be there several times
+    // The chunks on this one's device that have no share yet. A device may occur several times.
     unsigned sharers = 1;
     for (unsigned j = i + 1; all && j < count_; ++j)
       sharers += chunk_[j]->is_on_device_of(*chunk_[i]);
@@ -177,7 +180,7 @@ void Group::attributes(chunk_attrs_t* out) {
 
 Chunk* Group::route(Io* io) {
   if (!raid0_) return chunk_[turn_.fetch_add(1, std::memory_order_relaxed) % count_];
-  // the rest of a larger device is unused
+  // The rest of a larger device is unused.
   if (io->lba < 0 || static_cast<uint64_t>(io->lba) >= size_blocks()) return nullptr;
   Chunk* chunk = chunk_[static_cast<uint64_t>(io->lba) % count_];
   io->lba /= count_;
@@ -190,13 +193,13 @@ int64_t Group::transfer(Io* io) {
   return chunk ? chunk->transfer(io) : -EINVAL;
 }
 
-// The chunks' shares of some blocks: all are handed over before the first one is waited for, and
-// each is copied while the others are under way.
+// The chunks' shares of some blocks. All are submitted before the first wait, and each is copied
+// while the others are in progress.
 struct Group::Shares {
   Shares(Group& of, const Io& whole, uint64_t until_ns)
       : group(of), io(whole), deadline_ns(until_ns) {}
 
-  // Blocks [from, to) of it: at most kPartsMax a chunk.
+  // Transfers blocks [from, to) of the call: at most kPartsMax per chunk.
   void run(uint64_t from, uint64_t to) {
     for (uint64_t first = from; first < to && first < from + group.count_; ++first) {
       Share& share = shares[begun];
@@ -237,9 +240,10 @@ struct Group::Shares {
     own.lba = static_cast<int64_t>((static_cast<uint64_t>(io.lba) + first) / count);
     own.buffer = io.buffer + first * kBlockBytes;
     own.overlaps = true;
-    for (uint64_t at = first; at < to; at += count, ++own.blocks) {
+    for (uint64_t at = first; at < to; at += count) {
       if (io.op != Op::kDiscard)
         share->parts[own.blocks] = {io.buffer + at * kBlockBytes, kBlockBytes};
+      ++own.blocks;
     }
     own.parts = io.op == Op::kDiscard ? nullptr : share->parts;
     own.part_count = static_cast<uint32_t>(own.blocks);
@@ -259,7 +263,7 @@ struct Group::Shares {
   Share shares[kDevicesMax];
 };
 
-// All blocks, or -errno: some may have moved.
+// Returns the number of all blocks, or -errno: some may have moved.
 int64_t Group::transfer_striped(const Io& io) {
   chunk_attrs_t attrs;
   attributes(&attrs);
@@ -268,7 +272,7 @@ int64_t Group::transfer_striped(const Io& io) {
       io.blocks > size - static_cast<uint64_t>(io.lba) || io.blocks > attrs.max_transfer_size)
     return -EINVAL;
   if (io.op == Op::kDiscard && !(attrs.flags1 & CFLSH_ATTR_UNMAP))
-    return -EPROTONOSUPPORT;     // of one, for all
+    return -EPROTONOSUPPORT;     // one chunk cannot, so none does
   uint64_t deadline = kForever;  // of the call, not of each share
   for (unsigned i = 0; i < count_; ++i) {
     if (const uint64_t own = chunk_[i]->deadline_of_a_new_one(); own < deadline) deadline = own;
@@ -276,12 +280,12 @@ int64_t Group::transfer_striped(const Io& io) {
   const uint64_t most = io.op == Op::kDiscard ? io.blocks : uint64_t{kPartsMax} * count_;
   Shares shares(*this, io, deadline);
   for (uint64_t at = 0; at < io.blocks && shares.error == 0; at += most)
-    shares.run(at, io.blocks - at < most ? io.blocks : at + most);
+    shares.run(at, at + std::min<uint64_t>(io.blocks - at, most));
   return shares.error ? shares.error : static_cast<int64_t>(io.blocks);
 }
 
 int64_t Group::issue(Io* io, cflsh_cg_tag_t* tag) {
-  if (raid0_ && io->blocks > 1) return -EINVAL;  // the tag is one chunk's
+  if (raid0_ && io->blocks > 1) return -EINVAL;  // a tag is of one chunk
   Chunk* chunk = route(io);
   return chunk ? chunk->issue(io, tag) : -EINVAL;
 }
@@ -320,7 +324,7 @@ int64_t Group::next_result(cflsh_cg_tag_t* tag, int flags) {
       tag->id = oldest.done->id;
       const int64_t result =
           oldest.done->result(&tag->tag, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_NO_HARVEST, kForever);
-      if (result == 0 || result == -ENOENT) continue;  // another thread was quicker
+      if (result == 0 || result == -ENOENT) continue;  // another thread has fetched it
       finished_.tell();
       return result;
     }
@@ -338,13 +342,16 @@ Group::Oldest Group::find_oldest(bool harvests) {
   uint64_t oldest_done = kForever;
   for (unsigned i = 0; i < count_; ++i) {
     const uint64_t finished = chunk_[i]->oldest_done(harvests);
-    if (finished < oldest_done) oldest_done = finished, out.done = chunk_[i];
+    if (finished < oldest_done) {
+      oldest_done = finished;
+      out.done = chunk_[i];
+    }
     out.active |= chunk_[i]->oldest_active() != kForever;
   }
   return out;
 }
 
-// Until a chunk may have a result. finished_ reports what another thread harvests meanwhile.
+// Sleeps until a chunk may have a result. finished_ reports results that another thread harvests.
 void Group::sleep() {
   Wakeups any;
   finished_.begin_sleep(&any);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group of chunks: several on one physical LUN, used in turn (GROUP_ID), or one per device (RAID
 // 0), where block b is block b / n of chunk b % n. The chunks have their own ids, which tags carry.
-// Such an id is good for fetching a result, and for nothing else.
+// Such an id is only valid for fetching a result.
 //
 // An asynchronous command goes to one chunk; one of a RAID 0 moves one block. A blocking call on a
 // RAID 0 moves any number of blocks: each chunk gets one vector of the blocks that are on it, and
@@ -34,8 +34,8 @@ class Group final : public Handle {
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override;
   int chunks() const { return static_cast<int>(count_); }
   void after_fork_in_child() {
-    closing_.store(false, std::memory_order_relaxed);  // the closing thread was the parent's
-    finished_.close();                                 // and so were the sleepers
+    closing_.store(false, std::memory_order_relaxed);  // the closing thread is in the parent
+    finished_.close();                                 // and so are the sleepers
   }
 
  private:

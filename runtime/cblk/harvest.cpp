@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the ring to the caller: completions of a chunk.
 //
-// Idea: the harvester copies (a bounced read, a block for the cache) without the lock: no other
-// thread harvests meanwhile, as it counts as the leader.
+// Idea: the harvester copies (a bounced read, a block for the cache) without the lock. It counts as
+// the leader, so no other thread harvests meanwhile.
 // Threading: under the chunk's lock but for copy_out. May not: allocate.
 #include <errno.h>
 #include <string.h>
+
+#include <algorithm>
 
 #include "cblk/wait.h"
 
 namespace lunar::cblk {
 namespace {
 
-// The kernel had no thread for it (RLIMIT_NPROC).
+// Whether the kernel cancelled a command because it had no thread for it (RLIMIT_NPROC).
 bool was_cancelled(const Entry& entry, const Response& response) {
   return response.result == -ECANCELED && !entry.lost;
 }
@@ -36,7 +38,8 @@ void Chunk::copy_out(const Response& response) {
     cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.bounce.memory, io.stamps.of);
 }
 
-// Takes what the ring has, and hands it what may go now. False: nothing was there. pre: no leader.
+// Takes completions from the ring, and submits commands of the backlog. False: there was no
+// completion. pre: no leader.
 bool Chunk::reap() {
   if (backlog_blocked_ && commands_.backlog()) {
     leader_ = true;
@@ -88,7 +91,7 @@ void Chunk::count(const Io& io, int64_t blocks) {
   }
 }
 
-// A command that left the ring.
+// Finishes a command that left the ring.
 void Chunk::finish(uint32_t index, int64_t bytes) {
   Entry& entry = commands_[index];
   Io& io = entry.io;
@@ -103,13 +106,13 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (bytes == 0 && io.op == Op::kDiscard) blocks = static_cast<int64_t>(io.blocks);
   if (bytes == -EOPNOTSUPP && io.op == Op::kDiscard) blocks = -EPROTONOSUPPORT;
-  if (blocks == 0 || is_our_answer(blocks)) blocks = -EIO;  // 0 would say that it is not done
+  if (blocks == 0 || is_our_answer(blocks)) blocks = -EIO;  // 0 would mean that it is not done
   if (io.cached_write) cache_.end_write(static_cast<uint64_t>(io.lba), io.blocks);
   bounces_.give(&io.bounce);
   report(index, blocks);
 }
 
-// Reports its result, for a fetch or into the caller's structure.
+// Reports the result of a command, for a fetch or in the caller's structure.
 void Chunk::report(uint32_t index, int64_t blocks) {
   Entry& entry = commands_[index];
   Io& io = entry.io;
@@ -117,7 +120,7 @@ void Chunk::report(uint32_t index, int64_t blocks) {
   if (io.status) {
     completer_.remove();
     commands_.leave_background(index);
-    asynchronous(io.op).leave_locked();  // before the status says so
+    asynchronous(io.op).leave_locked();  // before the caller sees the status
     fill_status(io.status, blocks);
     give_free(index);
   } else {
@@ -132,7 +135,7 @@ void Chunk::report(uint32_t index, int64_t blocks) {
   if (idle() || completer_.commands() == 0) waiters_.signal_all(Waiter::kIdle);
 }
 
-// A lost one's place comes free when the device releases it.
+// Frees a command. The entry of a lost command becomes free when the device releases it.
 void Chunk::give_free(uint32_t index) {
   const bool freed = commands_.release(index);
   waiters_.signal_list(&commands_[index].waiters);
@@ -140,7 +143,7 @@ void Chunk::give_free(uint32_t index) {
 }
 
 void fill_status(cblk_arw_status_t* status, int64_t blocks) {
-  status->blocks_transferred = blocks < 0 ? 0 : static_cast<size_t>(blocks);
+  status->blocks_transferred = static_cast<size_t>(std::max<int64_t>(blocks, 0));
   status->fail_errno = blocks < 0 ? static_cast<int>(-blocks) : 0;
   set_status(status, blocks < 0 ? CBLK_ARW_STATUS_FAIL : CBLK_ARW_STATUS_SUCCESS);
 }

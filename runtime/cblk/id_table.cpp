@@ -34,7 +34,7 @@ Slot* slot_of(uint32_t id) {
 Slot* make_slot(uint32_t id) {
   Top* leaves = top.load(std::memory_order_relaxed);
   if (!leaves) {
-    // touched where used
+    // Only the parts that are used are touched.
     leaves = static_cast<Top*>(map_private(kTopLeaves * sizeof(Top), ForkPolicy::kInherit));
     if (!leaves) return nullptr;
     top.store(leaves, std::memory_order_release);
@@ -70,8 +70,7 @@ Handle* table_acquire(int id, unsigned kinds) {
   if (id <= 0) return nullptr;
   Slot* slot = slot_of(static_cast<uint32_t>(id));
   if (!slot) return nullptr;
-  // Acquire: a caller that finds it closed may rely on its commands being done with the caller's
-  // buffers.
+  // Acquire: if the id is closed, the commands no longer use the caller's buffers.
   if (!(slot->word.load(std::memory_order_acquire) & Slot::kOpen)) return nullptr;
   const uint32_t word = slot->word.fetch_add(1, std::memory_order_acquire);
   Handle* handle = nullptr;
@@ -81,14 +80,14 @@ Handle* table_acquire(int id, unsigned kinds) {
     table_release(handle);
     return nullptr;
   }
-  // closed in this moment
+  // It was closed at this moment.
   const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);
   if (before & Slot::kDraining) sys::futex_wake(&slot->word, 1, false);
   return nullptr;
 }
 
 void table_release(Handle* handle) {
-  Slot* slot = handle->slot;  // the object may be gone once the word says so
+  Slot* slot = handle->slot;  // the object may be freed once it is released
   const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);
   if (before & Slot::kDraining) sys::futex_wake(&slot->word, 1, false);
 }

@@ -17,7 +17,7 @@
 
 namespace lunar::cblk {
 
-// kMember: a chunk of a group, by whose id only results are fetched
+// kMember: a chunk of a group; its id is only valid for fetching results.
 enum Kind : uint8_t { kChunk = 1, kMember = 2, kGroup = 4 };
 
 struct Slot;
@@ -61,15 +61,15 @@ struct Slot {
 // Gives the object an id (handle->id), by which it can be looked up from now on. 0 or -ENOMEM.
 // Allocates.
 [[nodiscard]] int table_add(Handle* handle);
-// The open object with that id, in use until it is released; nullptr if there is none of those
-// kinds (Kind values, or'ed).
+// The open object with that id and one of those kinds (Kind values, or'ed), in use until it is
+// released; nullptr if there is no such object.
 Handle* table_acquire(int id, unsigned kinds);
 void table_release(Handle* handle);
 // Shuts the id: lookups fail from now on. Then waits until all users but `mine` have released it.
 // 0, or -EBUSY after the deadline (the id is open again). pre: one closer at a time.
 [[nodiscard]] int table_shut(Handle* handle, uint32_t mine, uint64_t deadline_ns);
 
-// after table_shut: lookups succeed again. pre: called by the closer
+// After table_shut: lookups succeed again. pre: called by the closer
 void table_reopen(Handle* handle);
 // All open objects, for the fork handlers, which hold the lock while they go through the list.
 sys::Mutex& registry_lock();

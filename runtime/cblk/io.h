@@ -18,8 +18,7 @@ namespace lunar::cblk {
 constexpr uint64_t kBlockBytes = CAPI_FLASH_BLOCK_SIZE;
 constexpr uint64_t kForever = UINT64_MAX;  // a deadline
 
-// What a read must remember for the cache. Most reads have nothing to remember, and then copying
-// costs nothing.
+// The stamps of a read for the cache. Most reads have none, and then a copy costs nothing.
 struct Stamps {
   Stamps() {}
   Stamps(const Stamps& other) { *this = other; }
@@ -40,14 +39,14 @@ struct Io {
   int user_tag = 0;
   bool has_user_tag = false;
   bool wait_for_command = false;
-  // for wait_for_command: it waits as long as usual, but not beyond this
+  // For wait_for_command: it waits as long as usual, but not beyond this time.
   uint64_t wait_deadline_ns = UINT64_MAX;
   uint64_t deadline_ns = 0;  // of a blocking I/O that is part of a call; 0: it has its own limit
-  // of a blocking read or write: the memory for the blocks, if it does not start at `buffer`
+  // Of a blocking read or write: the memory for the blocks, if it does not start at `buffer`.
   const iovec* parts = nullptr;
   uint32_t part_count = 0;
-  // of a blocking I/O that is part of a call. overlaps: it is handed to the device before any wait;
-  // may_wait: it may wait for a lane (not while others of the call are in progress)
+  // Of a blocking I/O that is part of a call. overlaps: it is submitted to the device before any
+  // wait; may_wait: it may wait for a lane (not while others of the call are in progress).
   bool overlaps = false, may_wait = true;
   cblk_arw_status_t* status = nullptr;  // filled in by the background thread
   // Set by prepare().

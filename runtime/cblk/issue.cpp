@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the caller to the ring: asynchronous commands of a chunk.
 //
-// Idea: slow work (checks, the cache, copying into a bounce buffer) comes before the lock; under
-// the lock a command is only filled in and put at the end of the backlog, and the backlog goes to
-// the ring as far as it has room. Threading: any. Allocates nothing; the first asynchronous command
-// after a fork attaches a ring, the first one with a status starts the thread.
+// Idea: slow work (checks, the cache, copying into a bounce buffer) is done before taking the lock.
+// Under the lock a command is only filled in and put at the end of the backlog, and as much of the
+// backlog is submitted as the ring has room for.
+// Threading: any. Allocates nothing; the first asynchronous command after a fork attaches a ring,
+// the first one with a status starts the thread.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 
+#include <algorithm>
 #include <new>
 
 #include "cblk/wait.h"
@@ -34,7 +36,7 @@ int Chunk::check(const Io& io) const {
   return 0;
 }
 
-// 0: goes to the ring; > 0: answered from the cache; -errno.
+// Prepares an I/O. 0: it goes to the ring; > 0: it was answered from the cache; -errno.
 int64_t Chunk::prepare(Io* io) {
   if (const int status = check(*io); status < 0) return status;
   if (io->status && (flags_ & CBLK_OPN_NO_INTRP_THREADS)) return -EINVAL;
@@ -51,7 +53,7 @@ int64_t Chunk::prepare(Io* io) {
     io->stamps.known = io->blocks <= Cache::kFillBlocksMax;
     if (io->stamps.known) cache_.begin_read(block, io->blocks, io->stamps.of);
   }
-  // The cache is filled from a buffer of ours: the caller may change its own at any time.
+  // The cache is filled from a buffer of the library, because the caller may change its own.
   if (timeout_ns_ == 0 && !io->stamps.known &&
       reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0)
     return 0;
@@ -62,15 +64,16 @@ int64_t Chunk::prepare(Io* io) {
 
 void Chunk::drop(Io* io) { bounces_.give(&io->bounce); }
 
-// Until a command is free, the deadline, or there is little to wait for: commands come free when
-// their results are fetched, and when the device owes none and there was less than a round of them,
-// the threads that could fetch are waiting here too. The lock is held.
+// Waits until a command is free, until the deadline, or until waiting makes no sense. Commands
+// become free when their results are fetched. If the device has no command in progress, and fewer
+// results than the table holds were fetched in a turn, the threads that could fetch results are
+// waiting here as well. The lock is held.
 void Chunk::await_free(uint64_t deadline_ns) {
   for (;;) {
     const uint64_t turn = sys::now_ns() + kFreeWaitNs,
                    before = sequence_->load(std::memory_order_relaxed);
     Waiter waiter(Waiter::kFree);
-    const int status = wait_until(&waiter, turn < deadline_ns ? turn : deadline_ns,
+    const int status = wait_until(&waiter, std::min(turn, deadline_ns),
                                   [this] { return commands_.any_free() || closing_; });
     if (status == 0 || turn >= deadline_ns) return;
     const uint64_t issued = sequence_->load(std::memory_order_relaxed) - before;
@@ -78,12 +81,12 @@ void Chunk::await_free(uint64_t deadline_ns) {
   }
 }
 
-// Puts a prepared I/O into the backlog. 0 with *index, or -errno and the I/O is as it was.
+// Puts a prepared I/O into the backlog. 0 with *index; or -errno, and the I/O is unchanged.
 int64_t Chunk::admit(Io* io, uint32_t* out) {
-  // No command is free while a close waits: it may yet fail, and then the chunk goes on.
+  // While a close waits, no command counts as free. If the close fails, the chunk continues.
   if (closing_) return io->wait_for_command ? -EBUSY : -EWOULDBLOCK;
   if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks())
-    return -EINVAL;  // shrunk meanwhile
+    return -EINVAL;  // the chunk has shrunk meanwhile
   if (!context_) {
     if (const int status = attach(); status < 0) return status;
   }
@@ -93,18 +96,18 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   uint32_t index = commands_.take_free();
   if (index == kNone) {
     if (!leader_ && reap())
-      index = commands_.take_free();  // what frees itself may just have come in
+      index = commands_.take_free();  // the completion may have freed a command with a status
   }
   if (index == kNone) {
     add(counters_.none_free);
     if (io->wait_for_command) {
       const uint64_t usual = sys::now_ns() + command_timeout_ns_;
-      await_free(usual < io->wait_deadline_ns ? usual : io->wait_deadline_ns);
+      await_free(std::min(usual, io->wait_deadline_ns));
       if (closing_) return -EBUSY;
       if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;
       index = commands_.take_free();
       if (commands_.any_free())
-        waiters_.signal_one(Waiter::kFree);  // one more came free than was waited for
+        waiters_.signal_one(Waiter::kFree);  // another command is free for another thread
     }
     if (index == kNone) {
       add(counters_.none_free_failed);
@@ -128,7 +131,7 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
     commands_.enter_fetchable(index);
   }
   *out = index;
-  if (io->blocks == 0) {  // nothing to move: ends as a completion of zero length does
+  if (io->blocks == 0) {  // ends like a completion of zero length
     ++in_ring_;
     finish(index, 0);
     return 0;
@@ -140,10 +143,10 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
 
 void Chunk::push_backlog() {
   backlog_blocked_ = false;
-  // the last one that stays: those that a late write holds up are passed by
+  // The last command that stays. Commands that wait for a late write are overtaken.
   uint32_t before = kNone;
   for (;;) {
-    // made one by one: most often it is one
+    // Commands are constructed one by one, because most batches have one.
     alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];
     auto* batch = reinterpret_cast<::lunar::Command*>(memory);
     uint32_t index = commands_.backlog_after(before);
@@ -171,7 +174,7 @@ void Chunk::push_backlog() {
     }
     const int taken = context_->submit(batch, n);
     if (taken < 0 && (taken == -EAGAIN || taken == -EBUSY || taken == -EINTR)) return;
-    // a refused one ends with the ring's error
+    // A refused command ends with the ring's error.
     const unsigned leave = taken < 0 ? 1 : static_cast<unsigned>(taken);
     for (unsigned i = 0; i < leave; ++i) {
       index = commands_.take_backlog_after(before);

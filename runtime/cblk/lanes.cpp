@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes: see lanes.h.
-// Threading: any; a taken lane belongs to its thread alone, a lost one to the holder of the lock.
+// Threading: any. A taken lane belongs to its thread alone, a lost lane to the holder of the lock.
 #include "cblk/lanes.h"
 
 #include <errno.h>
@@ -14,8 +14,8 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kBrokenNs = 50'000;  // between two looks at a ring that is out of order
-// between two tries to attach one more where one was refused
+constexpr uint64_t kBrokenNs = 50'000;  // between two polls of a broken ring
+// The time between two tries to attach another lane after a refusal.
 constexpr uint64_t kNoneNs = 20'000'000;
 constexpr uint64_t kSpins = 1;  // the bit of the lane that spins
 
@@ -39,8 +39,8 @@ void Lanes::close() {
   memory_ = nullptr;
 }
 
-// The lowest: its memory is warm. The one that spins serves a thread that is alone; others only
-// where `any` will do.
+// Takes the lowest free lane, whose memory is most likely cached. The lane that spins is for a
+// thread that is alone, and for others only with `any`.
 int Lanes::take_free(bool any) {
   // Sequentially consistent: if a thread that has counted itself as waiting finds none, the next
   // give() sees it.
@@ -57,9 +57,8 @@ int Lanes::take_free(bool any) {
   }
 }
 
-// Where there are others to wait for, one more is not asked for again and again while the system
-// has none to give: each time costs system calls, one thread after the other. One thread asks each
-// kNoneNs.
+// Attaches another lane. After a refusal, while there are other lanes to wait for, only one thread
+// tries again every kNoneNs, because each try costs system calls under the lock.
 int Lanes::attach_one() {
   const uint32_t attached = attached_.load(std::memory_order_relaxed);
   if (attached == kMost) return -EAGAIN;
@@ -81,7 +80,7 @@ int Lanes::attach_one() {
   options.spin = bit_of(count_) == kSpins;
   options.shared = options.in_turns = options.delegate = true;
   const int status = device_->attach(options, &lane_[count_].context);
-  if (status < 0) {  // no descriptor, no memory: there are others to wait for, or none
+  if (status < 0) {  // no descriptor or no memory
     if (count_) none_until_ns_.store(sys::now_ns() + kNoneNs, std::memory_order_relaxed);
     return count_ ? -EAGAIN : status == -EAGAIN ? -ENOMEM : status;
   }
@@ -90,14 +89,14 @@ int Lanes::attach_one() {
   return static_cast<int>(count_++);
 }
 
-// What is waited for may be stuck in the device, and the system may have one more to give by then:
-// so that is tried each kNoneNs, too.
+// Waits for a lane. Since all lanes may hang in the device, it also tries to attach another one
+// every kNoneNs.
 int Lanes::await_one(uint64_t deadline_ns) {
   int index = -1;
   while (index < 0) {
     waiting_.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t word = word_.load(std::memory_order_seq_cst);
-    const bool some_late = sweep() != 0;  // no wake-up when the device releases one
+    const bool some_late = sweep() != 0;  // the release of a late one causes no wake-up
     index = take_free(true);
     if (index < 0) index = attach_one();
     const uint64_t now = sys::now_ns();
@@ -136,9 +135,12 @@ int Lanes::begin(const Transfer& transfer, Bounce* bounce, bool may_wait, bool s
   if (taken_lane < 0) {
     taken_lane = attach_one();
     if (taken_lane == -EAGAIN && may_wait) taken_lane = await_one(transfer.deadline_ns);
-    if (taken_lane == -EAGAIN && (taken_lane = take_free(true)) < 0) return -EAGAIN;
+    if (taken_lane == -EAGAIN) {
+      taken_lane = take_free(true);
+      if (taken_lane < 0) return -EAGAIN;
+    }
     if (taken_lane < 0) return taken_lane;
-    out->left_ns = 0;  // some of it is over
+    out->left_ns = 0;  // part of the time has passed
   }
   out->lane = static_cast<unsigned>(taken_lane);
   Lane& lane = lane_[out->lane];
@@ -173,21 +175,21 @@ int64_t Lanes::end(Underway* underway, Bounce* bounce, bool* lost) {
   *lost = false;
   unsigned taken = underway->submitted ? 1 : 0;
   Response response;
-  for (int got = 0;;) {
+  int got = 0;
+  for (;;) {
     if (!taken)
       got = lane.context->exchange(&command, 1, &taken, &response, 1, 1, left);
     else
       got = lane.context->wait(&response, 1, left);
     if (got == 1) break;
     const uint64_t now = sys::now_ns();
-    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN &&
-        got != -EBUSY) {  // refused: never started
+    // The command was refused, so it never started.
+    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) {
       give(index);
       return got;
     }
     if (left == 0 || now >= deadline_ns) {
-      *lost = taken !=
-              0;  // else the kernel was short of something all the time, and nothing was started
+      *lost = taken != 0;  // if not taken, the kernel lacked a resource, and nothing was started
       if (*lost)
         park(index, bounce);
       else
@@ -197,7 +199,7 @@ int64_t Lanes::end(Underway* underway, Bounce* bounce, bool* lost) {
     left = static_cast<int64_t>(deadline_ns - now);
     if (got < 0 && got != -EINTR) sys::sleep_ns(kBrokenNs);
   }
-  // The kernel had no thread for it (RLIMIT_NPROC): here is one.
+  // The kernel had no thread for the command (RLIMIT_NPROC), so this thread carries it out.
   if (response.result == -ECANCELED) response.result = device_->transfer(command);
   const Transfer& transfer = lane.transfer;
   if (transfer.buffer && transfer.op == Op::kRead && response.result > 0) {
@@ -206,7 +208,7 @@ int64_t Lanes::end(Underway* underway, Bounce* bounce, bool* lost) {
       cache_->fill(transfer.block, 1, lane.own, transfer.stamps);
   }
   give(index);
-  return response.result == -ETIMEDOUT ? -EIO : response.result;  // the device's own
+  return response.result == -ETIMEDOUT ? -EIO : response.result;  // an ETIMEDOUT of the device
 }
 
 unsigned Lanes::sweep() {
@@ -229,7 +231,7 @@ unsigned Lanes::sweep() {
 
 void Lanes::forget_in_child() {
   lock_.reset_in_child();
-  close();  // forgets them: what runs in them is the parent's
+  close();  // forgets the lanes, whose commands are the parent's
   free_.store(0, std::memory_order_relaxed);
   waiting_.store(0, std::memory_order_relaxed);
   lost_count_.store(0, std::memory_order_relaxed);

@@ -34,8 +34,8 @@ struct Transfer {
   // A read or write of one block uses the lane's own memory, which is registered with its ring
   // (this saves 1 us of CPU), and is copied to and from here:
   char* buffer = nullptr;
-  const uint64_t* stamps = nullptr;  // if set, what was read also goes into the cache
-  // without a time limit: the memory for the blocks, if not the bounce buffer
+  const uint64_t* stamps = nullptr;  // if set, the data read also go into the cache
+  // Without a time limit: the memory for the blocks, if not the bounce buffer.
   const iovec* parts = nullptr;
   uint32_t part_count = 0;
 };
@@ -48,7 +48,7 @@ struct Underway {
   uint64_t left_ns = 0;
 };
 
-// interval at which a hanging device is checked for I/O that it has released
+// The interval at which a hanging device is checked for I/O that it has released.
 constexpr uint64_t kLostRetryNs = 2'000'000;
 
 class Lanes {
@@ -98,7 +98,7 @@ class Lanes {
   std::atomic<uint32_t> waiting_{0};   // threads that wait for a lane,
   std::atomic<uint32_t> word_{0};      //   on this word, which changes when one becomes free
   std::atomic<uint32_t> lost_count_{0};
-  // attaching another lane failed; not tried again before this; 0: it did not fail
+  // After a failure to attach another lane: the time of the next try. 0: it did not fail.
   std::atomic<uint64_t> none_until_ns_{0};
   sys::Mutex lock_;         // of the members below
   char* memory_ = nullptr;  // one block per lane; touched when used

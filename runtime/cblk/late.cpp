@@ -9,10 +9,10 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kCoarseNs = 10'000'000;         // what the coarse clock may lag behind
-constexpr uint64_t kCoarseFromNs = 1'000'000'000;  // limits from which on that does not matter
+constexpr uint64_t kCoarseNs = 10'000'000;         // the greatest lag of the coarse clock
+constexpr uint64_t kCoarseFromNs = 1'000'000'000;  // the least limit at which the lag is harmless
 
-// A few nanoseconds where the other clock takes twenty: every command asks.
+// The coarse clock takes a few nanoseconds, the other one twenty, and every command reads it.
 uint64_t coarse_now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -21,7 +21,7 @@ uint64_t coarse_now_ns() {
 
 }  // namespace
 
-// *left: how far it is off.
+// *left: the time until the deadline.
 uint64_t Chunk::deadline_of_a_new_one(uint64_t* left) const {
   const bool coarse = timeout_ns_ >= kCoarseFromNs;
   *left = coarse ? timeout_ns_ + kCoarseNs : timeout_ns_;
@@ -41,11 +41,11 @@ uint64_t Chunk::poll_clock_ns() const {
   return timeout_ns_ < kCoarseFromNs ? sys::now_ns() : coarse_now_ns();
 }
 
-// An active command fails with ETIMEDOUT. False: it is just being delivered.
+// Fails an active command with ETIMEDOUT. False: its completion is being delivered.
 bool Chunk::expire(uint32_t index) {
   Entry& entry = commands_[index];
   if (entry.delivered || !entry.is(Entry::kActive)) return false;
-  if (commands_.take_from_backlog(index)) {  // the device never saw it
+  if (commands_.take_from_backlog(index)) {  // it was never submitted to the device
     if (entry.io.cached_write)
       cache_.end_write(static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
     bounces_.give(&entry.io.bounce);
@@ -60,7 +60,8 @@ bool Chunk::expire(uint32_t index) {
   return true;
 }
 
-// Those from `oldest` on that are late: the first ones, as all have one limit.
+// Expires the late commands from `oldest` on. They are the first ones, because all have the same
+// limit.
 void Chunk::expire_late_from(uint32_t oldest, uint64_t now_ns) {
   for (uint32_t i = oldest, newer; i != kNone && now_ns >= commands_[i].deadline_ns; i = newer) {
     newer = commands_[i].newer;
@@ -70,8 +71,8 @@ void Chunk::expire_late_from(uint32_t oldest, uint64_t now_ns) {
 
 void Chunk::expire_late(uint64_t now_ns) { expire_late_from(commands_.oldest_active(), now_ns); }
 
-// Those with a status of the caller's. When the next one may be late: no command of later has less
-// time left.
+// Expires late commands with the caller's status. Returns when the next one may be late; later
+// commands have later deadlines.
 uint64_t Chunk::expire_late_background() {
   const uint64_t of_a_new_one = deadline_of_a_new_one();
   if (of_a_new_one == kForever) return kForever;
@@ -79,12 +80,12 @@ uint64_t Chunk::expire_late_background() {
   expire_late_from(commands_.oldest_background(), now);
   uint32_t next = commands_.oldest_background();
   while (next != kNone && now >= commands_[next].deadline_ns)
-    next = commands_[next].newer;  // being delivered
+    next = commands_[next].newer;  // its completion is being delivered
   return next != kNone && commands_[next].deadline_ns < of_a_new_one ? commands_[next].deadline_ns
                                                                      : of_a_new_one;
 }
 
-// The device has released it.
+// Called when the device has released a lost command.
 void Chunk::end_lost(Entry& entry) {
   entry.lost = false;
   --lost_;
@@ -93,8 +94,8 @@ void Chunk::end_lost(Entry& entry) {
   bounces_.give(&entry.io.bounce);
 }
 
-// Takes back what the device has released, of the lanes and of siblings, for a blocked thread: no
-// other thread may come to look.
+// Takes back I/O that the device has released, of the lanes and of siblings. A blocked thread calls
+// this, because no other thread may check.
 void Chunk::take_back_late() {
   (void)lanes_.sweep();
   for (unsigned i = 0; siblings_ && i < siblings_->count; ++i) {
@@ -107,7 +108,8 @@ void Chunk::take_back_late() {
   }
 }
 
-// For blocking I/O, which has no backlog. 0, or -ETIMEDOUT.
+// Waits for late writes of the same blocks, for blocking I/O, which has no backlog. 0, or
+// -ETIMEDOUT.
 int Chunk::wait_for_lost(const Io& io, Transfer* transfer) {
   transfer->left_ns = 0;
   while (blocked_by_late(io)) {

@@ -21,11 +21,12 @@ struct LateWrite {
 class LateWrites {
  public:
   bool any() const { return first_.load(std::memory_order_acquire) != nullptr; }
-  // whether a late write may still change one of these blocks
+  // Whether a late write may still change one of these blocks.
   bool reach(uint64_t block, uint64_t blocks);
   void add(LateWrite* one, uint64_t block, uint64_t blocks);
   void remove(LateWrite* one);  // does nothing if it is not in the list
-  // late writes belong to the parent. pre: each LateWrite is initialised before it is used again
+  // In a forked child: late writes belong to the parent. pre: each LateWrite is initialised before
+  // it is used again
   void forget_in_child();
 
  private:

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // cblk_listio: many I/Os in one call.
 //
-// Idea: prepares and admits the list in runs, each under one hold of the chunk's lock, and hands it
-// to the ring at once. Then it fetches finished I/Os like any other result, one by one, and waits
-// as wait.cpp does.
+// Idea: prepares and admits the list in runs. The chunk's lock is taken once per run, and the run
+// is submitted to the ring together. Finished I/Os are fetched like any other result, one by one,
+// with the waits of wait.cpp.
 //
-// Callers pass copies, also such as were made before the issue: an entry stands for the I/O of its
-// type with the same buf, lba and nblocks; its tag is where that is looked for first. The I/O's
-// outcome is written into all entries that stand for it. One that is not waited for is written into
-// the next structure of `completion`, once, in the call that fetches its result.
+// Callers may pass copies, even copies made before the issue. An entry stands for the I/O of its
+// type with the same buf, lba and nblocks, which is looked for at the entry's tag first. The
+// outcome of an I/O is written to all entries that stand for it. An I/O that is not in `wait` is
+// written to the next structure of `completion`, once, in the call that fetches its result.
 // Threading: any; a cblk_io_t belongs to one call at a time. Allocates nothing.
 #include <errno.h>
+
+#include <algorithm>
 
 #include "cblk/wait.h"
 
@@ -42,7 +44,7 @@ bool translate(const cblk_io_t* entry, Io* io) {
   return entry->buf != nullptr;
 }
 
-// A list of the call's.
+// One of the lists of a call.
 struct List {
   cblk_io_t** entries;
   int count;
@@ -56,7 +58,7 @@ struct List {
     }
     return true;
   }
-  // An entry that can never be an I/O has EINVAL in its stat. False: there is such a one.
+  // Checks all entries. An invalid entry gets EINVAL in its stat. False: an entry is invalid.
   bool is_sound() const {
     for (int i = 0; i < count; ++i) {
       Io ignored;
@@ -68,8 +70,8 @@ struct List {
     }
     return true;
   }
-  // The entry that stands for `io`, or nullptr. Of several the first one; by_tag: the one with its
-  // tag, or one that is still pending.
+  // The first entry that stands for `io`, or nullptr. by_tag: prefers the one with its tag, or one
+  // that is still pending.
   cblk_io_t* find(const cblk_io_t* io, bool by_tag) {
     int found = -1;
     for (int i = 0; i < count; ++i) {
@@ -130,11 +132,11 @@ class ListRun {
   const uint64_t deadline_ns_;
   List issue_, pending_, wait_, completion_;
   int completions_ = 0;
-  // of issue_: how far it is issued, and from where on an entry may not be done
+  // Of issue_: the number of entries issued, and the first one that may not be done.
   int issued_ = 0, oldest_ = 0;
 };
 
-// Tells what became of an I/O of issue_ or pending_.
+// Reports the outcome of an I/O of issue_ or pending_.
 void ListRun::settle(cblk_io_t* io, bool by_tag) {
   if (cblk_io_t* waiting = wait_.find(io, by_tag)) {
     copy_state(waiting, io);
@@ -149,8 +151,8 @@ void ListRun::refuse(cblk_io_t* io, int64_t answer) {
   settle(io, false);
 }
 
-// Waits for one of the list's own commands that can be fetched, so that its place is free. False:
-// there is none, or none in time.
+// Waits for one of the list's own commands that can be fetched, so that it becomes free. False: no
+// command can be fetched, or none was done in time.
 bool ListRun::make_room() {
   for (; oldest_ < issued_; ++oldest_) {
     cblk_io_t* io = issue_.entries[oldest_];
@@ -184,7 +186,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
         chunk_.push_backlog();
         chunk_.unlock();
         if (background_work) chunk_.completer_.wake();
-        if (!make_room()) {  // the places are others'
+        if (!make_room()) {  // all commands belong to other calls
           ios[i].wait_for_command = true;
           ios[i].wait_deadline_ns = deadline_ns_;
         }
@@ -198,8 +200,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
         background_work |= ios[i].status != nullptr;
       }
     }
-    if (answers[i] != 0)
-      fill_status(&list[i]->stat, answers[i]);  // make_room looks for those that can be fetched
+    if (answers[i] != 0) fill_status(&list[i]->stat, answers[i]);  // make_room() must skip it
     ++i;
     ++issued_;
   }
@@ -211,17 +212,17 @@ void ListRun::admit(cblk_io_t** list, int n) {
       refuse(list[i], answers[i]);
     } else if (!background(list[i])) {
       if (cblk_io_t* waiting = wait_.find(list[i], false))
-        copy_state(waiting, list[i]);  // which learns its tag
+        copy_state(waiting, list[i]);  // for the tag
     }
   }
 }
 
 void ListRun::issue() {
   for (int i = 0; i < issue_.count; i += kRun)
-    admit(issue_.entries + i, issue_.count - i < kRun ? issue_.count - i : kRun);
+    admit(issue_.entries + i, std::min(issue_.count - i, kRun));
 }
 
-// Whether it is done, which its stat tells; by the deadline, if the flags say that it blocks.
+// Whether an I/O is done; sets its stat. Waits until the deadline if the flags say so.
 bool ListRun::look(cblk_io_t* io, int flags) {
   int tag = io->tag;
   const bool user = (io->flags & CBLK_IO_USER_TAG) != 0;
@@ -231,7 +232,7 @@ bool ListRun::look(cblk_io_t* io, int flags) {
   like.user_tag = tag;
   const int64_t result =
       chunk_.result(&tag, flags | (user ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_, &like);
-  io->tag = tag;  // also where it is not done: the next look finds it at once
+  io->tag = tag;  // even if it is not done, so that the next look finds it at once
   if (result == 0) return false;
   fill_status(&io->stat, result);
   return true;
@@ -257,8 +258,9 @@ int ListRun::await() {
     look_at_waiting(wait_.entries[i], CBLK_ARESULT_BLOCKING);
     if (!is_pending(wait_.entries[i])) continue;
     chunk_.harvest();
-    // what is done is reported
-    for (++i; i < wait_.count; ++i) look_at_waiting(wait_.entries[i], CBLK_ARESULT_NO_HARVEST);
+    // Reports the I/Os that are done.
+    for (int rest = i + 1; rest < wait_.count; ++rest)
+      look_at_waiting(wait_.entries[rest], CBLK_ARESULT_NO_HARVEST);
     return -ETIMEDOUT;
   }
   return 0;

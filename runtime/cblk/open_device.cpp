@@ -61,7 +61,7 @@ int paths_uri(const char* path, char* out, size_t size) {
   return 0;
 }
 
-// Virtual LUNs without owners hold nothing: the format ends here, and the device is the caller's.
+// Virtual LUNs without owners hold no data, so the format is ended and the caller gets the device.
 int open_whole(const char* path, bool read_only, Claim claim, Device** out, ErrorText* why) {
   DeviceOptions options;
   options.scratch = false;
@@ -69,19 +69,19 @@ int open_whole(const char* path, bool read_only, Claim claim, Device** out, Erro
   options.claim = claim;
   const bool as_it_is = claim == Claim::kForced || claim == Claim::kFurther;
   for (int turns = 0, busy = 0;; ++turns) {
-    // Blank members of a stripe get their labels; they are asked for by name.
+    // Blank members of a stripe get labels, because the caller has named them as a stripe.
     int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
     if (status < 0 || as_it_is) return status;
     DeviceContent content = DeviceContent::kForeign;
     char what[64];
-    // others' data are the caller's to open
+    // The caller may open data of other formats.
     status = device_content(*out, &content, what, sizeof what, true);
     if (status < 0)
       (void)why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", path,
                      errno_text(status), errno_name(status));
     const bool ours = content == DeviceContent::kPhysicalLun || content == DeviceContent::kEnded ||
                       content == DeviceContent::kMember;
-    if (status == 0 && (!ours || read_only)) return 0;  // a read-only open takes nothing away
+    if (status == 0 && (!ours || read_only)) return 0;  // a read-only open ends no format
     device_close(*out);
     *out = nullptr;
     if (status < 0) return status;
@@ -93,7 +93,7 @@ int open_whole(const char* path, bool read_only, Claim claim, Device** out, Erro
       return why->set(-EBUSY, "LUN %s: others make virtual LUNs on it again and again; try later",
                       path);
     status = physical_end(path, why);
-    // another may have been quicker, and has it now
+    // Another process may have ended the format, and have the device now.
     if (status == 0 || status == -ENODEV || (status == -EBUSY && busy++ == 0)) continue;
     return status == -ENOMEM ? status : -EBUSY;
   }
@@ -104,7 +104,7 @@ int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   const int status = physical_open(path, Format::kIfBlank, &physical, why);
   VirtualOptions options;
   options.joins = true;
-  // takes what it is given over
+  // VirtualLun::open takes ownership of `physical`.
   return status < 0 ? status : VirtualLun::open(physical, options, out, why);
 }
 

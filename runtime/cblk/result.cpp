@@ -3,6 +3,8 @@
 // Threading: any. Allocates nothing.
 #include "cblk/wait.h"
 
+#include <algorithm>
+
 namespace lunar::cblk {
 
 int64_t Chunk::fetch(uint32_t index, int* tag) {
@@ -13,15 +15,15 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
   asynchronous(entry.io.op).leave_locked();
   give_free(index);
   if (commands_.fetchable() == 0) {
-    waiters_.signal_all(Waiter::kAny);   // there is nothing left to wait for: ENOENT
-    waiters_.signal_all(Waiter::kIdle);  // a close waits for this
+    waiters_.signal_all(Waiter::kAny);   // no command is left: ENOENT
+    waiters_.signal_all(Waiter::kIdle);  // for a close
     if (finished_) finished_->tell();
   }
   return result;
 }
 
-// A late command is reported even while others are being done: they are looked at in the order in
-// which they began.
+// Reports a late command even while others complete: commands are checked in the order in which
+// they began.
 void Chunk::expire_if_overtaken() {
   if (commands_.oldest_active() == kNone) return;
   if (commands_.done() == 0 ||
@@ -34,16 +36,15 @@ int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
   if (flags & CBLK_ARESULT_BLOCKING) {
     Waiter waiter(Waiter::kAny);
     const auto over = [this] { return commands_.done() != 0 || commands_.fetchable() == 0; };
-    while (!over()) {  // the oldest is the first to be late
+    while (!over()) {  // the oldest command becomes late first
       const Entry& oldest = commands_[commands_.oldest_active()];
       const uint64_t late_at = oldest.delivered ? kForever : oldest.deadline_ns;
-      if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 ||
-          deadline_ns < late_at)
+      if (wait_until(&waiter, std::min(late_at, deadline_ns), over) == 0 || deadline_ns < late_at)
         break;
       expire_late(sys::now_ns());
     }
     if (commands_.done() > 1)
-      // a completion that this thread does not take must not be lost to it
+      // This thread takes no completion, so another must be woken for it.
       waiters_.signal_one(Waiter::kAny);
   } else if (commands_.done() == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
     (void)reap();
@@ -74,7 +75,7 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like)
         Waiter waiter(Waiter::kCommand, &entry.waiters);
         while (!over()) {
           const uint64_t late_at = entry.delivered ? kForever : entry.deadline_ns;
-          if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 ||
+          if (wait_until(&waiter, std::min(late_at, deadline_ns), over) == 0 ||
               deadline_ns < late_at)
             break;
           (void)expire(index);
@@ -84,7 +85,7 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns, const Io* like)
         if (!over() && poll_clock_ns() >= entry.deadline_ns) (void)expire(index);
       }
       if (entry.life != life)
-        result = -ENOMSG;  // its status is filled, or another thread fetched it
+        result = -ENOMSG;  // its status was filled in, or another thread has fetched it
       else if (over())
         result = fetch(index, tag);
     }

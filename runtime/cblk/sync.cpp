@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocking I/O of a chunk: on the caller's thread, with no lock; by a lane where it has a time
-// limit, else with no ring either.
-// Threading: any, any number at once. Allocates nothing (a bounce buffer may be a mapping, a lane
-// more is attached).
+// Blocking I/O of a chunk, on the caller's thread and without a lock: by a lane if it has a time
+// limit, otherwise by Device::transfer.
+// Threading: any number of threads at once. Allocates nothing (but may map a bounce buffer, or
+// attach another lane).
 #include <errno.h>
 #include <string.h>
+
+#include <algorithm>
 
 #include "cblk/wait.h"
 
@@ -12,11 +14,12 @@ namespace lunar::cblk {
 
 namespace {
 
-// The first `bytes` of the caller's memory, wherever it lies, into a buffer of ours or out of it.
+// Copies the first `bytes` of the caller's memory, wherever it lies, to a buffer of the library, or
+// back.
 void copy(const Io& io, char* ours, size_t bytes, bool out) {
   const iovec whole = {io.buffer, bytes};
   for (const iovec* part = io.parts ? io.parts : &whole; bytes; ++part) {
-    const size_t here = part->iov_len < bytes ? part->iov_len : bytes;
+    const size_t here = std::min(part->iov_len, bytes);
     memcpy(out ? part->iov_base : ours, out ? ours : part->iov_base, here);
     ours += here;
     bytes -= here;
@@ -25,8 +28,8 @@ void copy(const Io& io, char* ours, size_t bytes, bool out) {
 
 }  // namespace
 
-// From the size's check on an I/O is seen as under way: a shrinking set_size lowers the size first
-// and then waits for these. Only a virtual chunk shrinks.
+// An I/O counts as in progress from before the check of the size on: a shrinking set_size first
+// lowers the size, then waits for such I/O. Only a virtual chunk shrinks.
 void Chunk::enter(Blocking* one) {
   one->phase = virtual_ ? phases_.enter(&phase_count_) : 0;
   (one->io.op == Op::kRead ? counters_.act_reads : counters_.act_writes).enter();
@@ -37,7 +40,7 @@ void Chunk::leave(Blocking* one) {
   if (virtual_) sys::Phases::leave(&phase_count_, one->phase);
 }
 
-// With a lane: through its own memory where `bounce` has none. 0 or -errno.
+// Begins an I/O with a lane, in the lane's own memory if `bounce` has none. 0 or -errno.
 int Chunk::begin_by_lane(Blocking* one) {
   const Io& io = one->io;
   Transfer transfer;
@@ -46,7 +49,10 @@ int Chunk::begin_by_lane(Blocking* one) {
   transfer.blocks = io.blocks;
   if (timeout_ns_ == 0) {  // the caller's memory
     transfer.deadline_ns = kForever;
-    if (!one->bounce.memory) transfer.parts = io.parts, transfer.part_count = io.part_count;
+    if (!one->bounce.memory) {
+      transfer.parts = io.parts;
+      transfer.part_count = io.part_count;
+    }
     Bounce direct = one->bounce;
     if (!direct.memory) direct.memory = io.buffer;
     return lanes_.begin(transfer, &direct, io.may_wait, io.overlaps, &one->underway);
@@ -64,7 +70,7 @@ int Chunk::begin_by_lane(Blocking* one) {
   return status;
 }
 
-// Without a limit, and nothing to overlap with: bytes moved, or -errno.
+// Carries out an I/O without a time limit that overlaps with no other. Bytes moved, or -errno.
 int64_t Chunk::move(const Blocking& one) {
   const Io& io = one.io;
   char* buffer = one.bounce.memory ? one.bounce.memory : io.buffer;
@@ -75,11 +81,11 @@ int64_t Chunk::move(const Blocking& one) {
                                        part.iov_len));
 }
 
-// Sets one->bytes unless a lane is at it.
+// Starts an I/O. Sets one->bytes unless a lane carries it out.
 int Chunk::start(Blocking* one) {
   Io& io = one->io;
   const size_t bytes = io.blocks * kBlockBytes;
-  // The cache is filled from a buffer of ours: the caller may change its own at any time.
+  // The cache is filled from a buffer of the library, because the caller may change its own.
   const bool bounced =
       timeout_ns_ != 0 || io.stamps.known ||
       (io.op != Op::kDiscard && reinterpret_cast<uintptr_t>(io.buffer) % buffer_align_ != 0);
@@ -153,7 +159,7 @@ int64_t Chunk::finish_blocking(Blocking* one) {
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (io.op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io.blocks);
   if (io.op == Op::kDiscard && bytes == -EOPNOTSUPP) blocks = -EPROTONOSUPPORT;
-  // 0: the device ends before its size. Under a limit ETIMEDOUT is the library's own.
+  // 0: the device ends before its size. Under a time limit, ETIMEDOUT is the library's own result.
   if (blocks == 0 || (is_our_answer(blocks) && !(timeout_ns_ != 0 && blocks == -ETIMEDOUT)))
     blocks = -EIO;
   if (blocks < 0) {

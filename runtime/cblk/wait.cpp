@@ -7,8 +7,9 @@
 
 namespace lunar::cblk {
 
-// A command to come free is waited for in the ring only where one comes free by itself: another
-// thread's fetching does not wake a leader.
+// Whether a waiting thread may become the leader. A thread that waits for a free command may only
+// if commands with a status can become free by completion, because another thread's fetch does not
+// wake a leader.
 bool Chunk::may_lead(Waiter::Kind kind) const {
   return kind != Waiter::kFree || completer_.commands() != 0;
 }
@@ -28,7 +29,7 @@ void Chunk::unlock() {
   wakes.wake();
 }
 
-// One turn of waiting, when neither what is wanted nor anything to harvest is there. Releases the
+// One turn of waiting, after neither the wanted command nor any completion was found. Releases the
 // lock meanwhile.
 void Chunk::sleep(Waiter* waiter, int64_t left_ns) {
   if (!leader_ && in_ring_ && may_lead(waiter->kind)) {
@@ -37,12 +38,12 @@ void Chunk::sleep(Waiter* waiter, int64_t left_ns) {
       left_ns = kLostRetryNs;
     unlock();
     const int status = context_->await(left_ns);
-    // the ring is out of order: no storm
+    // The ring is broken: limits the rate of polls.
     if (status < 0 && status != -ETIME && status != -EINTR) sys::sleep_ns(kRetryNs);
     lock_.lock();
     leader_ = false;
-  } else if (!leader_ && commands_.backlog() &&
-             !in_ring_) {  // the kernel is short of something; no completion will tell
+  } else if (!leader_ && commands_.backlog() && !in_ring_) {
+    // The kernel lacks a resource, and no completion will wake the thread.
     const uint64_t nap = backlog_blocked_ ? kLostRetryNs : kRetryNs;
     unlock();
     sys::sleep_ns(nap);

@@ -28,7 +28,7 @@ void WaitQueue::dequeue(Waiter* waiter) {
 
 void WaitQueue::signal(Waiter* waiter) {
   dequeue(waiter);
-  // its owner may be gone once it says 1; a wake-up of an old address does no harm
+  // The waiter may end as soon as the word is 1. A wake-up of a former address does no harm.
   std::atomic<uint32_t>* word = &waiter->signal;
   word->store(1, std::memory_order_release);
   if (to_wake_count_ == kWakesMax)

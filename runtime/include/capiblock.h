@@ -7,14 +7,14 @@
  *
  * Conventions
  *   errors      Calls return -1 (or NULL_CHUNK_ID) and set errno. Each call lists its own errors;
- *               all share: EINVAL the chunk does not exist (never opened, closed, or a virtual one
- *               that a forked child has not
- *                       cloned); an argument is NULL; an address is < 0 or beyond the end; there
- *                       are more blocks than one transfer may have; the access mode of the open
- *                       does not allow the operation
+ *               all share:
+ *               EINVAL  the chunk does not exist (never opened, closed, or a virtual one that a
+ *                       forked child has not cloned); an argument is NULL; an address is < 0 or
+ *                       beyond the end; there are more blocks than one transfer may have; the
+ *                       access mode of the open does not allow the operation
  *   results     I/O calls return the number of blocks moved.
- *   threads     Any thread may use any call at any time, any number of them on one chunk too. A
- *               chunk shares no lock with another one. The calls are not async-signal-safe; do not
+ *   threads     Any number of threads may use any call at any time, also on one chunk. A chunk
+ *               shares no lock with another one. The calls are not async-signal-safe; do not
  *               rely on them as cancellation points.
  *   time        An I/O that does not complete within CFLSH_BLK_TIMEOUT (default 15 s; 0: no limit;
  *               see `man 3 cblk_open`) fails with ETIMEDOUT. The device may still carry it out, but
@@ -57,8 +57,8 @@ typedef off_t cflash_offset_t;    /* the number of a block, from 0 */
 
 /* ---- flags ---- */
 /* clang-format off */
-#define CBLK_SCRUB_DATA_FLG 1        /* close, set_size: first overwrite with zeros what a
-                                        virtual LUN gives up */
+#define CBLK_SCRUB_DATA_FLG 1        /* close, set_size: first overwrite the space that a
+                                        virtual LUN gives up with zeros */
 
 #define CBLK_OPN_SCRUB_DATA 1        /* every cblk_close and cblk_set_size acts as with
                                         CBLK_SCRUB_DATA_FLG */
@@ -303,8 +303,8 @@ int cblk_aunmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks
 
 /* Fetches the result of *tag, or, with CBLK_ARESULT_NEXT_TAG, of the oldest complete command. The
  * id may also be that of a group's tag. Returns
- *   > 0 the command is complete and moved that many blocks (also stored in *status); the tag is
- *   free
+ *   > 0  the command is complete and moved that many blocks (also stored in *status); the tag is
+ *        free
  *   0    the command is not complete (with NEXT_TAG, *tag is set to -1)
  *   -1   the command failed with this errno (with EIO also if it had 0 blocks, or if the device's
  *        own error is one of the following), or: EINVAL, no such tag; ENOMSG, the tag is free,
