@@ -18,7 +18,7 @@ struct ErrnoEntry {
 };
 
 #define ENTRY(code, text) {code, #code, text}
-// What the runtime meets; the C library's static tables serve the rest.
+// The errors that occur in the runtime; the C library's static tables serve the rest.
 constexpr ErrnoEntry kErrnos[] = {
     ENTRY(EPERM, "operation not permitted"),
     ENTRY(ENOENT, "no such file or directory"),

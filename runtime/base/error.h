@@ -2,8 +2,8 @@
 // Errors of the runtime.
 //
 // Convention: a function that can fail returns `int`: 0 (or a count >= 0) on success, -errno on
-// failure, and is [[nodiscard]]. Nothing throws. What the user must be told travels in an
-// ErrorText: one line that names what failed, where, and what to do about it.
+// failure, and is [[nodiscard]]. Nothing throws. An ErrorText carries the message for the user: one
+// line that names what failed, where, and what to do about it.
 //
 // Threading: no shared state. May be used on the fault path: nothing here allocates.
 #pragma once
@@ -20,8 +20,7 @@ struct ErrorText {
   // statement:
   //   return why->set(-ENOTSUP, "...: %s; do this", name);
   // Truncates silently at the end of the buffer.
-#ifdef __clang_analyzer__  // follows no variadic function: it would not know that the result is
-                           // `err`
+#ifdef __clang_analyzer__  // cannot see that a variadic function returns `err`
   template <class... Arguments>
   int set(int err, const char*, const Arguments&...) {
     return err;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded formatting: a directive is parsed into a Spec, its argument rendered into digits or text,
-// then padded. Threading: no state. May be used on the fault path, in signal handlers and in forked
-// children: it calls nothing.
+// Bounded formatting: parses a directive into a Spec, renders its argument into digits or text,
+// then pads it.
+// Threading: no state. May be used on the fault path, in signal handlers and in forked children: it
+// calls nothing.
 #include "base/format.h"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace lunar {
@@ -12,7 +14,7 @@ namespace {
 struct Sink {
   char* out;
   size_t room;          // bytes that may still be written, the NUL not counted
-  bool escape = false;  // in arguments, what is not printable
+  bool escape = false;  // escapes unprintable bytes of arguments
   size_t length = 0;
   void put(char c) {
     if (length < room) out[length++] = c;
@@ -28,14 +30,13 @@ struct Spec {
   char conversion = 0;
 };
 
-// Longest run of digits that is taken for a width or a precision; keeps the arithmetic from
-// overflowing.
+// The greatest width or precision; keeps the arithmetic from overflowing.
 constexpr int kMaxWidth = 4096;
 
 const char* parse_number(const char* p, va_list* args, int* out) {
   if (*p == '*') {
     int given = va_arg(*args, int);
-    *out = given > kMaxWidth ? kMaxWidth : given;
+    *out = std::min(given, kMaxWidth);
     return p + 1;
   }
   int value = 0;
@@ -47,8 +48,8 @@ const char* parse_number(const char* p, va_list* args, int* out) {
   return p;
 }
 
-// `p` points behind the '%'. Returns the end of the directive, or nullptr when it is none that is
-// known.
+// `p` points behind the '%'. Returns the end of the directive, or nullptr when the directive is
+// unknown.
 const char* parse_spec(const char* p, va_list* args, Spec* spec) {
   for (;; ++p) {
     if (*p == '0')
@@ -64,8 +65,8 @@ const char* parse_spec(const char* p, va_list* args, Spec* spec) {
     spec->width = spec->width < -kMaxWidth ? kMaxWidth : -spec->width;
   }
   if (*p == '.') p = parse_number(p + 1, args, &spec->precision);
-  while (*p == 'l' || *p == 'z' || *p == 'j' || *p == 't')
-    spec->length = (spec->length || *p != 'l') ? 'j' : 'l', ++p;
+  for (; *p == 'l' || *p == 'z' || *p == 'j' || *p == 't'; ++p)
+    spec->length = (spec->length || *p != 'l') ? 'j' : 'l';
   switch (*p) {
     case 's':
     case 'c':
@@ -85,8 +86,7 @@ void pad(Sink* sink, const Spec& spec, size_t used, char with) {
   for (size_t n = used; n < static_cast<size_t>(spec.width); ++n) sink->put(with);
 }
 
-// Length of the printable character that text begins with; 0: its first byte is none, or the
-// beginning of none.
+// Length of the printable character at the beginning of `text`; 0: there is none.
 size_t printable_length(const char* text, size_t length) {
   const auto* byte = reinterpret_cast<const unsigned char*>(text);
   const unsigned lead = byte[0];

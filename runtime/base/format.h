@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded text formatting for code that lives inside other people's programs.
+// Bounded text formatting for code that runs inside other people's programs.
 //
-// Why our own: snprintf may allocate, take the locale lock and touch the host's heap; the fault
-// path may do none of it. Directives: %s %c %d %i %u %x %p %%, with l, ll, z, j, t lengths, '0'
-// padding, '-' (left) and a width; %.Ns and %.*s for strings. Anything else is copied as it stands,
-// and so is what follows it (its arguments cannot be told apart any more). No floating point.
+// Why not snprintf: it may allocate, take the locale lock and touch the host's heap. The fault path
+// may do none of these. Directives: %s %c %d %i %u %x %p %%, with l, ll, z, j, t lengths, '0'
+// padding, '-' (left) and a width; %.Ns and %.*s for strings. Any other directive is copied
+// unchanged, and so is the rest of the format, because the positions of its arguments are unknown.
+// No floating point.
 #pragma once
 #include <cstdarg>
 #include <cstddef>

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kSlipsMax = 2, kShortWord = 4;
 
-// In which exchanging two neighbours is one step ("drma" is one from "dram").
+// Counts an exchange of two neighbours as one step ("drma" is one step from "dram").
 size_t edit_distance(const char* a, size_t length_a, const char* b, size_t length_b) {
   size_t rows[3][kLikeBytesMax];
   for (size_t j = 0; j <= length_b; ++j) rows[0][j] = j;

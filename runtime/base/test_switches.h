@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Switches for tests. Each takes one protection away, so that a test can be seen to fail without
-// it, or holds a thread between two steps. Set as options named test_NAME (lunar_config.options).
+// Switches for tests. Each removes one protection, to prove that a test fails without it, or holds
+// a thread between two steps. Set as options named test_NAME (lunar_config.options).
 //
 // They exist only in the runtime that the tests link (LUNAR_TEST_SWITCHES, see
-// runtime/meson.build). In what ships each is a constant, no option has its name, and the branches
-// behind it are compiled out. The few sources that read a switch are compiled twice: list a new one
+// runtime/meson.build). In shipped code each is a constant, no option has its name, and its
+// branches are compiled out. The few sources that read a switch are compiled twice: list a new one
 // in `switched_sources` of its meson.build. May not be read in a header: objects of both kinds are
 // linked together.
 #pragma once

@@ -14,7 +14,7 @@ namespace {
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// "", "b", "k", "kb", "kib", ...: the factor, or 0 when it is no unit.
+// The factor of "", "b", "k", "kb", "kib", ...; 0 if `text` is not a unit.
 uint64_t unit_of(const char* text) {
   uint64_t factor = 1;
   switch (lower(*text)) {
@@ -54,7 +54,10 @@ int parse_size(const char* text, uint64_t* bytes) {
   bool too_big = false;
   for (; is_digit(*text); ++text) {
     whole = whole * 10 + static_cast<unsigned>(*text - '0');
-    if (whole > kMax) too_big = true, whole = kMax;
+    if (whole > kMax) {
+      too_big = true;
+      whole = kMax;
+    }
   }
   Wide fraction = 0, scale = 1;
   bool has_fraction = *text == '.';
@@ -113,7 +116,10 @@ SizeText format_size(uint64_t bytes) {
   }
   // Tenths, rounded to nearest; 1023.96 KiB must not become "1024.0 KiB".
   uint64_t tenths = whole * 10 + ((rest >> (shift - 10)) * 10 + 512) / 1024;
-  if (tenths >= 10240 && index < 4) tenths = 10, ++index;
+  if (tenths >= 10240 && index < 4) {
+    tenths = 10;
+    ++index;
+  }
   format_to(out.text, sizeof out.text, "%llu.%llu %s", static_cast<unsigned long long>(tenths / 10),
             static_cast<unsigned long long>(tenths % 10), kNames[index]);
   return out;

@@ -31,11 +31,11 @@ constexpr Slot kNoSlot{UINT32_MAX};
 // case). Returns 0; -EINVAL for anything else, -ERANGE above 2^63-1. `*bytes` is untouched on
 // failure.
 [[nodiscard]] int parse_size(const char* text, uint64_t* bytes);
-[[nodiscard]] int parse_size(const char* text, size_t length,
-                             uint64_t* bytes);  // its first letters
+// Parses the first `length` letters of `text`.
+[[nodiscard]] int parse_size(const char* text, size_t length, uint64_t* bytes);
 
 // "700:1:2424164": exactly `count` decimal numbers, colons between them. False for anything else
-// (also numbers above 2^64-1); then what `out` holds is undefined. text: may be nullptr.
+// (also numbers above 2^64-1); `out` is then undefined. text: may be nullptr.
 [[nodiscard]] bool parse_numbers(const char* text, uint64_t* out, unsigned count);
 // Parses the decimal number that begins at `p` and returns its end; nullptr: there is none, or it
 // is above 2^64-1.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The options table and its readers. Every option is one row of kTable, made from options.def; a
 // value is set through the row's offset into struct Options.
-// Threading: filled once, before threads. No host heap: strings are copied into the arena, a config
-// file is read into a private mapping. May not depend on anything that needs the host's main() to
-// have run.
+// Threading: filled once, before threads. Does not use the host's heap: copies strings into the
+// arena, and reads a config file into a private mapping. Must work before the host's main().
 #include "config/options.h"
 
 #include <errno.h>
@@ -77,7 +76,8 @@ bool starts_with(const char* text, const char* prefix) {
 }
 bool is_blank(char c) { return c != '\0' && strchr(kBlanks, c) != nullptr; }
 
-// "--stats-file", "LUNAR_STATS_FILE", "Stats-File" -> "stats_file". False when it cannot be a name.
+// "--stats-file", "LUNAR_STATS_FILE", "Stats-File" -> "stats_file". False when `name` cannot be a
+// name.
 bool fold_name(const char* name, char out[kNameBytes]) {
   if (name[0] == '-' && name[1] == '-') name += 2;
   size_t n = 0;
@@ -121,8 +121,7 @@ bool parse_unsigned(const char* text, uint64_t* out) {
   return true;
 }
 
-// The choice of "a|b|c" that equals `text` (case folded), as arena text; nullptr when it is none of
-// them.
+// The choice of "a|b|c" that equals `text` (case folded), as arena text; nullptr when none does.
 const char* parse_choice(const char* choices, const char* text) {
   while (*choices) {
     const size_t n = strcspn(choices, "|");
@@ -134,7 +133,7 @@ const char* parse_choice(const char* choices, const char* text) {
   return nullptr;
 }
 
-// Value of an option whose value name may be "LEAST..MOST".
+// Parses the value of an option whose value name may be "LEAST..MOST".
 int parse_bounded(const char* value_name, const char* text, const char* origin, uint64_t* out,
                   ErrorText* why) {
   uint64_t least = 0, most = UINT64_MAX, value = 0;
@@ -219,9 +218,15 @@ bool nearest_variable(const char* name, char out[kNameBytes]) {
     const OtherVariable& variable = other_variable(i);
     if (!variable.help) continue;
     const size_t distance = slip_distance(name, variable.name);
-    if (distance < best) best = distance, other = variable.name;
+    if (distance < best) {
+      best = distance;
+      other = variable.name;
+    }
   }
-  if (other) return format_to(out, kNameBytes, "%s", other), true;
+  if (other) {
+    format_to(out, kNameBytes, "%s", other);
+    return true;
+  }
   if (!option) return false;
   size_t n = format_to(out, kNameBytes, "%s", kPrefix);
   for (; *option && n + 1 < kNameBytes; ++option)
@@ -268,7 +273,7 @@ int load_lines(Options* options, char* text, const char* path, ErrorText* why) {
   return 0;
 }
 
-// Whole file into buffer, NUL-terminated. Length, -EFBIG, or -errno.
+// Reads a whole file into `buffer`, NUL-terminated. Length, -EFBIG, or -errno.
 int read_whole(int fd, char* buffer, size_t size) {
   size_t length = 0;
   for (;;) {
@@ -283,11 +288,11 @@ int read_whole(int fd, char* buffer, size_t size) {
   return static_cast<int>(length);
 }
 
-// A default config file need not exist, nor be readable for the user that the program became.
+// A default config file may be absent, or unreadable for the user that the program became.
 bool is_absence(int rc) { return rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES; }
 
-// A default file, not named explicitly. If not trusted: logged (once a tree: `lunar run` has done
-// so), and treated as absent.
+// Loads a default file, which was not named explicitly. An untrusted one is treated as absent, with
+// a warning, except in the tree of a `lunar run`, which has already warned.
 int load_found(Options* options, const char* const* environment, const char* path, ErrorText* why) {
   const int rc = options_load_file(options, path, why);
   if (rc != -EPERM) return rc;
@@ -344,7 +349,10 @@ const char* option_nearest(const char* name) {
   for (const Row& row : kTable) {
     if (row.info.test_only) continue;
     const size_t distance = slip_distance(folded, row.info.name);
-    if (distance < best) best = distance, best_name = row.info.name;
+    if (distance < best) {
+      best = distance;
+      best_name = row.info.name;
+    }
   }
   return best_name;
 }
@@ -353,10 +361,10 @@ void options_defaults(Options* options) {
   *options = Options{};
   for (const Row& row : kTable) {
     ErrorText ignored;
-    // An empty size means "worked out later": 0.
+    // An empty size means "computed later": 0.
     if (row.info.type == OptionType::kSize && row.info.default_text[0] == '\0') continue;
     if (row.info.type == OptionType::kString || row.info.type == OptionType::kChoice) {
-      // not copied: no memory may be left
+      // Not copied, because no memory may be left.
       member<const char*>(options, row) = row.info.default_text;
       continue;
     }
@@ -376,7 +384,7 @@ int options_set(Options* options, const char* name, const char* value, const cha
 }
 
 int options_load_file(Options* options, const char* path, ErrorText* why) {
-  // not to wait for the other end of a FIFO before it is looked at
+  // O_NONBLOCK: does not wait for the other end of a FIFO before the trust check.
   int fd = sys::open_file(path, O_RDONLY | O_NONBLOCK);
   if (fd < 0) return why->set(fd, "config file %.300s: %s", path, errno_text(fd));
   if (int rc = config_file_trusted(fd, path, why); rc < 0) {
@@ -391,7 +399,7 @@ int options_load_file(Options* options, const char* path, ErrorText* why) {
     (void)why->set(rc, "config file %.300s: %s", path, errno_text(rc));
   } else {
     rc = load_lines(options, buffer, path, why);
-    // A bad key must not read as "no such file": -ENOENT is the missing file's alone.
+    // A bad key must not look like a missing file: -ENOENT means only that.
     if (rc == -ENOENT) rc = -EINVAL;
   }
   unmap_private(buffer, kConfigBytesMax);
@@ -399,7 +407,7 @@ int options_load_file(Options* options, const char* path, ErrorText* why) {
 }
 
 int options_load_environment(Options* options, const char* const* environment, ErrorText* why) {
-  // Inside the tree of a `lunar run`, that command has given its warnings once already.
+  // In the tree of a `lunar run`, that command has already printed the warnings.
   bool warned_already = find_variable(environment, "LUNAR_ACCOUNT") != nullptr;
   for (; environment && *environment; ++environment) {
     const char* entry = *environment;
@@ -409,7 +417,7 @@ int options_load_environment(Options* options, const char* const* environment, E
     if (n > sizeof name - 1) n = sizeof name - 1;
     memcpy(name, entry, n);
     name[n] = '\0';
-    if (entry[n] != '=') {  // longer than any name of ours
+    if (entry[n] != '=') {  // longer than any known name
       if (entry[n] && !warned_already) warn_unknown_variable(name);
       continue;
     }
@@ -419,7 +427,7 @@ int options_load_environment(Options* options, const char* const* environment, E
       if (!warned_already && !is_other_variable(name)) warn_unknown_variable(name);
       continue;
     }
-    if (*value == '\0') continue;  // set but empty: as if it were not set
+    if (*value == '\0') continue;  // an empty value counts as not set
     if (int rc = set_row(options, kTable[index], value, name, why); rc < 0) return rc;
   }
   return 0;

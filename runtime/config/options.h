@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one options table. Everything that can be set stands in options.def once; the table drives
-// the defaults, the config file, the LUNAR_* environment, the flags of `lunar run`, `--help` and
-// the option tables of the documents. Order of precedence: default < config file < environment <
-// flag. An unknown LUNAR_* variable is a warning that names the nearest known one; an unknown flag
-// or config key is an error that does.
+// The one options table. Each setting is in options.def once; the table drives the defaults, the
+// config file, the LUNAR_* environment, the flags of `lunar run`, `--help` and the option tables of
+// the documents. Order of precedence: default < config file < environment < flag. An unknown
+// LUNAR_* variable causes a warning, an unknown flag or config key an error. Both messages name the
+// nearest known one.
 //
 // Threading: filled once, before threads; read-only afterwards. Does not allocate from the host's
 // heap (strings live in the arena): the preload library parses its environment with it before the
@@ -30,7 +30,7 @@ struct OptionInfo {
   bool test_only;    // hidden from --help and documents: set by `lunar run` or by tests
 };
 
-// The values. One member per line of options.def, of the type named there.
+// The values. Each line of options.def makes one member, of the type named there.
 struct Options {
 #define LUNAR_OPTION_SIZE(name, def, flag, test, value, help) uint64_t name = 0;
 #define LUNAR_OPTION_UNSIGNED(name, def, flag, test, value, help) uint64_t name = 0;
@@ -50,26 +50,27 @@ const OptionInfo& option_info(size_t index);
 // Index by name ("dram", "--dram", "LUNAR_DRAM", case and -/_ folded; also a name from an earlier
 // version); -1: unknown.
 int option_find(const char* name);
-// The nearest known name (base/likeness.h), or nullptr when none is near. For "unknown X; did you
-// mean Y?".
+// The nearest known name (base/likeness.h), or nullptr when none is near. Used for "unknown X; did
+// you mean Y?".
 const char* option_nearest(const char* name);
 
-// Defaults into *options.
+// Sets *options to the defaults.
 void options_defaults(Options* options);
-// One value by name. `origin` ("--dram", "LUNAR_DRAM", "/etc/lunar.conf:3") goes into the error
-// line.
+// Sets one value by name. The error line names `origin` ("--dram", "LUNAR_DRAM",
+// "/etc/lunar.conf:3").
 [[nodiscard]] int options_set(Options* options, const char* name, const char* value,
                               const char* origin, ErrorText* why);
-// `key = value` lines, '#' comments. -ENOENT: there is no such file (the caller decides whether
-// that matters); -EPERM: it is not trusted (config/trust.h).
+// Loads `key = value` lines and '#' comments. -ENOENT: there is no such file (the caller decides
+// whether that matters); -EPERM: it is not trusted (config/trust.h).
 [[nodiscard]] int options_load_file(Options* options, const char* path, ErrorText* why);
-// All LUNAR_* of `environment` (environ-style). A variable that is unknown here and in
-// config/variables.h is one warning in the log, not an error.
+// Loads all LUNAR_* variables of `environment` (environ-style). A variable that is unknown here and
+// in config/variables.h causes a warning in the log, not an error.
 [[nodiscard]] int options_load_environment(Options* options, const char* const* environment,
                                            ErrorText* why);
-// Defaults, then the config file (LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf;
-// missing = skipped), then the environment. What is not trusted (config/trust.h) is left out; for a
-// default config file with a warning (one that LUNAR_CONFIG names is an error).
+// Sets the defaults, then loads the config file (LUNAR_CONFIG, else ~/.config/lunar.conf, else
+// /etc/lunar.conf; missing = skipped), then the environment. Ignores untrusted sources
+// (config/trust.h): a default config file with a warning. An untrusted file that LUNAR_CONFIG names
+// is an error.
 [[nodiscard]] int options_load(Options* options, const char* const* environment, ErrorText* why);
 
 }  // namespace lunar

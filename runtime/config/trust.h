@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which configuration a process trusts: the one rule for LUNAR_* and CFLSH_* variables and for
+// The configuration that a process trusts: one rule for LUNAR_* and CFLSH_* variables and for
 // config files.
 //
 //   variables     all, but in a process that has rights which its user does not have (AT_SECURE: a

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// LUNAR_* variables that are not options: what the libraries, the tests and the benches read by
-// themselves. Each name that any part of the project reads stands here or in options.def
-// (tests/layout checks it), so that no reader of options takes it for a misspelling.
+// LUNAR_* variables that are not options: the libraries, the tests and the benches read them
+// directly. Each name that any part of the project reads is here or in options.def (tests/layout
+// checks this), so that no reader of options takes it for a misspelling.
 // Threading: constant data.
 #pragma once
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Commits in blocks. jemalloc takes fresh memory in slabs, the small ones a page each, and has each
-// committed: half a microsecond and two system calls a page. A CommitAhead commits whole blocks, so
-// that most slabs need no call.
+// Commits memory in blocks. jemalloc takes fresh memory in slabs, of which small ones are a page
+// each, and has each slab committed. That costs half a microsecond and two system calls a page. A
+// CommitAhead commits whole blocks, so that most slabs need no call.
 //
 // jemalloc cuts the extent that the alloc hook handed out last from its low end. A cursor divides
 // the extent: no memory above it has been asked for. The first pages above the cursor, less than a
@@ -11,7 +11,7 @@
 //   or below it, and ends above  (freed memory joined the fresh) gives these pages back and moves
 //                                the cursor
 //   request below the cursor     is committed by itself
-// So freed memory is never among the pages that were committed in advance, and can be made
+// So the pages that were committed in advance never contain freed memory, which can be made
 // inaccessible.
 //
 // Threading: any thread; one word, no lock (a fork may happen at any moment). Two threads never ask
@@ -29,16 +29,16 @@ class CommitAhead {
  public:
   static constexpr uint64_t kBlockPages = 16;
 
-  // The alloc hook has handed out `pages` pages from `first` on, none of them committed. Ends the
-  // run before it. An extent that is not made of whole blocks has no run; nor has one of 0 pages.
+  // Call when the alloc hook has handed out `pages` uncommitted pages from `first` on. Ends the
+  // previous run. An extent of 0 pages, or one that does not consist of whole blocks, has no run.
   template <class Forget>
   void start(uint64_t first, uint64_t pages, Forget forget) {
     const bool whole = pages != 0 && (first | pages) % kBlockPages == 0;
     end_run(run_.exchange(whole ? pack(first, 0) : kNone, std::memory_order_acq_rel), forget);
   }
 
-  // Commits [first, first + pages), and perhaps more. `commit(first, pages)` does it, and returns
-  // false if it cannot; `forget(first, pages)` takes back what nobody has asked for.
+  // Commits [first, first + pages), and perhaps more. `commit(first, pages)` commits pages, and
+  // returns false if it cannot; `forget(first, pages)` takes back pages that nobody has asked for.
   template <class Commit, class Forget>
   bool commit(uint64_t first, uint64_t pages, Commit commit, Forget forget) {
     const uint64_t end = first + pages;
@@ -53,7 +53,7 @@ class CommitAhead {
       }
       uint64_t to = round_up(end, kBlockPages);
       if (!commit(from, to - from)) {
-        to = end;  // little is left: no more than what is needed
+        to = end;  // little space is left: commits only the needed pages
         if (!commit(from, to - from)) return false;
       }
       if (run_.compare_exchange_strong(run, pack(end, to - end), std::memory_order_acq_rel)) {

@@ -2,15 +2,15 @@
 // The tiered allocator over jemalloc: see heap.h for the idea.
 //
 // The region is handed out by a bump pointer that never goes back: jemalloc retains addresses for
-// itself (the dalloc hook opts out) and decommits them, so what is free costs neither DRAM nor LUN
+// itself (the dalloc hook opts out) and decommits them, so free memory costs neither DRAM nor LUN
 // space, only addresses.
 //
 // Threading: any thread. The hooks run inside jemalloc, with its locks held: they may not allocate,
 // may not call back into jemalloc, and take no lock of their own (a fork may happen at any moment:
 // the bump pointer is one atomic word). jemalloc is called by its extended names (mallocx, ...):
-// malloc and free belong to the program. Its own malloc, free and malloc_usable_size are looked up
-// in its library, because only they have the short way through the thread's cache (3% of a redis
-// SET's CPU time).
+// malloc and free belong to the program. jemalloc's own malloc, free and malloc_usable_size are
+// looked up in its library, because only they have the fast path through the thread's cache (3% of
+// a redis SET's CPU time).
 #include "heap/heap.h"
 
 #include <dlfcn.h>
@@ -18,6 +18,7 @@
 #include <jemalloc/jemalloc.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -30,8 +31,9 @@
 #include "sys/thread.h"
 
 #ifdef LUNAR_JEMALLOC_OF_PROGRAM
-// A library that is loaded into a program uses the jemalloc that is there, and must not bring one
-// (dlopen fails then: no static TLS). Libraries that define this check for one before heap_create.
+// A library that is loaded into a program uses the program's jemalloc. It must not bring another
+// one, because dlopen then fails for lack of static TLS. Libraries that define this macro check for
+// a jemalloc before heap_create.
 #pragma weak mallctl
 #pragma weak mallctlbymib
 #pragma weak mallctlnametomib
@@ -51,7 +53,7 @@ constexpr size_t kRegionAlign = 2 * kMiB;
 constexpr size_t kRetainGrowLimit = 64 * kMiB;
 constexpr int kDramFlags = MALLOCX_ARENA(0) | MALLOCX_TCACHE_NONE;
 
-// jemalloc 5.3, arena_types.h; the header that ships with it does not carry this one.
+// From arena_types.h of jemalloc 5.3; its installed header does not contain this structure.
 struct ArenaConfig {
   extent_hooks_t* extent_hooks;
   bool metadata_use_hooks;
@@ -73,7 +75,7 @@ struct Heap {
 };
 Heap g_heap;
 
-// jemalloc's calls: what the linker has bound, or heap_find_jemalloc has found.
+// jemalloc's calls, as bound by the linker or found by heap_find_jemalloc.
 struct Jemalloc {
   decltype(&::mallctl) mallctl = ::mallctl;
   decltype(&::mallctlbymib) mallctlbymib = ::mallctlbymib;
@@ -97,8 +99,8 @@ constinit thread_local ThreadBinding t_heap_binding;
 
 namespace {
 
-// jemalloc's malloc, free and malloc_usable_size: all three from the library that mallocx is in, or
-// none.
+// Finds jemalloc's malloc, free and malloc_usable_size: takes all three from the library that
+// contains mallocx, or none.
 void find_short_way() {
   Dl_info where;
   void* library = heap_jemalloc_library();
@@ -151,7 +153,7 @@ void forget_pages(uint64_t first, uint64_t pages) {
   g_heap.committed.fetch_sub(pages * sys::page_bytes(), std::memory_order_relaxed);
 }
 
-// nullptr: an arena that is being made.
+// nullptr for an arena that is being created.
 CommitAhead* ahead_of(unsigned arena) {
   for (unsigned i = 0; i < g_heap.arena_count; ++i)
     if (g_heap.arenas[i] == arena) return &g_heap.ahead[i];
@@ -196,7 +198,7 @@ bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t l
                         forget_pages);
 }
 
-// free() leaves errno as it was, and these two are all it may reach that sets it.
+// free() must keep errno, and only these two hooks below it may set errno.
 class KeepErrno {
  public:
   KeepErrno() : saved_(errno) {}
@@ -211,7 +213,8 @@ class KeepErrno {
 bool hook_decommit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
   KeepErrno keep;
   const size_t start = offset_in_region(address) + offset;
-  // Elsewhere a fork may wait for a lock that this call holds: all stays as it is.
+  // In the other modes a fork may wait for a lock that this call holds. If the pager is busy, the
+  // memory stays committed.
   if (g_heap.mode == HeapMode::kPreload)
     region_decommit(g_heap.region, start, length);
   else if (region_try_decommit(g_heap.region, start, length) < 0)
@@ -302,7 +305,8 @@ void purge_arenas() {
   }
 }
 
-// LUN full: what jemalloc holds freed but committed is given back, then one more attempt.
+// The LUN is full: gives back the memory that jemalloc holds free but committed, then tries once
+// more.
 __attribute__((noinline)) void* alloc_again(size_t bytes, int flags) {
   if (bytes > g_heap_front.bytes) {
     errno = ENOMEM;
@@ -331,7 +335,7 @@ bool find_in(void* library, F& slot, const char* name) {
 
 int create_arenas(ErrorText* why) {
   unsigned wanted = static_cast<unsigned>(sys::cpu_count());
-  wanted = wanted < 1 ? 1 : wanted > kArenasMax ? kArenasMax : wanted;
+  wanted = std::clamp(wanted, 1u, kArenasMax);
   size_t limit_mib[3], purge_mib[3], depth = 3;
   if (g_jemalloc.mallctlnametomib("arena.0.purge", purge_mib, &depth) != 0)
     return why->set(-ENOTSUP, "jemalloc has no arena.i.purge; install jemalloc 5.3");
@@ -388,7 +392,7 @@ void* heap_jemalloc_library() {
 
 int heap_create(HeapMode mode, ErrorText* why) {
   if (heap_ready()) return why->set(-EEXIST, "the tiered heap exists already");
-  HostGuard guard;  // jemalloc, pthread and the loader may allocate behind our back
+  HostGuard guard;  // jemalloc, pthread and the loader may allocate
   find_short_way();
   uint64_t bytes = 2 * pager_lun_bytes();
   if (bytes < kRegionBytesMin) bytes = kRegionBytesMin;
@@ -534,7 +538,7 @@ void heap_counts(HeapCounts* out) {
   size = sizeof allocated;
   if (g_jemalloc.mallctl("stats.allocated", &allocated, &size, nullptr, 0) == 0 &&
       g_jemalloc.mallctl("stats.active", &active, &size, nullptr, 0) == 0)
-    *out = {allocated, active < allocated ? allocated : active};
+    *out = {allocated, std::max(allocated, active)};
 }
 
 HeapHookBytes heap_hook_bytes() {

@@ -4,10 +4,9 @@
 //
 // Extents: the alloc hook hands out address space uncommitted, the commit hook charges it against
 // the LUN (region_commit), decommit discards and uncharges, dalloc opts out so that jemalloc
-// retains addresses. retain_grow_limit bounds the retained surplus (address space only: nothing is
-// charged for it).
-// Threads get one of N arenas (N = min(4, CPUs)), round robin; thread caches work as usual and hold
-// no links inside freed objects.
+// retains addresses. retain_grow_limit bounds the retained surplus (address space only, which is
+// not charged). Threads get one of N arenas (N = min(4, CPUs)), round robin; thread caches work as
+// usual and hold no links inside freed objects.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -25,14 +24,14 @@ enum class HeapMode {
   // wait for the pager. kProcess: the other way round, so a hook only tries.
   kPreload,
   kProcess,
-  // The API, in a program with another malloc (which may be jemalloc): explicit arenas and thread
-  // caches of our own, so that the program's use of jemalloc does not change.
+  // The API, in a program with another malloc (which may be jemalloc): separate arenas and thread
+  // caches, so that the program's use of jemalloc does not change.
   kPrivate,
 };
 
-// kPreload: from now on jemalloc's calls are those of its shared library, even if the program
-// defines functions of the same names (it may be linked with a jemalloc of its own). Must be the
-// first call here, while there is one thread. Returns an address inside that library.
+// kPreload: binds jemalloc's calls to its shared library, even if the program defines functions of
+// the same names (it may be linked with its own jemalloc). Must be the first call of this header,
+// while there is one thread. Returns an address inside that library.
 const void* heap_find_jemalloc();
 // A handle of that library, for dlsym; nullptr if the linker knows none (jemalloc is linked
 // statically).
@@ -46,28 +45,29 @@ bool heap_ready();
 // there is none) or -errno (-EBUSY: the heap has another mode).
 [[nodiscard]] int heap_destroy();
 
-// What every call of the malloc family reads, in one cache line.
+// The fields that every call of the malloc family reads, in one cache line.
 struct alignas(64) HeapFront {
   char* base = nullptr;  // of the region
   size_t bytes = 0;
-  // jemalloc's malloc, free and malloc_usable_size, or what does the same.
+  // jemalloc's malloc, free and malloc_usable_size, or equivalents.
   void* (*alloc)(size_t) = nullptr;
   void (*free)(void*) = nullptr;
   size_t (*usable_size)(void*) = nullptr;
-  std::atomic<uint32_t> generation{
-      1};  // of arenas and thread caches: threads bind again when it moved
+  // Of arenas and thread caches. Threads bind again when it has changed.
+  std::atomic<uint32_t> generation{1};
 };
 extern constinit HeapFront g_heap_front;
-// What a thread passes to jemalloc. `flags` is valid while `generation` is the heap's.
+// The arguments that a thread passes to jemalloc. `flags` is valid while `generation` is the
+// heap's.
 struct ThreadBinding {
   uint32_t generation = 0;
   int flags = 0;
-  unsigned cache = UINT32_MAX;  // kPrivate: index of the tcache of ours
+  unsigned cache = UINT32_MAX;  // kPrivate: index of the thread's tcache
 };
 extern constinit thread_local ThreadBinding t_heap_binding
     __attribute__((tls_model("initial-exec")));
 
-// Whether it lies in the heap's region. Lock-free; may be called anywhere.
+// Whether `pointer` lies in the heap's region. Lock-free; may be called anywhere.
 inline bool heap_owns(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(g_heap_front.base) <
          g_heap_front.bytes;
@@ -91,35 +91,34 @@ inline size_t heap_usable_size(const void* pointer) {
   return g_heap_front.usable_size(const_cast<void*>(pointer));
 }
 
-// From the DRAM arena (metadata, guarded threads): plain jemalloc, arena 0, no thread cache. Usable
-// before heap_create.
+// These allocate from the DRAM arena (metadata, guarded threads): plain jemalloc, arena 0, no
+// thread cache. Usable before heap_create.
 void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero);
 void* heap_resize_dram(void* pointer, size_t bytes);
 void heap_free_dram(void* pointer);
 
 // kProcess: empties the calling thread's cache; its allocations come from DRAM until
-// heap_step_in(the result). Needed around a fork, and wherever the runtime starts threads: what
-// libc allocates for a service thread must not be tiered.
+// heap_step_in(the result). Needed around a fork, and wherever the runtime starts threads: memory
+// that libc allocates for a service thread must not be tiered.
 unsigned heap_step_out();
 void heap_step_in(unsigned arena);
 
-// Gives back the DRAM and LUN space of what jemalloc holds committed and free, which it would do
-// only after some seconds. Any thread; not under a HostGuard.
+// Gives back the DRAM and LUN space of memory that jemalloc holds committed and free. jemalloc
+// itself does this only after some seconds. Any thread; not under a HostGuard.
 void heap_purge();
 
-// Bytes that the process holds in blocks, and in the pages that these lie on, the DRAM arena's
-// included. Any thread.
+// Bytes of the process' blocks, and of the pages under them, including the DRAM arena. Any thread.
 struct HeapCounts {
   size_t allocated = 0, active = 0;
 };
 void heap_counts(HeapCounts* out);  // {} if the allocator does not tell
 
-// What the extent hooks have counted since heap_create, in bytes (for tests: jemalloc keeps no
-// metadata in the region).
+// The extent hooks' counts since heap_create, in bytes (for tests: jemalloc keeps no metadata in
+// the region).
 struct HeapHookBytes {
   size_t reserved;   // address space handed out
-  size_t committed;  // committed now, with
-  size_t ahead;      // what jemalloc has not asked for yet (commit_ahead.h)
+  size_t committed;  // committed now, including `ahead`
+  size_t ahead;      // committed before jemalloc asked for it (commit_ahead.h)
 };
 HeapHookBytes heap_hook_bytes();
 

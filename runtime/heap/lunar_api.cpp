@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -35,8 +36,8 @@ sys::Mutex g_lock;                        // init, shutdown, the first allocatio
 std::atomic<bool> g_started_here{false};  // lunar_init made the pager (not the preload)
 std::atomic<int64_t> g_regions{0};
 
-// Live allocations, counted apart by thread so that no line is shared: lunar_shutdown must know
-// whether any is left.
+// Live allocations, in several counters so that threads share no cache line. lunar_shutdown must
+// know whether any is left.
 constexpr unsigned kCounters = 64;
 struct alignas(64) Counter {
   std::atomic<int64_t> value{0};
@@ -57,8 +58,8 @@ int64_t live_allocations() {
   return sum;
 }
 
-// Made at the first failure of a thread: half a KiB of static TLS is too much for a library that
-// may be dlopened.
+// Allocated at the first failure of a thread: half a KiB of static TLS is too much for a library
+// that may be dlopened.
 constinit thread_local ErrorText* t_error = nullptr;
 
 int fail(const ErrorText& why, int err) {
@@ -67,7 +68,7 @@ int fail(const ErrorText& why, int err) {
   return err;
 }
 
-// "name=value,name=value" of lunar_config.options.
+// Sets the options of "name=value,name=value" (lunar_config.options).
 int set_options(Options* options, const char* text, ErrorText* why) {
   while (text != nullptr && *text != '\0') {
     const char* end = strchrnul(text, ',');
@@ -89,7 +90,7 @@ int set_options(Options* options, const char* text, ErrorText* why) {
   return 0;
 }
 
-// A member that lies within what the caller's structure has.
+// The value of a member, or T{} if the caller's structure is too short to contain it.
 template <class T>
 T member(const lunar_config* config, T lunar_config::* which) {
   size_t end = static_cast<size_t>(reinterpret_cast<const char*>(&(config->*which)) -
@@ -118,8 +119,8 @@ int apply_config(Options* options, const lunar_config* config, ErrorText* why) {
   return set_options(options, member(config, &lunar_config::options), why);
 }
 
-// A thread may be making the heap when another one forks. The handlers are younger than the
-// pager's: this lock is taken before the pager's, as its holder does.
+// A thread may be creating the heap when another one forks. These handlers are registered after the
+// pager's, so a fork takes this lock before the pager's locks, in the same order as its holder.
 int keep_lock_for_forks() {
   static bool kept = false;
   if (kept) return 0;
@@ -145,7 +146,8 @@ int start(const lunar_config* config, ErrorText* why) {
   Options options;
   int rc = options_load(&options, environ, why);
   if (rc < 0) return rc;
-  if (config != nullptr && (rc = apply_config(&options, config, why)) < 0) return rc;
+  if (config != nullptr) rc = apply_config(&options, config, why);
+  if (rc < 0) return rc;
   rc = start_tier(options, why);
   if (rc < 0) return rc;
   HostGuard guard;
@@ -156,7 +158,7 @@ int start(const lunar_config* config, ErrorText* why) {
   return rc;
 }
 
-// The heap is made by the first allocation: programs that only use regions do without.
+// The first allocation creates the heap, because programs that only use regions do not need it.
 bool heap_usable() {
   if (__builtin_expect(heap_ready(), 1)) return true;
   if (pager_created()) {
@@ -195,7 +197,7 @@ int lunar_init(const lunar_config* config) noexcept {
 
 int lunar_shutdown(void) noexcept {
   sys::Locked<sys::Mutex> lock(g_lock);
-  // the preload's tier lives as long as the process
+  // The preload's tier lives as long as the process.
   if (!g_started_here.load()) return pager_created() ? -EBUSY : -EINVAL;
   if (g_regions.load() != 0 || live_allocations() != 0) return -EBUSY;
   int rc = heap_destroy();
@@ -228,7 +230,7 @@ void* lunar_calloc(size_t count, size_t size) noexcept {
 
 void* lunar_realloc(void* pointer, size_t size) noexcept {
   if (pointer == nullptr) return lunar_malloc(size);
-  if (size == 0) {  // as free: what glibc does
+  if (size == 0) {  // frees the block, like glibc
     lunar_free(pointer);
     return nullptr;
   }
@@ -279,13 +281,15 @@ void* lunar_region_create(size_t bytes) noexcept {
                   "lunar_region_create: the kernel gives no address space for %zu bytes and their "
                   "tables (%s)",
                   bytes, "vm.max_map_count, ulimit -v");
-  } else if (rc = region_commit(region, 0, bytes); rc < 0) {
-    (void)why.set(rc,
-                  "lunar_region_create: %zu bytes are more than the LUN has left, or their page "
-                  "tables than the DRAM "
-                  "budget",
-                  bytes);
-    (void)region_destroy(region);
+  } else {
+    rc = region_commit(region, 0, bytes);
+    if (rc < 0) {
+      (void)why.set(rc,
+                    "lunar_region_create: %zu bytes are more than the LUN has left, or their page "
+                    "tables are more than the DRAM budget",
+                    bytes);
+      (void)region_destroy(region);
+    }
   }
   if (rc < 0) {
     errno = -fail(why, rc);
@@ -353,7 +357,7 @@ int lunar_get_stats(lunar_stats* stats) noexcept {
   lunar_stats full{};
   full.struct_size = sizeof(full);
   pager_stats(&full);
-  full.struct_size = stats->struct_size < sizeof(full) ? stats->struct_size : sizeof(full);
+  full.struct_size = std::min(stats->struct_size, sizeof(full));
   memcpy(stats, &full, full.struct_size);
   return 0;
 }

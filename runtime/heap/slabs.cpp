@@ -18,13 +18,13 @@
 namespace lunar {
 namespace {
 
-// jemalloc 5.3, inspect.h: what experimental.utilization.query answers.
+// The answer of experimental.utilization.query (inspect.h of jemalloc 5.3).
 struct SlabUse {
   void* current_slab;
   size_t free_blocks, blocks, bytes, all_free_blocks, all_blocks;
 };
 
-// The numbers of a name of mallctl, looked up once.
+// The MIB of a name of mallctl, looked up once.
 struct Name {
   const char* text;
   size_t depth = 0, mib[3] = {};

@@ -14,7 +14,7 @@ namespace lunar {
 int start_log(const Options& options, ErrorText* why) {
   int fd = -1;
   if (options.log_file != nullptr && options.log_file[0] != '\0') {
-    // A FIFO: not to be waited for, neither now nor when it is full.
+    // O_NONBLOCK: does not wait for a FIFO, neither now nor when it is full.
     fd = sys::open_file(options.log_file, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, 0644);
     if (fd < 0)
       return why->set(fd, "log file %s: %s; name one that can be written", options.log_file,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats file. One writer: the pager's thread for it.
+// The stats file. Its only writer is the pager's thread for it.
 #include "stats/export.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@ StatsFile* g_file = nullptr;
 void (*g_read)(lunar_stats*) = nullptr;
 uint32_t g_owner = 0;  // the copy of the memory whose counters the file shows (sys/memory_copy.h)
 
-// By the kernel: the file may have become shorter, which would be SIGBUS.
+// Writes by system call: if the file has become shorter, a store to a mapping would raise SIGBUS.
 void write_stats(const lunar_stats& stats) {
   static uint64_t sequence = 0;
   const uint64_t now = sys::now_ns(), changing = sequence + 1, changed = sequence += 2;

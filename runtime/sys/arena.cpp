@@ -4,20 +4,21 @@
 //
 //   current_ ──► [ used | object | object | ...free... ]   256 KiB; a full one is left behind
 //
-// All objects are multiples of 64 bytes, so an offset is 64-aligned without further work. Requests
-// that would waste much of a chunk get a mapping of their own.
-// All of it is a private mapping of /dev/zero where there is one: anonymous memory with
-// copy-on-write as ever, but /proc/self/maps shows a file. Programs that look there for their own
-// memory and write all over it (the memory test of Redis' crash report saves, overwrites and
-// restores what has no file) would roll our tables back under running service threads.
-// Threading: any thread. Calls only mmap and what finds /dev/zero (through sys/); never the host's
-// allocator. Keeps errno.
+// The sizes of all objects are multiples of 64 bytes, so each offset is 64-aligned. A request that
+// would waste much of a chunk gets its own mapping. All of it is a private mapping of /dev/zero, if
+// that exists: anonymous memory with the usual copy-on-write, but /proc/self/maps shows a file.
+// Some programs look there for their own memory and overwrite it: the memory test of Redis' crash
+// report saves, overwrites and restores each mapping without a file. That would reset Lunar's
+// tables under running service threads.
+// Threading: any thread. Calls only mmap and the functions that find /dev/zero (all in sys/), never
+// the host's allocator. Keeps errno.
 #include "sys/arena.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/units.h"
@@ -34,16 +35,16 @@ constexpr int kPopulateWrite = 23, kWipeOnFork = 18;
 constexpr size_t kOwnMappingFrom = kChunkBytes / 8;
 
 struct alignas(kGrain) Chunk {
-  std::atomic<size_t> used;  // may run past kChunkBytes when full: the thread that passes the end
-                             // starts a new chunk
+  // May run past kChunkBytes when full: the thread that passes the end starts a new chunk.
+  std::atomic<size_t> used;
 };
 static_assert(sizeof(Chunk) == kGrain);
 
 std::atomic<Chunk*> g_current{nullptr};
 std::atomic<size_t> g_mapped_bytes{0};
 
-// nullptr: there is no /dev/zero here, or no descriptor. The program may close ours at any time and
-// open a file in its place, so what it is counts after the mapping.
+// nullptr: there is no /dev/zero, or no free descriptor. The program may close this descriptor at
+// any time and open a file in its place. So the check for /dev/zero comes after the mapping.
 void* map_zero_device(size_t bytes, int protection, int flags) {
   const int fd = sys::open_file("/dev/zero", O_RDONLY);
   if (fd < 0) return nullptr;
@@ -74,7 +75,7 @@ void* map_pages(size_t bytes, bool populate, bool plain = false,
   return address;
 }
 
-// A kernel without huge pages knows no such advice.
+// Ignores failure: a kernel without huge pages does not know this advice.
 void refuse_huge_pages(void* address, size_t bytes) {
   const int saved = errno;
   (void)sys::advise(address, bytes, MADV_NOHUGEPAGE);
@@ -90,7 +91,7 @@ bool unmap_pages(void* address, size_t bytes) {
   return true;
 }
 
-// Memory of its own, aligned beyond a page when asked: maps more and gives the ends back.
+// A separate mapping. For an alignment above a page: maps more and gives the ends back.
 void* alloc_mapping(size_t bytes, size_t align) {
   size_t page = sys::page_bytes();
   if (bytes > SIZE_MAX / 2 || align > SIZE_MAX / 4) return nullptr;
@@ -124,7 +125,7 @@ void* arena_alloc(size_t bytes, size_t align) {
       size_t offset = chunk->used.fetch_add(need, std::memory_order_relaxed);
       if (offset + need <= kChunkBytes) {
         uintptr_t address = reinterpret_cast<uintptr_t>(chunk) + offset;
-        return reinterpret_cast<void*>(round_up(address, align > kGrain ? align : kGrain));
+        return reinterpret_cast<void*>(round_up(address, std::max(align, kGrain)));
       }
     }
     Chunk* fresh = new_chunk();
@@ -139,11 +140,11 @@ size_t arena_bytes() { return g_mapped_bytes.load(std::memory_order_relaxed); }
 void* map_private(size_t bytes, ForkPolicy fork_policy) {
   if (bytes == 0 || bytes > SIZE_MAX / 2) return nullptr;
   bytes = round_up(bytes, sys::page_bytes());
-  // what has a file is not wiped
+  // A mapping of a file is not wiped.
   void* address = map_pages(bytes, false, fork_policy == ForkPolicy::kWipe);
   if (!address) return nullptr;
-  // A huge page would charge 2 MiB for the first byte touched; the budget counts what is used. No
-  // THP: fine.
+  // The budget counts the bytes in use, but a huge page would take 2 MiB for the first byte
+  // touched.
   refuse_huge_pages(address, bytes);
   const int advice = fork_policy == ForkPolicy::kDontFork ? MADV_DONTFORK : kWipeOnFork;
   if (fork_policy != ForkPolicy::kInherit && sys::advise(address, bytes, advice) < 0) {
@@ -160,8 +161,8 @@ void* map_private_huge(size_t bytes, ForkPolicy fork_policy) {
   if (!mapped) return map_private(bytes, fork_policy);
   const size_t before = round_up(reinterpret_cast<uintptr_t>(mapped), kHugeBytes) -
                         reinterpret_cast<uintptr_t>(mapped);
-  // Behind a neighbour of the same kind an end may not come off alone (vm.max_map_count): then all
-  // goes.
+  // If a neighbour has joined this mapping, unmapping one end alone may fail (vm.max_map_count).
+  // Then all of it is unmapped.
   size_t left = bytes + kHugeBytes;
   const bool end_is_off = unmap_pages(mapped + before + bytes, kHugeBytes - before);
   if (end_is_off) left -= kHugeBytes - before;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arena: the pager's own memory. Private anonymous mmap, never the host's heap and never tiered
-// memory.
-// A bump allocator over 256 KiB chunks: nothing is freed one by one; objects that come and go keep
-// free lists of their own, or have a mapping each (superpipe/device_memory.h). Thread-safe and
+// memory. A bump allocator over 256 KiB chunks: single objects are not freed. Objects that come and
+// go keep their own free lists, or have a mapping each (superpipe/device_memory.h). Thread-safe and
 // lock-free (usable in a child forked at any moment). Chunks are populated when mapped, so that an
 // object never costs a fault later. Returns zeroed memory, or nullptr when mmap fails.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,8 +14,8 @@
 
 namespace lunar {
 
-// Maps of this memory begin at such an offset of /dev/zero, by which /proc/self/maps tells them
-// from those of the program: the mark is what is left of it after the shift.
+// Mappings of this memory begin at an offset of /dev/zero that, shifted right by kOwnMapsShift, is
+// kOwnMapsMark. In /proc/self/maps this distinguishes them from the program's mappings.
 constexpr uint64_t kOwnMapsMark = 0x4C55;
 constexpr unsigned kOwnMapsShift = 48;
 
@@ -28,26 +28,27 @@ enum class ForkPolicy : uint8_t { kInherit, kDontFork, kWipe };
 void* arena_alloc(size_t bytes, size_t align = 64);
 size_t arena_bytes();  // mapped now, by arena_alloc and map_private, in bytes
 
-// Page-granular private mapping of its own (frames, page tables): zeroed, lazily populated, no huge
+// A separate page-granular private mapping (frames, page tables): zeroed, lazily populated, no huge
 // pages. nullptr on failure. map_readable: the same with kInherit, read-only until the caller makes
 // parts of it writable (sys::protect). unmap_private: `address` and `bytes` as mapped, or whole
 // pages of it.
 void* map_private(size_t bytes, ForkPolicy fork_policy);
 void* map_readable(size_t bytes);
 void unmap_private(void* address, size_t bytes);
-// A table of its own, or, if it is small, a part of the arena (which keeps it when it is unmapped):
-// thousands of small objects would take a page and a mapping each. Inherited by children.
+// A table with its own mapping. A small one is a part of the arena instead, which keeps it after
+// unmap_table: thousands of small tables would take a page and a mapping each. Inherited by
+// children.
 void* map_table(size_t bytes);
 void unmap_table(void* address, size_t bytes);
-// The same, aligned and rounded up to 2 MiB, of huge pages where the kernel provides them. A huge
-// page is contiguous for a device, and takes 2 MiB of DRAM once a byte of it is touched. Where a
-// limit on address space or on the number of mappings forbids the alignment: a plain mapping of the
-// same size.
+// As map_private, but aligned and rounded up to 2 MiB, and of huge pages where the kernel provides
+// them. A huge page is contiguous for a device, and takes 2 MiB of DRAM once a byte of it is
+// touched. Where a limit on address space or on the number of mappings forbids the alignment: a
+// plain mapping of the same size.
 constexpr size_t kHugeBytes = size_t{2} << 20;
 void* map_private_huge(size_t bytes, ForkPolicy fork_policy);
 
-// A copy of a text in a mapping of its own, for the life of the object. text(): nullptr when there
-// was no memory.
+// A copy of a text in its own mapping, for the life of the object. text(): nullptr when there was
+// no memory.
 class TextCopy {
  public:
   explicit TextCopy(const char* text) : bytes_(strlen(text) + 1) {
@@ -68,7 +69,7 @@ class TextCopy {
 
 template <class T, class... Args>
 T* arena_new(Args&&... args) {
-  void* memory = arena_alloc(sizeof(T), alignof(T) < 64 ? 64 : alignof(T));
+  void* memory = arena_alloc(sizeof(T), std::max<size_t>(alignof(T), 64));
   return memory ? new (memory) T(std::forward<Args>(args)...) : nullptr;
 }
 

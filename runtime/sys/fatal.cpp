@@ -40,9 +40,8 @@ void fatal_if_refused(int64_t result, const char* what) {
   if (is_refusal(result))
     fatal(
         "the kernel refuses %s (%s) since the program has restricted its system calls (seccomp?); "
-        "evicted pages would "
-        "stay missing: "
-        "allow it in the filter, or run the program without Lunar",
+        "evicted pages would stay missing: allow it in the filter, or run the program without "
+        "Lunar",
         what, errno_name(static_cast<int>(result)));
 }
 

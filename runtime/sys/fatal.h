@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a process that cannot go on, and the checks that lead to it.
+// Ends a process that cannot continue, and contains the checks that lead to it.
 // Threading: any thread, also on the fault path and in a forked child; allocates nothing.
 #pragma once
 #include <cstdint>
@@ -9,12 +9,13 @@ namespace lunar {
 // Whether `result` (-errno) means that the kernel refuses the system call as such, whatever its
 // arguments (a seccomp filter, a security module): a retry does not help.
 bool is_refusal(int64_t result);
-// Ends the process for a refusal that leaves the pager unable to go on; returns for any other
-// result. `what`: the call.
+// Ends the process if `result` is a refusal, without which call the pager cannot continue. Returns
+// for any other result. `what`: the call.
 void fatal_if_refused(int64_t result, const char* what);
 
-// Corruption-class or cannot-go-on failure: writes `lunar: FATAL: <line>` to standard error in one
-// write(2) and abort()s. Never fails open. Usable on the fault path and in a forked child.
+// For a failure that means corruption, or after which the process cannot continue: writes `lunar:
+// FATAL: <line>` to standard error in one write(2) and abort()s. Never fails open. Usable on the
+// fault path and in a forked child.
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // Called by fatal() before it aborts (the pager prints page states here). At most one; nullptr

@@ -4,7 +4,7 @@
 // Idea: one wrapper per system call, `0 / count / -errno`. Calls that a host program or a preloaded
 // library may interpose (open, close, read, write, pipe) go through syscall(2) by number, so that
 // the runtime never calls its own shim.
-// Threading: no state of its own; any thread, also a forked child.
+// Threading: any thread, also in a forked child.
 // May not: allocate, use stdio, retry without bound (EINTR is the caller's, except where the call
 // is not interruptible in a way the caller could use: fallocate and small text files).
 #include "sys/file.h"
@@ -27,6 +27,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/format.h"
@@ -60,8 +61,8 @@ int create_unlinked(const char* directory, int flags) {
         format_to(path, sizeof path, "%s/.lunar-%d-%u-%d", directory, static_cast<int>(getpid()), n,
                   static_cast<int>(syscall(SYS_gettid)));
     if (length + 1 >= sizeof path) return -ENAMETOOLONG;
-    // A file system without O_DIRECT would make the file and then refuse: that flag comes when the
-    // name is gone.
+    // A file system without O_DIRECT would make the file and then refuse. So O_DIRECT is set after
+    // the name is removed.
     const int fd = open_file(path, (flags & ~O_DIRECT) | O_CREAT | O_EXCL, 0600);
     if (fd == -EEXIST) continue;
     if (fd < 0) return fd;
@@ -128,8 +129,8 @@ int open_file(const char* path, int flags, mode_t mode) {
   const int proc = g_proc_directory.load(std::memory_order_relaxed);
   if ((fd != -ENOENT && fd != -EACCES) || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0)
     return fd;
-  // Another root directory, and no /proc below it. (A number the program has taken for something
-  // else has no such entries.)
+  // The root directory has changed, and has no /proc. (If the program has reused the descriptor's
+  // number, that directory does not contain this entry.)
   return static_cast<int>(
       result(syscall(SYS_openat, proc, path + sizeof kProc - 1, flags | O_CLOEXEC, mode)));
 }
@@ -165,8 +166,8 @@ long control_file(int fd, int command, void* argument) {
 
 int open_unlinked(const char* directory, int flags) {
   const int fd = open_file(directory, (flags & ~O_CREAT) | O_TMPFILE, 0600);
-  // Kernels and file systems without O_TMPFILE answer in several ways; a directory that refuses for
-  // a real reason will refuse the plain way too.
+  // Kernels and file systems without O_TMPFILE return several errors. If the directory refuses for
+  // another reason, it also refuses the plain way.
   if (fd >= 0 || (fd != -EOPNOTSUPP && fd != -EISDIR && fd != -ENOENT && fd != -EINVAL)) return fd;
   return create_unlinked(directory, flags);
 }
@@ -265,10 +266,10 @@ bool is_sealed_memory(int fd) {
 
 namespace {
 
-// A copy of the program's descriptor in the calling service thread's own table, for a moment only:
-// with a lasting copy other processes would not notice that the program has closed it. Where the
-// kernel gives no copy (a filter) it is opened again by its path, which fails for a socket and for
-// a file that the program's user may not open.
+// A copy of the program's descriptor in the calling service thread's own table. It is kept for a
+// moment only: with a lasting copy other processes would not notice that the program has closed it.
+// Where a filter refuses the copy, the file is opened again by its path. That fails for a socket,
+// and for a file that the program's user may not open.
 int copy_of_program(int fd) {
   const int tid = program_thread(true);
   // fails if the first thread has ended
@@ -281,12 +282,12 @@ int copy_of_program(int fd) {
   if (copy >= 0) return copy;
   char path[64];
   format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", tid, fd);
-  // without a reader a pipe is not waited for
+  // O_NONBLOCK: does not wait for a pipe's reader.
   return open_file(path, O_WRONLY | O_APPEND | O_NONBLOCK);
 }
 
-// A pipe or terminal that nothing reads stays full: it is waited for for a moment, and then skipped
-// for a while. A pipe without a reader would raise SIGPIPE.
+// A pipe or terminal that nobody reads stays full: this waits for it for kWaitMs, and then skips it
+// for kPassOverNs. A pipe without a reader would raise SIGPIPE.
 int64_t write_soon(int fd, const void* buffer, size_t bytes) {
   constexpr int kWaitMs = 100;
   constexpr uint64_t kPassOverNs = 1000000000;
@@ -383,7 +384,7 @@ int nth_entry(const char* directory, const char* prefix, unsigned n, char* name,
 
 namespace {
 
-// A file that would pass the process' limit (RLIMIT_FSIZE) is an error like others and does not end
+// Growing a file past the process' limit (RLIMIT_FSIZE) becomes an ordinary error and does not end
 // the program: SIGXFSZ is blocked, and consumed if it was raised.
 class ScopedFileSizeSignal {
  public:
@@ -415,8 +416,8 @@ class ScopedFileSizeSignal {
 
 int allocate_space(int fd, uint64_t offset, uint64_t length) {
   ScopedFileSizeSignal held;
-  for (int attempt = 0; attempt < 1000;
-       ++attempt) {  // a timer signal may interrupt each try; progress is kept
+  // A timer signal may interrupt each attempt; the progress is kept.
+  for (int attempt = 0; attempt < 1000; ++attempt) {
     if (syscall(SYS_fallocate, fd, 0, offset, length) == 0) return 0;
     if (errno != EINTR) return -errno;
   }
@@ -497,8 +498,9 @@ int set_acl(int fd, const void* acl, size_t bytes) {
 int rename_file(const char* from, const char* to) {
   return static_cast<int>(result(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)));
 }
-// By number: the program may have functions of these names with a lock (fakeroot), and a fork may
-// be under way. The kernel's layout is libc's on 64-bit processors.
+// Calls the kernel by number: the program may define functions of these names that take a lock
+// (fakeroot), and a fork may be under way. On 64-bit processors the kernel and libc use the same
+// layout.
 namespace {
 int status_at(int directory, const char* path, struct stat* out, int flags) {
   return static_cast<int>(result(syscall(SYS_newfstatat, directory, path, out, flags)));
@@ -562,8 +564,7 @@ int direct_io_align(int fd, uint32_t* bytes) {
       (status.stx_mask & STATX_DIOALIGN)) {
     if (status.stx_dio_offset_align == 0)
       return -EINVAL;  // the kernel says: no direct I/O on this file
-    const uint32_t memory = status.stx_dio_mem_align, offset = status.stx_dio_offset_align;
-    *bytes = memory > offset ? memory : offset;
+    *bytes = std::max(status.stx_dio_mem_align, status.stx_dio_offset_align);
     return 0;
   }
 #endif
@@ -583,8 +584,7 @@ int block_discard(int fd, uint64_t offset, uint64_t length) {
 
 int make_pipe(int fds[2], size_t bytes) {
   if (syscall(SYS_pipe2, fds, O_NONBLOCK | O_CLOEXEC) != 0) return -errno;
-  // An unprivileged user's pipes share a budget (pipe-user-pages-soft): take what is left rather
-  // than nothing.
+  // An unprivileged user's pipes share a budget (pipe-user-pages-soft): takes what is left of it.
   for (size_t want = bytes; want >= 4096; want /= 2) {
     const long size = syscall(SYS_fcntl, fds[1], F_SETPIPE_SZ, want);
     if (size >= 0) return static_cast<int>(size);

@@ -24,12 +24,12 @@ int proc_directory();            // the descriptor that is kept, or -1
 // O_TMPFILE, else create + unlink
 [[nodiscard]] int open_unlinked(const char* directory, int flags);
 int close_file(int fd);
-// Moves a descriptor of ours out of the low numbers that programs and shells use by name (`exec
+// Moves a descriptor of Lunar away from the low numbers that programs and shells use by name (`exec
 // 3>file`); closes the old number. Returns the new one, or `fd` itself when none is free.
 int move_high(int fd);
-// Which file a descriptor is of. A number does not tell: the program may have closed ours, and have
-// a file of its own there, also of the same kind. (Rings and userfaultfds have an inode each, from
-// 5.16 on; eventfds and pidfds do not.)
+// Identifies the file of a descriptor. The number is not enough: the program may have closed
+// Lunar's descriptor and opened its own file under that number, also one of the same kind. (Rings
+// and userfaultfds have an inode each, from 5.16 on; eventfds and pidfds do not.)
 struct FileIdentity {
   uint64_t device = 0, inode = 0;
   bool operator==(const FileIdentity&) const = default;
@@ -38,8 +38,8 @@ FileIdentity file_identity(int fd);                  // {}: of none
 bool is_file(int fd, const FileIdentity& identity);  // in the calling thread's table; false for {}
 // A memory file (memfd), sealed in that size. -EFBIG: RLIMIT_FSIZE is below it.
 [[nodiscard]] int make_memory_file(const char* name, uint64_t bytes);
-// Whether `fd` is memory sealed in size (the account of `lunar run`), not another file that has
-// taken its number.
+// Whether `fd` is memory sealed in size (the account of `lunar run`). False if another file has
+// this number now.
 bool is_sealed_memory(int fd);
 bool is_zero_device(int fd);  // /dev/zero
 // Closes every descriptor of the calling thread's table except those listed (in any order); for
@@ -54,15 +54,15 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t readv_some(int fd, const iovec* iov, int count);
 [[nodiscard]] int64_t write_some(int fd, const void* buffer, size_t bytes);
 // As write_some, to a descriptor of the *program's* table: a service thread has a table of its own,
-// and takes a copy by pidfd_getfd (5.6), or opens the file again through /proc. A full pipe or
-// terminal is waited for for 0.1 s, and not at all for a second after that: -EAGAIN. -EPIPE:
+// and takes a copy by pidfd_getfd (5.6), or opens the file again through /proc. Waits up to 0.1 s
+// for a full pipe or terminal, and for a second after that not at all (-EAGAIN). -EPIPE is returned
 // without SIGPIPE.
 [[nodiscard]] int64_t write_to_program(int fd, const void* buffer, size_t bytes);
 // Reads a small file (/proc, /sys) into a NUL-terminated buffer; returns the length read, at most
 // size-1, or -errno.
 [[nodiscard]] int read_text(const char* path, char* buffer, size_t size);
-// Calls `visit` with each line of a file of /proc, without its end, until it answers false. What
-// has no room in `line` is cut off. 0 or -errno.
+// Calls `visit` with each line of a file of /proc, without the line end, until it returns false.
+// Cuts off lines that do not fit into `line`. 0 or -errno.
 [[nodiscard]] int visit_lines(const char* path, char* line, size_t size,
                               bool (*visit)(void* context, char* line), void* context);
 template <class Visit>  // bool(char* line)
@@ -91,8 +91,8 @@ template <class Visit>  // bool(const char* name): false ends the walk
 [[nodiscard]] int duplicate_to(int from, int to, int flags);                // dup3
 // fallocate, extends the file
 [[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);
-uint64_t
-file_bytes_most();  // the longest that a file may become (RLIMIT_FSIZE); UINT64_MAX: no limit
+// The greatest length that a file may reach (RLIMIT_FSIZE); UINT64_MAX: no limit.
+uint64_t file_bytes_most();
 // Both make a range read as zeros. punch_hole gives its space back to the file system; zero_range
 // keeps it (-EOPNOTSUPP: this file system has no such call).
 [[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);
@@ -102,9 +102,9 @@ file_bytes_most();  // the longest that a file may become (RLIMIT_FSIZE); UINT64
 [[nodiscard]] int64_t next_data(int fd, uint64_t offset);
 [[nodiscard]] int sync_data(int fd);                      // fdatasync
 [[nodiscard]] int set_file_size(int fd, uint64_t bytes);  // ftruncate
-// Byte ranges of a file, owned by the open file description (F_OFD_SETLK): forked children share
-// them, and they end with the last descriptor of it. kExclusive needs a descriptor open for
-// writing. Never waits: -EAGAIN.
+// Locks byte ranges of a file. The open file description owns the locks (F_OFD_SETLK): forked
+// children share them, and they end with the last descriptor of that description. kExclusive needs
+// a descriptor open for writing. Never waits: -EAGAIN.
 enum class RangeLock { kNone, kShared, kExclusive };
 [[nodiscard]] int lock_range(int fd, RangeLock kind, uint64_t offset, uint64_t length);
 // Whether a lock of another description conflicts with an exclusive lock: 1, 0, or -errno.
@@ -127,8 +127,8 @@ void set_mode(int fd, mode_t mode);                            // fchmod; fails 
 // flags: AT_STATX_DONT_SYNC
 [[nodiscard]] int path_status(const char* path, struct stat* out, int flags = 0);
 [[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);  // statfs
-// 0 when the file's blocks have places on a device (FIEMAP), -EOPNOTSUPP on file systems that live
-// in memory.
+// 0 when the file's blocks have addresses on a device (FIEMAP), -EOPNOTSUPP on file systems in
+// memory.
 [[nodiscard]] int extent_map_supported(int fd);
 // The alignment, in bytes, that O_DIRECT needs of offsets, lengths and addresses. -EINVAL: no
 // direct I/O on this file.

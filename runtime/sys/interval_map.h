@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // IntervalMap: disjoint intervals in order, each with a value: a B+ tree. Neighbours that touch and
-// are alike are one item. Look-up, change and the search for a gap take logarithmic time; nodes
-// come from private maps, never a heap.
+// have equal values become one item. Look-up, change and the search for a gap take logarithmic
+// time; nodes come from private maps, never a heap.
 //
 //   Item         has begin, end (both pointers or both integers), and `bool alike(const Item&)
 //                const`, which compares the values; trivially copyable
@@ -9,13 +9,14 @@
 //   inner node   up to kChildren children: extent, and the largest gap between two neighbours below
 //
 // A change goes down to a leaf once, replaces the items there that it overlaps or touches, and goes
-// up as long as extents change. It is repeated when nodes are full: each turn splits one. A node
+// up as long as extents change. If a node is full, the change splits it and starts again. A node
 // that is less than a quarter full joins a neighbour if both fit into three quarters of one. Memory
 // of nodes is reused, not given back. Threading: none; the owner holds a lock. Blocking: only
 // reserve (mmap).
 #pragma once
 #include <errno.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -90,8 +91,7 @@ class IntervalMap {
     const bool inside = first != nullptr && first->begin <= begin;
     *item = inside ? first : nullptr;
     if (first == nullptr) return end;
-    const Key stop = inside ? first->end : first->begin;
-    return stop < end ? stop : end;
+    return std::min(inside ? first->end : first->begin, end);
   }
 
   // Whole-structure check, for tests.
@@ -101,7 +101,7 @@ class IntervalMap {
 
  private:
   struct Node;
-  // What a child holds lies in [begin, end). gap: the largest between two items in there.
+  // All items of a child lie in [begin, end). gap: the largest one between two of them.
   struct Child {
     Key begin, end;
     size_t gap;
@@ -137,15 +137,15 @@ class IntervalMap {
     const Entry* low = entries;
     while (count > 1) {
       const unsigned half = count / 2;
-      low += half * static_cast<unsigned>(low[half - 1].end <=
-                                          at);  // no branch, which would be guessed wrong
+      // Without a branch, which would often be mispredicted.
+      low += half * static_cast<unsigned>(low[half - 1].end <= at);
       count -= half;
     }
     return static_cast<unsigned>(low - entries) +
            static_cast<unsigned>(count == 1 && low->end <= at);
   }
 
-  // ---- nodes: spare ones in a list, and those of the last block that were never used ----
+  // ---- nodes: spare ones in a list, and the never used rest of the last block ----
   Node* take(uint32_t level) {
     Node* node = free_;
     if (node != nullptr) {
@@ -228,8 +228,8 @@ class IntervalMap {
     return false;
   }
 
-  // The items that [begin, end) overlaps or touches become one to three: the rest of the first,
-  // `now`, the rest of the last; `now` takes in what is alike.
+  // Replaces the items that [begin, end) overlaps or touches by up to three: the rest of the first,
+  // `now`, and the rest of the last. `now` absorbs a rest with an equal value.
   void replace(Key begin, Key end, const Item* now) {
     if (root_ == nullptr) root_ = take(0);
     Item first, last;
@@ -280,8 +280,8 @@ class IntervalMap {
     return n;
   }
 
-  // Replaces the items from the path's to `end` of its leaf. False: the leaf was full, a node is
-  // split now; once more.
+  // Replaces the items of the path's leaf from the path's place to `end`. False: the leaf was full,
+  // and a node has been split; repeat the change.
   bool change(const Path& path, unsigned end, const Item* items, unsigned count) {
     Node* leaf = path.node[0];
     const unsigned first = path.at[0], after = leaf->count - (end - first) + count;
@@ -316,7 +316,7 @@ class IntervalMap {
     } else {
       parent = path.node[level + 1];
     }
-    // what comes in order leaves full nodes behind
+    // Entries that arrive in ascending order leave full nodes behind.
     const unsigned keep = path.at[level] + 1 >= node->count ? node->count - 1 : node->count / 2;
     level == 0 ? move_end<Item>(node, keep, right) : move_end<Child>(node, keep, right);
     const Child both[2] = {child_of(node), child_of(right)};
@@ -352,8 +352,8 @@ class IntervalMap {
     return true;
   }
 
-  // Moves *from to the lowest free place, or to the end of what is below. True: it is found, or
-  // lies beyond `limit`.
+  // Moves *from to the lowest free place, or to the end of the node. True: a place is found, or
+  // *from lies beyond `limit`.
   static bool find_gap(const Node& node, Key* from, Key limit, size_t bytes) {
     return node.level == 0 ? find_gap_among(node, node.items, from, limit, bytes)
                            : find_gap_among(node, node.children, from, limit, bytes);

@@ -17,8 +17,8 @@
 
 namespace lunar::sys {
 
-// With arguments that the kernel itself turns down: a filter answers before the kernel has looked
-// at them.
+// Makes the calls with arguments that the kernel rejects. A filter answers before the kernel checks
+// them.
 int kernel_check(ErrorText* why) {
   struct Call {
     const char* name;

@@ -50,7 +50,8 @@ inline long kernel_call(long number, const long (&a)[6]) {
 #endif
 }
 
-// As libc's functions answer: of -errno, -1 and errno; anything else as it is.
+// Turns a result into what libc's functions return: -errno becomes -1 with errno set; other values
+// stay.
 template <class Result>
 Result with_errno(Result result) {
   if (result >= 0 || result < -4095) return result;
@@ -63,7 +64,7 @@ inline long kernel_call_errno(long number, const long (&a)[6]) {
   return with_errno(kernel_call(number, a));
 }
 
-// The action of a signal becomes the default.
+// Sets the action of a signal to the default.
 inline void default_signal(int number) {
   const unsigned long action[4] = {};  // the kernel's layout: handler, flags, restorer, mask
   (void)kernel_call(SYS_rt_sigaction,

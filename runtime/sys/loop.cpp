@@ -10,7 +10,8 @@
 namespace lunar::sys {
 namespace {
 
-// The kernel's numbers of 64 bits: major in bits 8 to 19, minor around it.
+// Converts the kernel's 64-bit device number: the major number is in bits 8 to 19, the minor number
+// in the other bits.
 uint64_t as_dev(uint64_t huge) {
   return makedev(static_cast<unsigned>(huge >> 8 & 0xfff),
                  static_cast<unsigned>((huge & 0xff) | (huge >> 12 & 0xfffff00)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory system calls, straight to the kernel: the libc names of most of them are interposed by
-// adapters/preload. Threading: any thread; what was probed, and the kept files, are atomics.
+// adapters/preload. Threading: any thread; the probe results and the kept files are atomics.
 // Allocates nothing.
 #include "sys/mem.h"
 
@@ -33,9 +33,9 @@ namespace {
 
 int result_of(long rc) { return rc < 0 ? -errno : 0; }
 
-// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14). It is no
-// descriptor, so nothing can close it, or have its number in another table; and the thread lives,
-// which the main thread need not.
+// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14). It is not a
+// descriptor, so the program can neither close it nor reuse its number. And the calling thread
+// lives; the main thread may have ended.
 constexpr int kPidfdSelf = -10000;
 
 long advise_self(const iovec* ranges, unsigned count, int advice) {
@@ -46,8 +46,8 @@ long advise_self(const iovec* ranges, unsigned count, int advice) {
 // 0 unknown, 1 native, 2 not, per advice; indexed by advice value (all are < 32).
 std::atomic<uint8_t> g_vector_support[32];
 
-// Files of /proc/self, opened while that was allowed. The program may have closed one and taken its
-// number for something else.
+// Files of /proc/self, opened while that was allowed. The program may have closed one and reused
+// its number.
 struct KeptFile {
   const char* path;
   std::atomic<int> fd{-1};
@@ -70,8 +70,8 @@ int kept_number(OwnFile which) {
   return fd >= 0 && file.copy.load() == memory_copy() && is_kept(file, fd) ? fd : -1;
 }
 
-// For a process that may not open pagemap (it has dropped root). mincore does not tell what the
-// kernel has swapped out, so only without swap space.
+// For a process that may not open pagemap (it has dropped root). mincore does not report pages in
+// swap space, so this works only without swap space.
 int present_by_mincore(const void* address, size_t pages, uint8_t* out, int refusal) {
   struct sysinfo host;
   if (sysinfo(&host) != 0 || host.totalswap != 0) return refusal;
@@ -105,8 +105,8 @@ size_t page_bytes() {
 
 int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset, void** out) {
 #if defined(__SANITIZE_THREAD__)
-  // ThreadSanitizer follows libc's names alone: past them it takes what a former mapping of the
-  // address held for races.
+  // ThreadSanitizer intercepts only libc's functions. Without them it would report races with
+  // accesses to a former mapping of the address.
   long rc = reinterpret_cast<long>(mmap(hint, bytes, prot, flags, fd, offset));
 #elif defined(SYS_mmap)
   long rc = syscall(SYS_mmap, hint, bytes, prot, flags, fd, offset);
@@ -130,7 +130,7 @@ int advise(void* address, size_t bytes, int advice) {
   return result_of(syscall(SYS_madvise, address, bytes, advice));
 }
 
-// Asked of calls that change nothing: ENOMEM where there is a hole.
+// Asks with calls that change nothing; they return ENOMEM if there is a hole.
 bool is_mapped(void* address, size_t bytes) {
   if (syscall(SYS_msync, address, bytes, MS_ASYNC) == 0) return true;
   if (!is_refusal(-errno)) return false;
@@ -172,7 +172,7 @@ bool advise_vector_is_native(int advice) {
   auto& support = g_vector_support[advice & 31];
   uint8_t known = support.load(std::memory_order_relaxed);
   if (known == 0) {
-    // A page of our own is advised, to find out whether this kernel knows the name, and takes the
+    // Advises a page of its own, to find out whether this kernel knows the constant and accepts the
     // advice.
     void* page = nullptr;
     known = 2;
@@ -193,8 +193,8 @@ int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
   if (rc >= 0) return rc;
   rc = -errno;
   if (!is_refusal(rc)) return rc;
-  // A filter that came after the probe, or memory that may not be advised (mseal): the other call
-  // tells.
+  // Either a filter was installed after the probe, or the memory may not be advised (mseal). The
+  // other call shows which.
   const int64_t done = advise_runs(ranges, count, advice);
   if (done > 0) g_vector_support[advice & 31].store(2, std::memory_order_relaxed);
   return done;
@@ -202,8 +202,7 @@ int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
 
 namespace {
 
-// One page: a call that fails has dropped nothing. Of a page that is not mapped at all nothing is
-// left either.
+// Drops one page: a failed call has dropped nothing. A page that is not mapped counts as dropped.
 bool drop_page(void* page) {
   for (unsigned attempt = 0;; ++attempt) {
     int rc = advise(page, page_bytes(), MADV_DONTNEED);

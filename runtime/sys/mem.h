@@ -17,14 +17,14 @@ size_t page_bytes();  // sysconf(_SC_PAGESIZE), cached
 [[nodiscard]] int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset,
                       void** out);
 [[nodiscard]] int unmap(void* address, size_t bytes);
-// For error lines: the limit that may be why memory was refused, "ulimit -d" where that is set and
-// -v is not, ...
+// For error lines: the limit because of which memory may have been refused, such as "ulimit -d" if
+// that one is set and -v is not.
 const char* memory_limit();
 bool memory_is_limited();       // RLIMIT_AS or RLIMIT_DATA is set
 bool data_is_limited();         // RLIMIT_DATA is set: writable private memory counts against it
 uint64_t address_space_most();  // RLIMIT_AS; UINT64_MAX: no limit
-// vm.overcommit_memory=2: writable private memory counts against a limit of the whole machine,
-// whatever its flags.
+// Whether vm.overcommit_memory is 2: writable private memory counts against a limit of the whole
+// machine, whatever its flags.
 bool commits_are_counted();
 [[nodiscard]] int protect(void* address, size_t bytes, int prot);
 [[nodiscard]] int advise(void* address, size_t bytes, int advice);
@@ -47,8 +47,8 @@ bool is_mapped(void* address, size_t bytes);  // all of it
 bool advise_vector_is_native(int advice);  // probed once per process
 
 // Drops pages (MADV_DONTNEED), one per entry. dropped[i]: it is no longer mapped; otherwise it is
-// mapped as before (locked, sealed). One call if none is refused, one more for each that is.
-// Returns how many were dropped.
+// mapped as before (locked, sealed). Makes one call, and one more for each refused page. Returns
+// how many were dropped.
 unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 
 // Gathers pages by reference into a pipe (vmsplice without copying); returns bytes, or -errno.
@@ -65,8 +65,8 @@ bool is_own_file(int fd);  // kept, and still that file
 // Which of `pages` pages from `address` on the kernel holds (in DRAM or its own swap), from
 // /proc/self/pagemap; one byte of `out` per page. Blocks.
 [[nodiscard]] int present_pages(const void* address, size_t pages, uint8_t* out);
-// What the kernel reports about single pages. pagemap: from open_own_file, of the calling process.
-// 0 or -errno.
+// The kernel's report on single pages. pagemap: from open_own_file, of the calling process. 0 or
+// -errno.
 struct PageFacts {
   bool present;
   bool exclusive;        // mapped by this process alone

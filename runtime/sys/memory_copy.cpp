@@ -53,13 +53,13 @@ bool memory_is_parents() {
   if (owner >> 32 == memory_copy()) {
     const auto pid = static_cast<uint32_t>(getpid());
     if (static_cast<uint32_t>(owner) != pid) return true;
-    // A child of vfork in a new pid namespace is process 1 of it, as its parent may be of its own.
-    // The kernel gives it no list of robust mutexes; libc's threads have one, which is quicker to
-    // ask for than the namespace.
+    // A child of vfork in a new pid namespace is process 1 of it, and its parent may be process 1
+    // of its own. The kernel gives such a child no list of robust mutexes, but libc's threads have
+    // one. Asking for that list is quicker than asking for the namespace.
     return pid == 1 && robust_list() == nullptr &&
            g_owners_namespace.load(std::memory_order_relaxed) != pid_namespace();
   }
-  note_memory_owner();  // forked behind our back
+  note_memory_owner();  // forked without a fork handler
   return false;
 }
 

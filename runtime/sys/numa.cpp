@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// NUMA topology by libnuma, read once before threads; node_of_cpu is a table look-up afterwards.
-// libnuma is loaded where there is more than one node, with dlopen: as a dependency of a module
-// that a server loads with RTLD_DEEPBIND (Valkey) it would find another free than the malloc that
+// NUMA topology by libnuma, read once before threads; node_of_cpu is a table look-up afterwards. If
+// there is more than one node, dlopen loads libnuma. As a dependency of a module that a server
+// loads with RTLD_DEEPBIND (Valkey), libnuma would call a free that does not match the malloc that
 // libc uses for it.
 #include "sys/numa.h"
 
@@ -11,6 +11,8 @@
 #include <numaif.h>
 #include <sched.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "base/host_guard.h"
 #include "sys/file.h"
@@ -57,7 +59,7 @@ bool load_libnuma() {
       look_up(library, "mbind", &g_libnuma.bind))
     return g_libnuma.available() >= 0;
   log_warning(
-      "NUMA: this host's nodes are treated as one, as libnuma.so.1 cannot be loaded; install "
+      "NUMA: this host's nodes are treated as one, because libnuma.so.1 cannot be loaded; install "
       "libnuma1");
   return false;
 }
@@ -65,7 +67,7 @@ bool load_libnuma() {
 Topology read_topology() {
   Topology topology;
   if (g_pretend > 1) {
-    topology.nodes = g_pretend > kMaxNodes ? kMaxNodes : g_pretend;
+    topology.nodes = std::min(g_pretend, kMaxNodes);
     for (int& node : topology.kernel_node) node = -1;
     for (int cpu = 0; cpu < kMaxCpus; ++cpu)
       topology.node_of[cpu] = static_cast<unsigned char>(cpu % topology.nodes);
@@ -84,9 +86,9 @@ Topology read_topology() {
       topology.kernel_node[count] = node;
       dense[node] = count++;
     }
-    topology.node_of[cpu] = static_cast<unsigned char>(dense[node] < 0 ? 0 : dense[node]);
+    topology.node_of[cpu] = static_cast<unsigned char>(std::max(dense[node], 0));
   }
-  topology.nodes = count > 0 ? count : 1;
+  topology.nodes = std::max(count, 1);
   return topology;
 }
 

@@ -18,10 +18,11 @@
 namespace lunar::sys {
 namespace {
 
-constexpr size_t kStackBytes = 256 * kKiB;  // many times what is used; address space, but for that
+constexpr size_t kStackBytes =
+    256 * kKiB;  // many times what is used; the rest costs only address space
 
 #if LUNAR_SWITCHES_STACKS
-// The former stack pointer waits in a register that `run` preserves.
+// Keeps the former stack pointer in a register that `run` preserves.
 __attribute__((noinline)) void run_on(char* top, void* argument, void (*run)(void*)) {
 #if defined(__x86_64__)
   __asm__ volatile(

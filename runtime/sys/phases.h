@@ -31,8 +31,8 @@ class Phases {
   static void leave(PhaseCount* count, unsigned phase) {
     count->inside[phase].fetch_sub(1, std::memory_order_release);
   }
-  // inside(phase): how many are in it, by all counts. False: some that entered before are inside at
-  // the deadline.
+  // inside(phase): how many are in it, summed over all counts. False: at the deadline some that
+  // entered before are still inside.
   template <class Inside>
   [[nodiscard]] bool drain(uint64_t deadline_ns, Inside inside) {
     constexpr uint64_t kPauseNs = 50'000;
@@ -64,7 +64,7 @@ class Section {
    private:
     std::atomic<uint64_t>& count_;
   };
-  // Returns when the thread has left the section that it is in now. At once if it is in none.
+  // Returns when the thread has left the section that it is in now, or at once if it is outside.
   void wait_for_end() const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const uint64_t seen = count_.load(std::memory_order_seq_cst);

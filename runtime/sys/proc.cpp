@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// /proc look-ups. See proc.h. Own descriptors (below 65536) are kept with the file that each was
-// when it was noted: the program may close one, and open a file of its own under that number.
+// /proc look-ups. See proc.h. Lunar's own descriptors (below 65536) are recorded with their files,
+// because the program may close one and open its own file under that number.
 #include "sys/proc.h"
 
 #include <dirent.h>
@@ -38,7 +38,7 @@ constexpr char kServiceThreads[] = "lunar-";
 
 std::atomic<uint64_t> g_own[65536 / 64];
 std::atomic<uint32_t> g_own_files[65536];  // file_id; as few pages of it as there are such numbers
-// In which copy of the memory: a forked child has nothing pinned.
+// With the copy of the memory, because a forked child has nothing pinned.
 struct OwnPinned {
   uint32_t copy;
   int32_t kib;
@@ -54,21 +54,21 @@ struct DirectoryEntry {  // struct linux_dirent64
   char name[1];  // as long as it needs
 };
 
-// Below /proc, also from another root directory, as path_status.
+// Reads a link below /proc, also from another root directory, like path_status.
 ssize_t read_link(const char* path, char* target, size_t size) {
   const ssize_t n = readlink(path, target, size);
   const int proc = proc_directory();
   return n >= 0 || proc < 0 ? n : readlinkat(proc, path + sizeof "/proc/" - 1, target, size);
 }
 
-// Device and inode, which rings have each its own of (5.16).
+// A hash of device and inode. Each ring has its own inode (5.16).
 uint32_t file_id(const struct stat& status) {
   const uint64_t mixed =
       (status.st_ino + status.st_dev * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
   return static_cast<uint32_t>(mixed >> 32);
 }
 
-// Whether it is the file that was noted under that number.
+// Whether the descriptor's file is the one that was recorded under that number.
 bool is_own_file_there(const char* directory, const char* name, int fd) {
   char path[96];
   struct stat status;
@@ -77,9 +77,9 @@ bool is_own_file_there(const char* directory, const char* name, int fd) {
          g_own_files[fd].load(std::memory_order_relaxed) == file_id(status);
 }
 
-// The file systems that may take a program's buffer to the server (or to another program, which
-// writes into it) without O_DIRECT: FUSE with direct_io, 9p and CIFS without a cache. Neither tells
-// by what can be seen which files these are.
+// The file systems that may pass a program's buffer to the server (or to another program, which
+// writes into it) without O_DIRECT: FUSE with direct_io, and 9p and CIFS without a cache. Nothing
+// visible shows which of their files do this.
 bool may_be_unbuffered(const char* type) {
   for (const char* one : {"fuse", "fuseblk", "virtiofs", "9p", "cifs", "smb3"})
     if (strcmp(type, one) == 0) return true;
@@ -88,7 +88,7 @@ bool may_be_unbuffered(const char* type) {
 
 enum class MountKind : uint8_t { kBuffered, kUnbuffered, kHidden };
 
-// Of a line of mountinfo: ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS... - TYPE SOURCE OPTIONS
+// Parses a line of mountinfo: ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS... - TYPE SOURCE OPTIONS
 MountKind kind_of_line(char* line, unsigned long long mount) {
   char* end = nullptr;
   if (strtoull(line, &end, 10) != mount || end == line) return MountKind::kHidden;
@@ -99,12 +99,12 @@ MountKind kind_of_line(char* line, unsigned long long mount) {
   return may_be_unbuffered(type) ? MountKind::kUnbuffered : MountKind::kBuffered;
 }
 
-// No call that the server of the file system would have to answer. kHidden: a mount of another
-// namespace or outside of our root directory, or one that only the kernel uses.
+// Makes no call that the server of the file system would have to answer. kHidden: a mount of
+// another namespace or outside of the process' root directory, or one that only the kernel uses.
 MountKind kind_of_mount(unsigned long long mount) {
   char line[1024];
   MountKind kind = MountKind::kHidden;
-  // not of the process: its first thread may have ended
+  // Not /proc/self: the first thread may have ended.
   (void)each_line("/proc/thread-self/mountinfo", line, sizeof line, [&](char* text) {
     kind = kind_of_line(text, mount);
     return kind == MountKind::kHidden;
@@ -112,7 +112,7 @@ MountKind kind_of_mount(unsigned long long mount) {
   return kind;
 }
 
-// For a file of a hidden mount, as far as can be told without a call to a server. path: of its
+// For a file of a hidden mount: the best answer without a call to a server. path: of its
 // descriptor.
 bool hidden_may_be_unbuffered(const char* path, const char* name) {
   for (const char* memory : {"/memfd:", "/secretmem"})
@@ -130,7 +130,7 @@ unsigned long long fdinfo_number(const char* text, const char* name, int base) {
   return at == nullptr ? 0 : strtoull(at + strlen(name), nullptr, base);
 }
 
-// The mounts of the files that have been looked at in one walk of a table: few, mostly the same.
+// The mounts of the files seen in one walk of a table: few, and mostly the same.
 struct SeenMounts {
   static constexpr unsigned kSeen = 8;
   struct {
@@ -184,8 +184,9 @@ bool any_numbered(const char* path, Is is) {
   if (directory < 0) return false;
   alignas(8) char buffer[4096];
   bool found = false;
-  long got;
-  while (!found && (got = syscall(SYS_getdents64, directory, buffer, sizeof buffer)) > 0) {
+  while (!found) {
+    const long got = syscall(SYS_getdents64, directory, buffer, sizeof buffer);
+    if (got <= 0) break;
     for (long at = 0; at < got && !found;) {
       auto* entry = reinterpret_cast<DirectoryEntry*>(buffer + at);
       at += entry->length;
@@ -212,8 +213,8 @@ uint64_t hexadecimal(const char** at) {
 }  // namespace
 
 int mapping_of(const void* address, MappedRange* out) {
-  // as much of a line as counts: "start-end rwxp offset device inode path", where a path begins in
-  // column 73
+  // Holds the needed part of a line: "start-end rwxp offset device inode path"; a path begins in
+  // column 73.
   char line[80];
   bool found = false;
   const int rc = each_line("/proc/self/maps", line, sizeof line, [&](const char* at) {
@@ -238,9 +239,9 @@ constexpr uint64_t kThreadLookNs = 10000000;
 std::atomic<uint64_t> g_program_thread{0};  // process id << 32 | thread id
 std::atomic<uint64_t> g_thread_looked_ns{0};
 
-// Not a zombie, as the main thread is after pthread_exit: its descriptor table is gone. Nor one
-// that the kernel has made for an io_uring (iou-wrk-TID, iou-sqp-TID), which has the table of the
-// ring's owner.
+// False for a zombie, such as the main thread after pthread_exit: its descriptor table is gone.
+// False also for a thread that the kernel made for an io_uring (iou-wrk-TID, iou-sqp-TID): it has
+// the table of the ring's owner.
 bool runs_program_code(int tid) {
   char path[48], text[256];
   format_to(path, sizeof path, "/proc/self/task/%d/stat", tid);
@@ -298,8 +299,8 @@ Pinning descriptors_may_pin(const char* fd_directory, int* which) {
 bool file_may_be_unbuffered(int fd) {
   struct stat status;
   struct statfs system;
-  // file systems with a block device have its number (but for FUSE's ntfs and its like: a walk of
-  // the table finds them)
+  // File systems on a block device have its number as st_dev, except FUSE file systems such as
+  // ntfs; a walk of the table finds those.
   if (file_status(fd, &status) < 0 || !S_ISREG(status.st_mode) || major(status.st_dev) != 0)
     return false;
   if (fstatfs(fd, &system) != 0) return true;  // a server that does not answer this
@@ -361,8 +362,10 @@ static int64_t bytes_of_line(const char* path, const char* key) {
   if (const int rc = read_text(path, text, sizeof text); rc < 0) return rc;
   const size_t length = strlen(key);
   const char* line = text;
-  while (line != nullptr && (strncmp(line, key, length) != 0 || line[length] != ':'))
-    if ((line = strchr(line, '\n')) != nullptr) ++line;
+  while (line != nullptr && (strncmp(line, key, length) != 0 || line[length] != ':')) {
+    line = strchr(line, '\n');
+    if (line != nullptr) ++line;
+  }
   if (line == nullptr) return -ENOENT;
   for (line += length + 1; *line == ' ' || *line == '\t'; ++line) {}
   uint64_t kib = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program_file.h. A loader and a program with a sanitizer are known by the names that they
-// define or need, which all lie in one table of the dynamic section: glibc's loader has
-// _rtld_global, musl's is a whole libc.
+// See program_file.h. The names that a loader or a program with a sanitizer defines or needs
+// identify it. They all lie in one table of the dynamic section: glibc's loader has _rtld_global,
+// and musl's is a whole libc.
 #include "sys/program_file.h"
 
 #include <elf.h>
@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "base/format.h"
 #include "sys/file.h"
@@ -49,7 +51,8 @@ bool read_whole(int fd, T* out, uint64_t offset) {
   return read_at(fd, out, sizeof *out, offset) == static_cast<int64_t>(sizeof *out);
 }
 
-// Calls `visit` with each program header until it answers false. Whether they could be read.
+// Calls `visit` with each program header until it returns false. Returns whether they could be
+// read.
 template <class Visit>
 bool each_header(int fd, const ElfW(Ehdr) & elf, Visit visit) {
   if (elf.e_phentsize != sizeof(ElfW(Phdr)) || elf.e_phnum > kHeadersMax) return false;
@@ -65,7 +68,7 @@ struct Names {
   uint64_t offset = 0, bytes = 0;  // in the file
 };
 
-// The table of names of the dynamic section; empty: there is none.
+// The table of names of the dynamic section; empty if the file has none.
 Names find_names(int fd, const ElfW(Ehdr) & elf) {
   Names names;
   ElfW(Phdr) dynamic{};
@@ -83,23 +86,23 @@ Names find_names(int fd, const ElfW(Ehdr) & elf) {
   }
   bool found = false;
   each_header(fd, elf, [&](const ElfW(Phdr) & header) {
-    if (header.p_type == PT_LOAD && address - header.p_vaddr < header.p_filesz)
-      names.offset = header.p_offset + (address - header.p_vaddr), found = true;
+    found = header.p_type == PT_LOAD && address - header.p_vaddr < header.p_filesz;
+    if (found) names.offset = header.p_offset + (address - header.p_vaddr);
     return !found;
   });
   return found && address != 0 ? names : Names{};
 }
 
-// Calls `visit` with each name that is not longer than those looked for here.
+// Calls `visit` with each name of at most kNameMax bytes; no longer name is looked for.
 template <class Visit>
 void each_name(int fd, const Names& names, Visit visit) {
   constexpr size_t kNameMax = 32;
   char buffer[2048];
   size_t kept = 0;
-  bool too_long = false;  // what the buffer begins with is the rest of a longer name
+  bool too_long = false;  // the buffer begins with the rest of a longer name
   for (uint64_t done = 0; done < names.bytes;) {
-    const uint64_t left = names.bytes - done, room = sizeof buffer - kept;
-    const int64_t got = read_at(fd, buffer + kept, left < room ? left : room, names.offset + done);
+    const uint64_t wanted = std::min<uint64_t>(names.bytes - done, sizeof buffer - kept);
+    const int64_t got = read_at(fd, buffer + kept, wanted, names.offset + done);
     if (got <= 0) return;
     done += static_cast<uint64_t>(got);
     const char *at = buffer, *end = buffer + kept + got;
@@ -110,12 +113,15 @@ void each_name(int fd, const Names& names, Visit visit) {
       at = stop + 1;
     }
     kept = static_cast<size_t>(end - at);
-    if (kept > kNameMax) too_long = true, kept = 0;
+    if (kept > kNameMax) {
+      too_long = true;
+      kept = 0;
+    }
     memmove(buffer, at, kept);
   }
 }
 
-// The path of its loader; "": it has none. False: the file is damaged.
+// Reads the path of the program's loader; "": it has none. False: the file is damaged.
 bool read_loader(int fd, const ElfW(Ehdr) & elf, char* path, size_t size) {
   bool whole = true;
   path[0] = '\0';
@@ -148,8 +154,8 @@ Found look_at_names(int fd, const ElfW(Ehdr) & elf) {
     for (const auto& [symbol, which] : kSanitizers)
       if (strcmp(name, symbol) == 0) found.sanitizer = which;
   });
-  // GCC's -static-libasan exports none of these names. (UndefinedBehaviorSanitizer brings no malloc
-  // along.)
+  // GCC's -static-libasan exports none of these names. (UndefinedBehaviorSanitizer contains no
+  // malloc.)
   if (found.linked_symbolizer && found.linked_malloc && found.sanitizer == nullptr)
     found.sanitizer = "a sanitizer";
   return found;
@@ -159,7 +165,7 @@ bool is_elf(int fd, ElfW(Ehdr) * elf) {
   return read_whole(fd, elf, 0) && memcmp(elf->e_ident, ELFMAG, SELFMAG) == 0;
 }
 
-// One that cannot be read is taken for glibc's.
+// True also for a loader that cannot be read.
 bool is_glibc_loader(const char* path) {
   const int fd = open_file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program file says about itself: whether the dynamic loader of glibc will start it, and
-// preload a library into it. From the file's first bytes, its program headers and the names in its
-// dynamic section.
+// Whether the dynamic loader of glibc will start a program file, and preload a library into it. The
+// answer comes from the file's first bytes, its program headers and the names in its dynamic
+// section.
 // Threading: any thread, signal handlers and children of vfork included: allocates nothing.
 #pragma once
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace lunar::sys {
 
 enum class ProgramKind {
-  kServed,        // also what cannot be read, or is in another format
+  kServed,        // also a file that cannot be read, or of another format
   kScript,        // begins with #!
   kPrivileged,    // gains rights when executed: the loader preloads nothing
   kOtherMachine,  // another architecture or word size
@@ -22,14 +22,14 @@ enum class ProgramKind {
 
 struct ProgramFile {
   ProgramKind kind = ProgramKind::kServed;
-  char detail[256] = {};  // kPrivileged: how; kOtherLibc, kServed: the loader's path; kSanitized:
-                          // which; kScript: the line
+  // kPrivileged: how; kOtherLibc, kServed: the loader's path; kSanitized: which; kScript: the line
+  char detail[256] = {};
 };
 
-// Looks at an open file. The file position stays.
+// Examines an open file. The file position stays.
 void program_look(int fd, ProgramFile* out);
-// One phrase that says why the library does not serve it ("is statically linked"); nullptr for the
-// kinds that it does.
+// One phrase that says why the library does not serve the program ("is statically linked"); nullptr
+// for the kinds that it serves.
 const char* program_unserved(const ProgramFile& file);
 // The names that each sanitizer defines in a program: "__asan_init". nullptr behind the last.
 const char* sanitizer_symbol(unsigned index);

@@ -27,7 +27,7 @@ int scsi_synchronize_cache(int fd) {
   while (result != 0 && errno == EINTR);
   if (result != 0) return -errno;
   if ((io.info & SG_INFO_OK_MASK) == SG_INFO_OK) return 0;
-  // where key and code lie, by the sense data's format
+  // The positions of key and code depend on the format of the sense data.
   const bool descriptor = (sense[0] & 0x7f) >= 0x72;
   const uint8_t key = (descriptor ? sense[1] : sense[2]) & 0x0f,
                 code = descriptor ? sense[2] : sense[12];

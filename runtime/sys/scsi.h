@@ -4,9 +4,9 @@
 
 namespace lunar::sys {
 
-// Makes everything that the disk has acknowledged durable (SYNCHRONIZE CACHE, all of it). A disk
-// that does not know the command has no volatile cache: 0 too. 0, -EIO when the disk reports an
-// error, or -errno.
+// Makes everything that the disk has acknowledged durable (SYNCHRONIZE CACHE, all of it). Returns 0
+// also for a disk that does not know the command, because it has no volatile cache. 0, -EIO when
+// the disk reports an error, or -errno.
 [[nodiscard]] int scsi_synchronize_cache(int fd);
 
 }  // namespace lunar::sys

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads, futexes, clocks, scheduling. Allocation happens in thread_start only, under a HostGuard,
-// so that an interposed malloc serves it from DRAM: a service thread whose thread-local storage lay
-// in tiered memory could wait for itself.
+// Threads, futexes, clocks, scheduling. Only thread_start allocates, under a HostGuard, so that an
+// interposed malloc serves it from DRAM. A service thread with its thread-local storage in tiered
+// memory could wait for itself.
 #include "sys/thread.h"
 
 #include <dlfcn.h>
@@ -37,8 +37,8 @@ namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;  // on top of libc's own part
 
-// Static TLS of the whole program lies on the stack that pthread_create is given; libc tells how
-// much it wants (private symbol, the JVM uses it too). Asked once (threads_prepare): neither a
+// pthread_create puts the static TLS of the whole program on the given stack; libc tells how much
+// it needs (a private symbol, which the JVM uses too). threads_prepare asks once, because neither a
 // forked child nor an activation may wait for the linker's lock.
 size_t stack_bytes(const pthread_attr_t* attributes) {
   static std::atomic<size_t> known{0};
@@ -57,12 +57,13 @@ size_t stack_bytes(const pthread_attr_t* attributes) {
 // Lies in the page below the thread's stack, which loses its rights once the thread has started.
 struct ThreadStart {
   ThreadSpec spec;
-  std::atomic<int> started{
-      0};  // 1 running, < 0: failed with that errno. The thread's last use of it
+  // 1 running, < 0: failed with that errno. The thread's last access to this structure.
+  std::atomic<int> started{0};
 };
 
 thread_local bool t_service __attribute__((tls_model("initial-exec"))) = false;
-// How many there are, in which copy of the memory: a forked child has none of its parent's.
+// How many there are, and in which copy of the memory, because a forked child has none of its
+// parent's threads.
 struct ServiceThreads {
   uint32_t copy;
   int32_t count;
@@ -80,9 +81,9 @@ thread_local bool t_own_files __attribute__((tls_model("initial-exec"))) = false
 cpu_set_t g_allowed;
 std::atomic<bool> g_allowed_known{false};
 
-// Service threads whose descriptor table is not the program's: the copy of the memory in the upper
-// half (a forked child has none of its parent's), thread id in the lower. They end with their
-// process only, so entries are not taken back.
+// Service threads with their own descriptor table: the copy of the memory in the upper half (a
+// forked child has none of its parent's threads), the thread id in the lower. They end only with
+// their process, so entries are never removed.
 constexpr unsigned kOwnFilesMax = 128;
 std::atomic<uint64_t> g_own_files[kOwnFilesMax];
 
@@ -106,8 +107,8 @@ void remember_allowed() {
   g_allowed_known.store(true, std::memory_order_release);
 }
 
-// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flags. close_range(), which they
-// allow, can unshare too (5.9): on a range without descriptors it does nothing else.
+// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flags. They allow close_range(),
+// which can unshare too (5.9) and does nothing else on a range without descriptors.
 int own_descriptor_table() {
   if (syscall(SYS_unshare, CLONE_FILES) == 0) return 0;
   const int refused = -errno;
@@ -118,7 +119,7 @@ int own_descriptor_table() {
 }
 
 // The stacks of service threads, for a forked child, which inherits the memory but not the threads.
-// Stacks for which there is no entry stay mapped in the child.
+// A stack without an entry stays mapped in the child.
 struct ThreadStack {
   std::atomic<char*> base{nullptr};
   std::atomic<size_t> bytes{0};
@@ -192,18 +193,20 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     return rc;
   }
   note_stack(static_cast<char*>(guard_page), page_bytes() + stack_size);
-  wait_for_start(spec.name,
-                 [&] { return (rc = start->started.load(std::memory_order_acquire)) != 0; });
-  // from here on a stack overflow raises SIGSEGV
+  wait_for_start(spec.name, [&] {
+    rc = start->started.load(std::memory_order_acquire);
+    return rc != 0;
+  });
+  // From here on a stack overflow raises SIGSEGV.
   (void)protect(guard_page, page_bytes(), PROT_NONE);
-  return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by
-                           // thread_end
+  // The stack of a thread that ends stays mapped, unless thread_end joins it.
+  return rc < 0 ? rc : 0;
 }
 
 void start_failed(const char* what) {
   fatal(
-      "%s: has not begun for 20 s; does the program replace functions of libc that wait for a lock "
-      "of its own?",
+      "%s: has not begun for 20 s; does the program replace functions of libc "
+      "that wait for a lock of its own?",
       what);
 }
 
@@ -275,9 +278,9 @@ bool has_own_files(int tid) {
 int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
 
 namespace {
-// Without a priority of its own a SCHED_IDLE thread's I/O is of the idle class, which mq-deadline
-// holds back for as long as any other I/O of the device is queued or in flight, and looks at again
-// only 3 ms later. Ours is what others wait for.
+// Without an explicit priority a SCHED_IDLE thread's I/O is of the idle class. mq-deadline holds
+// that class back while any other I/O of the device is queued or in flight, and checks again only 3
+// ms later. But other threads wait for this I/O.
 void keep_io_priority() {
   constexpr int kOneThread = 1, kClassShift = 13, kBestEffort = 2;  // linux/ioprio.h
   long now = syscall(SYS_ioprio_get, kOneThread, 0);
@@ -395,8 +398,8 @@ void yield_cpu() { syscall(SYS_sched_yield); }
 
 void sleep_ns(uint64_t ns) {
   timespec t{static_cast<time_t>(ns / 1000000000u), static_cast<long>(ns % 1000000000u)};
-  // As libc's sleep and nanosleep do, so that a program's filter is likely to know it. Never less:
-  // waits count turns.
+  // The same call as libc's sleep and nanosleep, so a program's filter probably allows it. Never
+  // sleeps less: waits count their turns.
   if (syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &t, nullptr) == 0 || !is_refusal(-errno))
     return;
   const uint32_t never = 0;
@@ -445,8 +448,8 @@ void futex_wake(std::atomic<uint32_t>* word, int count, bool shared) {
 
 namespace {
 constexpr uint64_t bit_of(int signal) { return 1ull << (signal - 1); }
-// All but those a thread's own instructions raise (blocked, they would kill) and glibc's two
-// (thread cancellation, setuid of all threads).
+// All signals except those that a thread's own instructions raise (if blocked, they would kill) and
+// glibc's two (thread cancellation, setuid of all threads).
 constexpr uint64_t kBlockedSignals =
     ~(bit_of(SIGSEGV) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE) | bit_of(SIGTRAP) |
       bit_of(SIGSYS) | bit_of(32) | bit_of(33));
@@ -463,8 +466,8 @@ void unblock_signals() {
   if (--t_signal_blocks != 0) return;
   uint64_t held = 0;
   syscall(SYS_rt_sigprocmask, SIG_SETMASK, &t_before, &held, sizeof held);
-  // What a fork handler of the program's has unblocked meanwhile. (What it has blocked looks like
-  // our own.)
+  // Signals that a fork handler of the program has unblocked meanwhile stay unblocked. (Signals
+  // that it has blocked look like Lunar's.)
   if ((t_before & ~held) == 0) return;
   const uint64_t mask = t_before & held;
   syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, sizeof mask);

@@ -17,11 +17,11 @@ struct ThreadSpec {
   const char* name = "lunar";  // 15 characters at most
   void (*run)(void* argument) = nullptr;
   void* argument = nullptr;
-  // gets a descriptor table of its own, so that a close() in the program does not close the pager's
-  // descriptors
+  // The thread gets its own descriptor table, so that a close() in the program does not close the
+  // pager's descriptors.
   bool unshare_files = false;
-  // uses the program's descriptor table. Neither of the two: the thread that starts this one has a
-  // table of its own
+  // The thread uses the program's descriptor table. If both are false, the starting thread has its
+  // own table.
   bool program_files = false;
   // When the thread ends (a seccomp filter may kill it) while the process lives, the kernel stores
   // 0 here and wakes one waiter of this word's shared futex.
@@ -29,9 +29,9 @@ struct ThreadSpec {
   size_t more_stack_bytes = 0;  // for a thread that runs code of the program; populated on use
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
-// Waits until begun(), for something that a starting thread does; ends the process with a line if
-// that takes 20 s. The time is counted in attempts, not by the clock: the process may be stopped
-// meanwhile.
+// Waits until begun() is true, which a starting thread brings about; ends the process with a line
+// if that takes 20 s. The time is counted in attempts, not by the clock, because the process may be
+// stopped meanwhile.
 template <class Begun>
 void wait_for_start(const char* what, Begun begun);
 void thread_end(pthread_t thread);  // joins it, and unmaps the stack that thread_start mapped
@@ -39,19 +39,19 @@ void thread_end(pthread_t thread);  // joins it, and unmaps the stack that threa
 // threads, except the one that `here` lies in. (Children of _Fork and clone keep them: libc still
 // has them in its list of threads.)
 void threads_unmap_parents(const void* here);
-// Asks the dynamic linker what thread_start will need. To be called once, when no other thread can
-// stay inside the linker for long.
+// Asks the dynamic linker what thread_start will need. Call once, when no other thread can stay
+// inside the linker for long.
 void threads_prepare();
-void allow_fault_signals();  // calling service thread: SIGSEGV and SIGBUS go to the program's
-                             // handlers
+// Calling service thread: passes SIGSEGV and SIGBUS to the program's handlers.
+void allow_fault_signals();
 
 bool in_service_thread();     // the calling thread was started by thread_start
 int service_threads();        // how many this process has
 bool in_program_files();      // the calling thread uses the program's descriptor table
 bool has_own_files(int tid);  // a service thread of this process with a descriptor table of its own
 int thread_id();              // gettid
-// What the kernel walks when the calling thread ends (linux/futex.h: robust_list_head); nullptr: it
-// has none.
+// The list that the kernel walks when the calling thread ends (linux/futex.h: robust_list_head);
+// nullptr: the thread has none.
 struct RobustList {
   void* first;
   long futex_offset;  // of a mutex' futex word from its link
@@ -63,10 +63,10 @@ const RobustList* robust_list();
 bool idle_policy_can_be_left();
 [[nodiscard]] int set_idle_policy(bool idle);  // SCHED_IDLE / SCHED_OTHER, calling thread
 [[nodiscard]] int set_batch_policy();  // SCHED_BATCH, calling thread: does not preempt by waking up
-// calling thread onto one allowed CPU; -1: back to all of them
+// Binds the calling thread to one allowed CPU; -1: to all of them again.
 [[nodiscard]] int set_affinity(int cpu);
-// A thread of this process onto all CPUs that were allowed except `cpu`, unless that is the only
-// one.
+// Binds a thread of this process to all CPUs that were allowed except `cpu`, unless that is the
+// only one.
 [[nodiscard]] int set_affinity_but(int tid, int cpu);
 int current_cpu();
 int cpu_count();  // CPUs this process may use
@@ -83,7 +83,7 @@ CpuTime cpu_time_of(int tid);
 
 uint64_t now_ns();         // CLOCK_MONOTONIC (vDSO)
 uint64_t thread_cpu_ns();  // CPU time of the calling thread; 0 where a filter refuses the call
-// A limit on a wait in nanoseconds, from now on; below 0: none.
+// A limit on a wait in nanoseconds, from now on; below 0: no limit.
 class TimeLimit {
  public:
   explicit TimeLimit(int64_t ns) : ns_(ns), begin_(ns > 0 ? now_ns() : 0) {}
@@ -192,8 +192,8 @@ class Locked {
   L& lock_;
 };
 
-// With a sleeping lock signals are blocked too: it is held for long enough to be interrupted, and
-// fork takes most of these locks.
+// Blocks signals while a sleeping lock is held: a signal could well arrive in that time, and fork
+// takes most of these locks.
 template <>
 class Locked<Mutex> {
  public:

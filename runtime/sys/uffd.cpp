@@ -51,8 +51,8 @@ int kept_device() {
              : -1;
 }
 
-// The kept device comes first: rights may be gone, and a seccomp filter may end a process that
-// makes the system call.
+// Tries the kept device first: the process may have lost its rights, and a seccomp filter may end a
+// process that makes the system call.
 int open_raw() {
   const int kept = kept_device();
   if (kept >= 0) {
@@ -85,21 +85,19 @@ int explain_refusal(int error, ErrorText* why) {
     return why->set(error,
                     "userfaultfd: no file descriptor left on this machine; raise fs.file-max");
   if (error == -ENOSYS) {
-    return why->set(
-        error,
-        "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel "
-        "with "
-        "CONFIG_USERFAULTFD, or pass the device in: docker run --device /dev/userfaultfd");
+    return why->set(error,
+                    "userfaultfd: this kernel (or container) has no userfaultfd system call; "
+                    "run on a kernel with CONFIG_USERFAULTFD, or pass the device in: "
+                    "docker run --device /dev/userfaultfd");
   }
   if (getuid() == 0) {
     return why->set(error,
                     "userfaultfd: not permitted, even to root (a container's system call filter?); "
-                    "pass the device in: "
-                    "docker run --device /dev/userfaultfd");
+                    "pass the device in: docker run --device /dev/userfaultfd");
   }
   return why->set(error,
-                  "userfaultfd: not permitted for this user; as root run `sysctl -w "
-                  "vm.unprivileged_userfaultfd=1`, "
+                  "userfaultfd: not permitted for this user; "
+                  "as root run `sysctl -w vm.unprivileged_userfaultfd=1`, "
                   "or give access to the device node with `setfacl -m u:%u:rw /dev/userfaultfd`",
                   static_cast<unsigned>(getuid()));
 }
@@ -116,8 +114,8 @@ int uffd_keep_device(const char* inherited) {
   if (kept_device() >= 0) return kept_device();
   uint64_t number = 0, named = 0;
   int fd = parse_inherited(inherited, &named);
-  if (fd < 0 || !is_device(fd, &number) ||
-      number != named) {  // the program may have put another file there
+  // The program may have put another file there.
+  if (fd < 0 || !is_device(fd, &number) || number != named) {
     fd = open_file("/dev/userfaultfd", O_RDWR);
     if (fd < 0 || !is_device(fd, &number)) return -1;
     fd = move_high(fd);
@@ -135,8 +133,8 @@ int uffd_open(bool* write_protect, ErrorText* why) {
   api.features = kNeeded;
   const int rc = ioctl(fd, UFFDIO_API, &api) == 0 ? 0 : -errno;
   *write_protect = (api.features & UFFD_FEATURE_PAGEFAULT_FLAG_WP) != 0;
-  // Some kernels accept features that they do not know (6.1, before 6.1.27): their answer lists
-  // those that they have.
+  // Some kernels accept features that they do not know (6.1, before 6.1.27), but their answer lists
+  // only the features that they have.
   if (rc == 0 && (api.features & kNeeded) == kNeeded) return fd;
   close_file(fd);
   if (rc != 0 && rc != -EINVAL)

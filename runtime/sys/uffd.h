@@ -19,7 +19,7 @@ struct UffdMessage {
   uint64_t to = 0;     // kRemap: where it is now
 };
 
-// What is wrong with a kernel without UFFDIO_MOVE or UFFDIO_POISON, and what to do about it.
+// Messages for a kernel without UFFDIO_MOVE or UFFDIO_POISON: the defect, and the remedy.
 inline constexpr char kOldKernel[] =
     "this kernel is too old: the pager needs Linux 6.8 or newer (UFFDIO_MOVE, UFFDIO_POISON)";
 inline constexpr char kNewerKernel[] =
@@ -36,7 +36,8 @@ int uffd_device_number();     // the descriptor that is kept; -1: none
 // anonymous memory against writes (not on every architecture). Returns the descriptor, or -errno
 // with *why, one line: what is missing, and the command that fixes it. -EOPNOTSUPP: kOldKernel.
 [[nodiscard]] int uffd_open(bool* write_protect, ErrorText* why);
-// For missing pages, and with write_protect also for writes to protected pages. 0 or -errno.
+// Registers the range for missing pages, and with write_protect also for writes to protected pages.
+// 0 or -errno.
 [[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);
 // Wakes the threads that wait for a page there. 0 or -errno.
 [[nodiscard]] int uffd_unregister(int uffd, void* address, size_t bytes);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // io_uring, by liburing.
 //
-// Idea: ask for the ring that costs least on the path of one waiting thread, and step down to what
-// the kernel has:
+// Idea: ask for the ring that is cheapest for one waiting thread, and fall back to a ring that the
+// kernel knows:
 //   SINGLE_ISSUER|DEFER_TASKRUN (6.1)   completions are finished by the thread that waits, when it
 //                                       asks
 //   COOP_TASKRUN (5.19)                 no interrupt of a running thread to finish a completion
 //   plain (5.11)
-// TASKRUN_FLAG tells through shared memory that work waits to be run, so a spinning thread makes no
-// system call until there is something to fetch. The ring's descriptor is registered with the
-// thread: io_uring_enter goes on working when the program closes descriptors that are not its own.
+// TASKRUN_FLAG shows in shared memory that work is pending, so a spinning thread makes no system
+// call before there is a completion to fetch. The ring's descriptor is registered with the thread,
+// so io_uring_enter still works if the program closes descriptors that are not its own.
 // Threading: a Uring belongs to the thread that made it. May not: allocate after init, call libc's
 // mmap family (liburing issues its system calls itself).
 #include "sys/uring.h"
@@ -34,7 +34,7 @@
 namespace lunar::sys {
 namespace {
 
-// Newer than the headers of the oldest system we build on.
+// Newer than the headers of the oldest system that Lunar is built on.
 #ifndef IORING_SETUP_DEFER_TASKRUN
 #define IORING_SETUP_DEFER_TASKRUN (1U << 13)
 #endif
@@ -49,7 +49,7 @@ int try_init(io_uring* ring, unsigned entries, unsigned flags) {
   return io_uring_queue_init_params(entries, ring, &params);
 }
 
-// Whether the kernel of `ring` knows operation `op`; asked once a process.
+// Whether the kernel takes vectors in registered buffers; asked once per process.
 bool knows_fixed_vectors(io_uring* ring) {
   static std::atomic<int> known{-1};
   int answer = known.load(std::memory_order_relaxed);
@@ -78,7 +78,7 @@ int Uring::init(const UringSetup& setup) {
   const MakingDescriptor making;
   int status = -EINVAL;
   for (unsigned flags : attempts) {
-    // Completions must not wait for the thread that submitted: it may compute, or be gone.
+    // Completions must not wait for the thread that submitted: it may be computing, or have ended.
     if (setup.shared && (flags == kDeferred || (flags == kCooperative && !setup.in_turns)))
       continue;
     status = try_init(&ring_, setup.entries, flags | must);
@@ -95,15 +95,21 @@ int Uring::init(const UringSetup& setup) {
                   MADV_DONTFORK);
   }
   fixed_vectors_ = knows_fixed_vectors(&ring_);
-  // Threads with a table of their own have no number that the program could take for its own.
-  if (in_program_files()) ring_.ring_fd = ring_.enter_ring_fd = move_high(ring_.ring_fd);
+  // A thread with its own table has no number that the program could take for its own.
+  if (in_program_files()) {
+    ring_.ring_fd = move_high(ring_.ring_fd);
+    ring_.enter_ring_fd = ring_.ring_fd;
+  }
   // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used
   // as it is.
   if (!setup.shared) (void)io_uring_register_ring_fd(&ring_);
   ready_ = true;
   identity_ = file_identity(ring_.ring_fd);
   copy_ = memory_copy();
-  if (in_program_files()) note_own_descriptor(descriptor_ = ring_.ring_fd, true);
+  if (in_program_files()) {
+    descriptor_ = ring_.ring_fd;
+    note_own_descriptor(descriptor_, true);
+  }
   return 0;
 }
 
@@ -114,11 +120,11 @@ void Uring::destroy() {
   const bool in_table_of_program = descriptor_ >= 0;
   if (in_table_of_program) note_own_descriptor(descriptor_, false);
   descriptor_ = -1;
-  // The program may have closed our number, and have a file of its own under it, a ring too: not
-  // ours to close.
+  // The program may have closed this number and opened its own file under it, perhaps another ring.
+  // That one must stay open.
   const bool in_place = is_file(ring_.ring_fd, identity_);
-  // In a forked child: its memory is not mapped there, and may be something else by now. (The
-  // descriptor of a service thread's ring is not there at all.)
+  // In a forked child the ring's memory is not mapped, and its addresses may be in use again. (A
+  // service thread's ring has no descriptor there at all.)
   if (copy_ != memory_copy()) {
     pinned_bytes_ = 0;
     if (in_place) close_file(ring_.ring_fd);
@@ -126,14 +132,14 @@ void Uring::destroy() {
   }
   if (in_place) {
     unregister_buffers();
-    // The kernel ends a ring some milliseconds later, in the background; its files, and the locks
-    // on them, go now.
+    // The kernel ends a ring some milliseconds later, in the background. This releases its files,
+    // and the locks on them, now.
     (void)io_uring_unregister_files(&ring_);
     io_uring_queue_exit(&ring_);
     return;
   }
-  // The descriptor was closed under us. The kernel ends the ring with the thread (its registration
-  // holds it); the mappings go through liburing with a descriptor number that cannot hit anything.
+  // The program closed the descriptor. The kernel ends the ring with the thread, whose registration
+  // holds it. liburing removes the mappings, with a descriptor number that no file has.
   ring_.ring_fd = -1;
   ring_.int_flags = 0;
   io_uring_queue_exit(&ring_);
@@ -146,7 +152,7 @@ int Uring::register_files(const int* fds, unsigned count) {
 int Uring::register_buffers(const iovec* iov, unsigned count) {
   int64_t bytes = 0;
   for (unsigned i = 0; i < count; ++i) bytes += static_cast<int64_t>(iov[i].iov_len);
-  note_own_pinned(bytes);  // before: VmPin must never look like the program's
+  note_own_pinned(bytes);  // first: VmPin must never show more than is recorded as Lunar's
   const int status = io_uring_register_buffers(&ring_, iov, count);
   if (status < 0)
     note_own_pinned(-bytes);
@@ -155,9 +161,9 @@ int Uring::register_buffers(const iovec* iov, unsigned count) {
   return status;
 }
 
-// Now, and not by the kernel after the ring's end: until then VmPin shows pages without a known
-// owner, and the evictor takes them for the program's (pager/evict/pins.h). Where that fails they
-// stay counted as ours.
+// Unregisters them now, and does not leave it to the kernel after the ring's end: until then VmPin
+// would show pages without a known owner, which the evictor takes for the program's
+// (pager/evict/pins.h). If this fails, they stay counted as Lunar's.
 void Uring::unregister_buffers() {
   if (pinned_bytes_ == 0 || io_uring_unregister_buffers(&ring_) < 0) return;
   note_own_pinned(-pinned_bytes_);

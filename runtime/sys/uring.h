@@ -21,10 +21,10 @@ struct Cqe {
 
 struct UringSetup {
   unsigned entries = 8;
-  bool shared = false;    // any thread may use it, one at a time (await(): at any time)
-  bool in_turns = false;  // with shared: the thread that submits also waits, so completions need
-                          // not interrupt it
-  bool large = false;     // 128-byte entries and 32-byte completions, for queue_nvme
+  bool shared = false;  // any thread may use it, one at a time (await(): at any time)
+  // With shared: the thread that submits also waits, so completions need not interrupt it.
+  bool in_turns = false;
+  bool large = false;  // 128-byte entries and 32-byte completions, for queue_nvme
 };
 
 struct NvmeCommand;  // sys/nvme.h
@@ -38,7 +38,7 @@ class Uring {
   [[nodiscard]] int register_files(const int* fds, unsigned count);
   [[nodiscard]] int register_buffers(const iovec* iov, unsigned count);
 
-  // Queue one operation; false when the submission ring is full (submit, then try again). fd: a
+  // These queue one operation. False: the submission ring is full (submit, then try again). fd: a
   // descriptor, or a registered file's index when fixed_file. buffer_index: of the registered
   // buffer in which all of the memory lies, -1 for none; of a vector only where fixed_vectors().
   // flags: RWF_*.
@@ -52,11 +52,11 @@ class Uring {
                    int buffer_index, uint64_t user, int flags = 0);
   bool queue_poll_in(int fd, uint64_t user);  // one-shot
   bool queue_fsync(int fd, bool fixed_file, uint64_t user);
-  // keep: a file's space stays (zero range); else it goes back (punch).
+  // keep: a file keeps its space (zero range); otherwise the space is freed (punch).
   bool queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, bool keep,
                      uint64_t user);
   bool queue_nop(uint64_t user);  // completes with 0
-  // Only on a large ring.
+  // pre: a large ring.
   bool queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index,
                   uint64_t user);
 
@@ -97,8 +97,8 @@ class Uring {
   uint32_t copy_ = 0;  // of the memory that it was made in (sys/memory_copy.h)
 };
 
-// Whether this host lets us make a ring, and register a buffer (RLIMIT_MEMLOCK; it is unregistered
-// again): 0 or -errno.
+// Whether this host allows a ring, and a registered buffer (RLIMIT_MEMLOCK): 0 or -errno. The
+// buffer is unregistered again.
 [[nodiscard]] int uring_probe();
 [[nodiscard]] int uring_probe_window(void* buffer, size_t bytes);
 

@@ -15,7 +15,7 @@
 namespace lunar::sys {
 namespace {
 
-// In version 1 a group without a limit has a number near 2^63.
+// In version 1 the limit of a group without one is a number near 2^63.
 constexpr uint64_t kNoLimit = uint64_t{1} << 62;
 constexpr size_t kDirectorySize = 768;
 
@@ -29,7 +29,7 @@ bool has_word(const char* list, const char* word) {
   return false;
 }
 
-// The number that a file consists of; false for "max", too.
+// Reads a file that consists of one number. False also for "max".
 bool read_number(const char* directory, const char* name, uint64_t* out) {
   char path[kDirectorySize + 32], text[32];
   format_to(path, sizeof path, "%s/%s", directory, name);
@@ -60,7 +60,7 @@ void read_mount(char* line, MemoryHierarchy* out) {
   format_to(out->mount, sizeof out->mount, "%s", words[4]);
 }
 
-// The process's group below the root of the hierarchy: of "9:memory:/a/b" or "0::/a/b".
+// The process' group below the root of the hierarchy, from "9:memory:/a/b" or "0::/a/b".
 void own_group(const char* process, const MemoryHierarchy& hierarchy, char* group, size_t size) {
   char path[320], line[kDirectorySize];
   format_to(path, sizeof path, "%s/cgroup", process);
@@ -79,7 +79,7 @@ void own_group(const char* process, const MemoryHierarchy& hierarchy, char* grou
   });
 }
 
-// Of the group and those below it.
+// The page cache of the group and of those below it.
 uint64_t page_cache(const char* directory, bool second) {
   char path[kDirectorySize + 32], line[64];
   format_to(path, sizeof path, "%s/memory.stat", directory);
@@ -136,7 +136,7 @@ UsableMemory usable_memory(const char* process) {
   format_to(directory, sizeof directory, "%s%s", hierarchy.mount, group);
   struct stat status;
   char* const mount_end = directory + strlen(hierarchy.mount);
-  // a group outside of what this process sees: its own is the root there
+  // The group is outside of what this process sees; the visible root is its own group.
   if (path_status(directory, &status) != 0) *mount_end = 0;
   for (;;) {
     count_group(directory, &out);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's userfaultfd API, with what Debian 12's headers (6.1) lack: values from the kernel's
-// uapi. Threading: no state.
+// The kernel's userfaultfd API, with the definitions that Debian 12's headers (6.1) lack, copied
+// from the kernel's uapi. Threading: no state.
 #pragma once
 #include <linux/userfaultfd.h>
 

@@ -34,8 +34,8 @@
 
 namespace lunar {
 
-// Thrown by constructors and stats(). code(): a positive errno value; what(): one line that says,
-// where that is known, what to do.
+// Thrown by constructors and stats(). code(): a positive errno value; what(): one line, which says
+// what to do if that is known.
 class Error : public std::runtime_error {
  public:
   Error(int code, const std::string& text) : std::runtime_error(text), code_(code) {}
