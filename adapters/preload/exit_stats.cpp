@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of `--stats`, printed once when a process ends (exit, _exit, return from main), one
-// line a figure:
+// The table of `--stats`, printed once when a process ends (exit, _exit, return from main), with
+// one line per figure:
 //   lunar: stats: KEY VALUE [(READABLE)]
-// so that people and tests read the same. It comes from the process that `lunar run` became, and
-// from every other one that activated the pager or holds much memory outside the tier: the small
-// helpers of a shell script say nothing. Programs close standard error before they end (coreutils
-// do), so the library keeps a duplicate from the start, under a high number and close-on-exec, and
-// uses it only while it is still the same file.
+// so that people and tests read the same. The process that `lunar run` became prints it, and every
+// other one that activated the pager or holds much memory outside the tier: the small helpers of a
+// shell script print nothing. Programs close standard error before they end (coreutils do), so the
+// library keeps a duplicate from the start, under a high number and close-on-exec, and uses it only
+// while it is still the same file.
 //
-// Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by
+// Threading: the thread that ends the process. May run in a signal handler's _exit: formats by
 // hand, allocates nothing.
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -32,7 +32,8 @@ namespace lunar::preload {
 namespace {
 
 constexpr long kHighDescriptor = 900;
-// A process with more outside the tier, and more than a part of the budget, is worth a line.
+// A process prints the table, or a line, if it has more than this outside the tier, and more than
+// this part of the budget.
 constexpr uint64_t kOutsidePart = 4;
 constexpr int64_t kOutsideMin = int64_t(16) << 20;
 
@@ -41,10 +42,11 @@ struct Output {
   sys::FileIdentity file;
 };
 constinit Output g_output;
-// the process that prints: neither a vfork child nor one forked behind our back
+// the process that prints: no vfork child, and none that was forked by a raw system call
 constinit std::atomic<pid_t> g_pid{0};
 constinit std::atomic<bool> g_printing{false};
-// For a handler on a signal stack of 8 KiB that only calls _exit. One use in a process.
+// The table is made on this stack: the caller may be a handler on a signal stack of 8 KiB that
+// calls _exit. Used once in a process.
 constinit sys::OwnStack g_stack;
 
 class Table {
@@ -121,7 +123,7 @@ void fill(Table* table) {
   table->count("gate_timeouts", gate.timeouts);
 }
 
-// smaps is read only where the rest allows for so much.
+// Reads smaps only if the resident size leaves room for so much.
 bool much_outside(UntieredMemory* memory) {
   lunar_stats stats{};
   stats.struct_size = sizeof(stats);
@@ -141,6 +143,43 @@ bool worth_printing() {
          much_outside(&memory);
 }
 
+void print_untiered() {
+  UntieredMemory memory;
+  char text[256];
+  if (much_outside(&memory) && pager_tree_says_once()) {
+    untiered_describe(memory, text, sizeof text);
+    log_warning("%s: --dram does not cover these (runtime/LIMITS.md)", text);
+  } else if (log_level() >= LogLevel::kInfo && worth_printing() && untiered_memory(&memory) == 0) {
+    untiered_describe(memory, text, sizeof text);
+    log_info("%s", text);
+  }
+}
+
+// A small process ends without a look at /proc.
+bool is_small() {
+  rusage usage{};
+  return log_level() < LogLevel::kInfo && getrusage(RUSAGE_SELF, &usage) == 0 &&
+         usage.ru_maxrss <= kOutsideMin / 1024;
+}
+
+// Logs memory outside the tier where no table was requested. In a process tree, one process logs
+// it.
+void log_untiered() {
+  static constinit std::atomic<pid_t> said{0};
+  const pid_t pid = getpid();
+  if (!ready() || g_options.stats || log_level() < LogLevel::kWarning || sys::memory_is_parents() ||
+      is_small() || said.exchange(pid) == pid)
+    return;
+  g_stack.call(print_untiered);
+}
+
+// Called once (g_printing).
+void print_table() {
+  static constinit Table table;
+  fill(&table);
+  table.write_to(output_descriptor());
+}
+
 }  // namespace
 
 void stats_prepare() {
@@ -155,43 +194,6 @@ void stats_prepare() {
 
 void stats_enter_child() {
   if (g_options.stats) g_pid.store(getpid(), std::memory_order_relaxed);
-}
-
-void print_untiered() {
-  UntieredMemory memory;
-  char text[256];
-  if (much_outside(&memory) && pager_tree_says_once()) {
-    untiered_describe(memory, text, sizeof text);
-    log_warning("%s: --dram does not cover these (runtime/LIMITS.md)", text);
-  } else if (log_level() >= LogLevel::kInfo && worth_printing() && untiered_memory(&memory) == 0) {
-    untiered_describe(memory, text, sizeof text);
-    log_info("%s", text);
-  }
-}
-
-// A small process, whose end costs no look at /proc.
-bool is_small() {
-  rusage usage{};
-  return log_level() < LogLevel::kInfo && getrusage(RUSAGE_SELF, &usage) == 0 &&
-         usage.ru_maxrss <= kOutsideMin / 1024;
-}
-
-// The same for the log, where no table was asked for: of a tree, one process says that much is
-// outside.
-void log_untiered() {
-  static constinit std::atomic<pid_t> said{0};
-  const pid_t pid = getpid();
-  if (!ready() || g_options.stats || log_level() < LogLevel::kWarning || sys::memory_is_parents() ||
-      is_small() || said.exchange(pid) == pid)
-    return;
-  g_stack.call(print_untiered);
-}
-
-// Once: g_printing.
-void print_table() {
-  static constinit Table table;
-  fill(&table);
-  table.write_to(output_descriptor());
 }
 
 void stats_print() {

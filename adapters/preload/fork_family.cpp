@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a number that
-// forks): fail with ENOMEM when the LUN cannot promise what the child may come to need. Fork
-// handlers (pthread_atfork) do the rest, also for forks that do not pass here: they keep the table
-// of tiered maps locked, and are the pager's own; for calls that run no handlers this file runs
-// them. The table is locked after the program's handlers have run: a malloc of its own holds its
-// locks then, and a thread inside it may have waited for the table. vfork, posix_spawn and
-// clone(CLONE_VM) share our memory and need nothing.
-// With CLONE_FILES and without CLONE_VM, an unused combination, a child would close its parent's
-// descriptors: the call goes to the kernel unchanged, without tiered memory in the child.
-// pthread_atfork's list is kept in plain memory.
+// fork and its relatives in libc (daemon, forkpty, _Fork, clone, and syscall with a number that
+// forks). They fail with ENOMEM when the LUN cannot promise what the child may come to need. Fork
+// handlers (pthread_atfork) do the rest, also for forks that do not pass here: those of the pager,
+// and those here that keep the table of tiered maps locked. For calls that run no handlers, this
+// file runs them. The table is locked after the program's handlers have run: the program's own
+// malloc holds its locks by then, and no thread inside it waits for the table. vfork, posix_spawn
+// and clone(CLONE_VM) share our memory and need nothing. With CLONE_FILES and without CLONE_VM, an
+// unused combination, a child would close its parent's descriptors: the call goes to the kernel
+// unchanged, without tiered memory in the child. pthread_atfork's list is kept in plain memory.
 //
 // Threading: any thread.
 #include <dlfcn.h>
@@ -31,10 +30,10 @@
 namespace lunar::preload {
 namespace {
 
-enum class Handlers { kLibc, kOurs };  // what runs the pager's fork handlers
+enum class Handlers { kLibc, kOurs };  // libc, or this file, runs the pager's fork handlers
 
-// In a fork whose handlers have run. libc's function may have been overwritten with a jump to code
-// that forks by syscall(): that goes to the kernel.
+// This thread is in a fork whose handlers have run. The program may have overwritten libc's
+// function with a jump to code that forks by syscall(): that call then goes to the kernel.
 thread_local constinit bool t_prepared = false;
 
 void lock_maps() {
@@ -58,8 +57,8 @@ void enter_child(Handlers handlers) {
   stats_enter_child();
 }
 
-// Runs `fork_call` (0 in the child, a pid or -1 in the parent). A child that does not come
-// back from the call (clone) enters by itself.
+// Runs `fork_call` (0 in the child, a pid or -1 in the parent). A child that does not return from
+// the call (clone) calls enter_child itself.
 template <class Call>
 int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nullptr) {
   if (!ready() || t_prepared) return fork_call();
@@ -89,9 +88,9 @@ int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nu
   return pid;
 }
 
-// Handlers that others register before ours: a malloc of the program's does so at its first use,
-// which may come before our constructor. They wait here, and are registered after ours and the
-// allocator's: such a malloc may call ours while it holds a lock that its handlers take.
+// Fork handlers that others register before ours: the program's own malloc does so at its first
+// use, which may come before our constructor. They wait here, and are registered after ours and the
+// allocator's, because such a malloc may call ours while it holds a lock that its handlers take.
 struct ForkHandlers {
   void (*before)();
   void (*in_parent)();
@@ -110,8 +109,8 @@ struct CloneStart {
   void* argument;
 };
 
-// A child in our memory. Its id is cleared when it has ended, where page faults are refused
-// (thread_family.cpp).
+// Makes a child in our memory. When it ends, the kernel clears its id where it serves no page
+// faults (thread_family.cpp).
 template <class Call>
 int clone_in_our_memory(unsigned flags, const pid_t* child_id, Call call) {
   const bool cleared = (flags & CLONE_CHILD_CLEARTID) != 0 && child_id != nullptr;
@@ -124,10 +123,10 @@ int clone_in_our_memory(unsigned flags, const pid_t* child_id, Call call) {
 }
 
 int begin_clone(void* argument) {
-  // on the parent's stack, of which this is a copy
+  // it lies on the parent's stack, of which this child has a copy
   const CloneStart start = *static_cast<CloneStart*>(argument);
   enter_child(Handlers::kOurs);
-  sys::unblock_signals();  // held in clone(), which this stack knows nothing of
+  sys::unblock_signals();  // clone() blocked them on the parent's stack
   return start.function(start.argument);
 }
 
@@ -158,10 +157,12 @@ bool fork_call_copies(long number, const long (&a)[6]) {
 #endif
   if (number == SYS_clone) return copies_memory(static_cast<unsigned long>(a[0])) && a[1] == 0;
 #ifdef SYS_clone3
-  if (number == SYS_clone3 && a[0] != 0 && static_cast<unsigned long>(a[1]) >= 64) {
-    // struct clone_args: flags first, stack the sixth
-    const auto* arguments = reinterpret_cast<const uint64_t*>(a[0]);
-    return copies_memory(arguments[0]) && arguments[5] == 0;
+  if (number == SYS_clone3 && static_cast<unsigned long>(a[1]) >= 64) {
+    struct {  // the beginning of struct clone_args
+      uint64_t flags, pidfd, child_id, parent_id, exit_signal, stack;
+    } arguments;
+    return read_if_readable(reinterpret_cast<decltype(&arguments)>(a[0]), &arguments) &&
+           copies_memory(arguments.flags) && arguments.stack == 0;
   }
 #endif
   return false;
@@ -191,8 +192,8 @@ LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes,
                       [=] { return g_real.forkpty(controller, name, modes, size); });
 }
 
-// What pthread_atfork calls. libc reads its list of handlers in the child before ours has run, so
-// the list may not lie on the tiered heap, where it goes when it grows.
+// pthread_atfork calls this. In the child, libc reads its list of handlers before ours has run, so
+// the list may not lie on the tiered heap, from which it would be allocated when it grows.
 LUNAR_EXPORT int __register_atfork(void (*before)(), void (*in_parent)(), void (*in_child)(),
                                    void* object) noexcept {
   lunar::HostGuard guard;

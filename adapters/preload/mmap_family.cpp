@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are
-// anonymous private maps of 256 KiB and more (also of /dev/zero), and small ones that mremap makes
-// so large, that are not stacks, huge-page, in the low 2 GiB (MAP_32BIT), executable or fixed
-// (outside tiered reservations), and not the maps of jemalloc or of this library. Everything else
-// goes to the kernel as it came. libc's own maps (thread stacks, the loader) do not pass here.
+// mmap, munmap, mremap, madvise, mprotect: this file decides which of the program's maps are
+// tiered. These are anonymous private maps of 256 KiB and more (also of /dev/zero), and smaller
+// ones that mremap makes so large. Stacks, huge pages, maps in the low 2 GiB (MAP_32BIT),
+// executable maps, fixed maps outside of tiered reservations, and the maps of jemalloc and of this
+// library are not tiered. Their calls go to the kernel unchanged. libc's own maps (thread stacks,
+// the loader) do not pass here.
 //
-// Threading: any thread, also under the loader's lock and in signal handlers. What does not touch
-// an area takes no lock.
+// Threading: any thread, also under the loader's lock and in signal handlers. A call that touches
+// no area takes no lock.
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -50,14 +51,14 @@ bool wants_tier(size_t bytes, int prot, int flags, const void* caller) {
          g_options.mmap && !caller_is_runtime(caller) && !is_go_code(caller);
 }
 
-// MAP_LOCKED on what is mapped now: -EAGAIN, where too much is. (A reservation has nothing to
+// Serves MAP_LOCKED for a new map. -EAGAIN: too much is locked. (A reservation has nothing to
 // lock.)
 int lock_new_map(void* address, size_t bytes, int prot, int flags) {
   if ((flags & MAP_LOCKED) == 0 || prot == PROT_NONE) return 0;
   return maps_lock(static_cast<char*>(address), bytes, 0) < 0 ? -EAGAIN : 0;
 }
 
-// Fixed: part of the range lies in an area.
+// MAP_FIXED where a part of the range lies in an area.
 int map_over_area(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
   Area* area = area_of(address);
   if (area == nullptr || bytes > static_cast<size_t>(area->limit - address))
@@ -65,8 +66,8 @@ int map_over_area(char* address, size_t bytes, int prot, int flags, int fd, off_
   return maps_fixed(address, bytes, prot, flags, fd, offset);
 }
 
-// A private map of /dev/zero is anonymous memory. Whether this is one that may be tiered; read-only
-// ones stay plain (of files, these are many).
+// Whether this is a private map of /dev/zero, which is anonymous memory, that may be tiered.
+// Read-only maps stay plain, before any look at the file: most maps of files are read-only.
 bool is_zero_map(const void* hint, size_t bytes, int prot, int flags, int fd, const void* caller) {
   if ((flags & (MAP_ANONYMOUS | MAP_TYPE)) != MAP_PRIVATE) return false;
   if (prot != PROT_NONE && (prot & PROT_WRITE) == 0) return false;
@@ -119,8 +120,8 @@ int for_areas(void* start, size_t bytes, Ours ours, Plain plain) {
   return for_parts(address, address + bytes, area_of, area_boundary, ours, plain);
 }
 
-// Page-aligned, not empty, not wrapping, and somewhere in an area: then *rounded is its length in
-// whole pages.
+// Whether the range is page-aligned, not empty, does not wrap, and overlaps an area. If so,
+// *rounded is its length in whole pages.
 bool touches_tier(void* address, size_t bytes, size_t* rounded) {
   size_t page = sys::page_bytes();
   if (!ready() || !aligned(address, page) || bytes == 0 || bytes > PTRDIFF_MAX - page) return false;
@@ -129,7 +130,7 @@ bool touches_tier(void* address, size_t bytes, size_t* rounded) {
   return areas_overlap(address, *rounded);
 }
 
-// Whether memory of the tier, maps or heap, may lie in the range.
+// Whether the range may contain memory of the tier (maps or heap).
 bool holds_tiered(const void* address, size_t bytes) {
   const char* first = static_cast<const char*>(address);
   if (bytes == 0 || bytes > PTRDIFF_MAX ||
@@ -144,7 +145,7 @@ void* attach(int id, const void* address, int flags) {
       sys::kernel_call_errno(SYS_shmat, {id, reinterpret_cast<long>(address), flags, 0, 0, 0}));
 }
 
-// pre: the segment can be attached, but for what is there.
+// pre: the segment could be attached if nothing were mapped at the place.
 void* attach_in_place(int id, char* address, size_t bytes, int flags) {
   const bool replace = (flags & SHM_REMAP) != 0;
   bool whole =
@@ -169,10 +170,10 @@ void* attach_in_place(int id, char* address, size_t bytes, int flags) {
   return result;
 }
 
-// System V shared memory at a place that touches the tier. No event would tell of it: the kernel
-// does not report what shmat maps over. So the place becomes the kernel's first, once it is known
-// that the segment can be attached. The trial stays until then: under kernel.shm_rmid_forced a
-// segment goes with its last use.
+// Attaches System V shared memory at a place that touches the tier. The kernel does not report what
+// shmat maps over, so the place is handed to the kernel first. A trial shows before that whether
+// the segment can be attached. The trial stays attached until the end: under kernel.shm_rmid_forced
+// a segment is removed after its last use.
 void* attach_over(int id, char* address, int flags) {
   errno = EINVAL;
   shmid_ds segment;
@@ -192,8 +193,7 @@ void* attach_over(int id, char* address, int flags) {
   return result;
 }
 
-// Some plain memory of the program's has what a copy of it would not: guard pages, or it is not for
-// forked children.
+// Some plain memory has guard pages or fork advice, which a copy would lose.
 constinit std::atomic<bool> g_plain_is_marked{false};
 
 bool advice_marks(int advice) {
@@ -205,8 +205,8 @@ int advise_plain(void* address, size_t bytes, int advice) {
   return sys::advise(address, bytes, advice);
 }
 
-// mremap of what is not tiered. Memory that was too small for the tier, and grows, comes into it;
-// where it may not move it cannot grow.
+// mremap of plain memory. Memory that was too small for the tier moves into it when it grows; if it
+// may not move, it cannot grow.
 int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted,
                 const void* caller, void** out) {
   constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
@@ -221,7 +221,7 @@ int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags
       wants_tier(new_bytes, map.protection, kAnonymousPrivate, caller)) {
     const size_t before = round_up(old_bytes, page), after = round_up(new_bytes, page);
     const bool whole = before <= map.end - reinterpret_cast<uintptr_t>(old_address);
-    // refused of locked memory, which stays the kernel's
+    // MADV_COLD fails on locked memory, which stays plain
     if (whole && before < after && sys::advise(address, before, MADV_COLD) != -EINVAL) {
       if ((flags & MREMAP_MAYMOVE) == 0) return -ENOMEM;
       const int rc = maps_take_in(address, before, after, map.protection, out);
@@ -254,7 +254,7 @@ int protect_with_key(void* address, size_t bytes, int prot, int key) {
   return key == -1 || key == 0 ? protect_range(address, bytes, prot) : -EINVAL;
 }
 
-// Pages of the heap or of an API region: those of a hole-free region need no table.
+// Pages of the heap or of an API region need no table, because these regions have no holes.
 int advise_range(void* address, size_t bytes, int advice) {
   size_t rounded = 0;
   if (touches_tier(address, bytes, &rounded))
@@ -277,9 +277,9 @@ void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t o
   return MAP_FAILED;
 }
 
-// mremap of a file's or shared memory to a place that touches the tier (MREMAP_FIXED). Without old
-// bytes it makes a second view of what is shared. The place becomes the kernel's first, as for
-// shmat. Private anonymous memory is not let in: it would be outside of the budget.
+// mremap of a file map or of shared memory to a place that touches the tier (MREMAP_FIXED). With 0
+// old bytes it makes a second view of shared memory. The place is handed to the kernel first, as
+// for shmat. Private anonymous memory is refused: it would be outside of the budget.
 static int remap_over_tier(char* from, size_t old_bytes, size_t new_bytes, int flags, char* to,
                            void** out) {
   size_t bytes = 0;
@@ -302,7 +302,7 @@ void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int f
                     const void* caller) {
   void* out = nullptr;
   int rc;
-  // not what a program has put into an area
+  // false for a foreign piece in an area
   const bool ours = ready() && region_find(old_address) != nullptr;
   if (ready() && !ours && (flags & MREMAP_FIXED) != 0 && areas_overlap(wanted, new_bytes))
     rc = remap_over_tier(static_cast<char*>(old_address), old_bytes, new_bytes, flags,
@@ -343,20 +343,23 @@ void* attach_segment(int id, const void* wanted, int flags) {
 ssize_t advise_in_process(int pidfd, const iovec* ranges, size_t count, int advice,
                           unsigned flags) {
   bool ours = false;
+  iovec range;
   if (ready() && flags == 0 && count <= IOV_MAX && sys::pidfd_is_self(pidfd))
-    for (size_t i = 0; i < count && !ours; ++i)
-      ours = holds_tiered(ranges[i].iov_base, ranges[i].iov_len);
+    for (size_t i = 0; i < count && !ours && read_if_readable(ranges + i, &range); ++i)
+      ours = holds_tiered(range.iov_base, range.iov_len);
   if (!ours) return sys::advise_process(pidfd, ranges, count, advice, flags);
   ssize_t done = 0;
   for (size_t i = 0; i < count; ++i) {
-    int rc = advise_range(ranges[i].iov_base, ranges[i].iov_len, advice);
+    int rc = read_if_readable(ranges + i, &range)
+                 ? advise_range(range.iov_base, range.iov_len, advice)
+                 : -EFAULT;
     if (rc < 0) return done != 0 ? done : with_errno(rc);
-    done += static_cast<ssize_t>(ranges[i].iov_len);
+    done += static_cast<ssize_t>(range.iov_len);
   }
   return done;
 }
 
-// Sealed memory could be neither unmapped nor evicted by the pager: as on a kernel that has no
+// The pager could neither unmap nor evict sealed memory. So mseal fails as on a kernel without
 // seals (before 6.10).
 int seal_memory(void* address, size_t bytes, unsigned long flags) {
   if (ready() && holds_tiered(address, bytes)) return with_errno(-ENOSYS);
@@ -377,7 +380,8 @@ int detach_segment(const void* address) {
 using namespace lunar;
 using namespace lunar::preload;
 
-// By their symbols: with 64-bit file offsets the headers make mmap and mmap64 one name.
+// Defined by their symbols, because with 64-bit file offsets the headers make mmap and mmap64 one
+// name.
 LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd,
                              off_t offset) noexcept asm("mmap");
 LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd,
@@ -421,8 +425,8 @@ LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept {
   return with_errno(advise_range(address, bytes, advice));
 }
 
-// libc's makes the system call by itself. DONTNEED is a hint there that changes nothing, since it
-// must not lose contents.
+// libc's own makes the system call directly. POSIX_MADV_DONTNEED must not lose contents, and does
+// nothing in libc.
 LUNAR_EXPORT int posix_madvise(void* address, size_t bytes, int advice) noexcept {
   return advice == POSIX_MADV_DONTNEED ? 0 : -advise_range(address, bytes, advice);
 }

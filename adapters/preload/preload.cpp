@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Start of the preload library. Linked `-z initfirst`: this constructor runs before libc's own,
 // jemalloc's and those of every other library, so that fork handlers registered here enclose
-// theirs. Nothing of libc that needs its initialisers (environ, stdio) may be relied upon: the
+// theirs. Parts of libc that need its initialisers (environ, stdio) are not ready yet: the
 // environment comes as the constructor's argument.
 //
-// Failure to start prints one line and ends the process with 125: a program must not run untiered
-// by accident. Threading: runs once, before the program has threads.
+// If it cannot start the tier, it prints one line and ends the process with 125: a program must not
+// run untiered by accident. Threading: runs once, before the program has threads.
 #include "preload.h"
 
 #include <dlfcn.h>
@@ -67,19 +67,18 @@ TextRange text_of(const void* function) {
   size_t length = format_to(line, sizeof(line), "lunar: %s\n", why.text);
   (void)!write(STDERR_FILENO, line, length);
   for (;;)
-    // a sanitizer's _exit needs its constructor, later
+    // not by _exit: a sanitizer's needs its constructor, which comes later
     (void)sys::kernel_call(SYS_exit_group, {125});
 }
 
-// They have a malloc of their own, and check all of the program's memory.
+// Sanitizers have a malloc of their own, and check all of the program's memory.
 void refuse_sanitizers(const char* program) {
   ErrorText why;
   for (unsigned i = 0; const char* symbol = sys::sanitizer_symbol(i); ++i) {
     if (dlsym(RTLD_DEFAULT, symbol) == nullptr) continue;
     (void)why.set(-ENOTSUP,
                   "%s, or a library of it, is built with %s, which needs the memory that Lunar "
-                  "serves; run it without "
-                  "Lunar (env -u LD_PRELOAD)",
+                  "serves; run it without Lunar (env -u LD_PRELOAD)",
                   program != nullptr ? program : "this program", sys::sanitizer_name(i));
     refuse(why);
   }
@@ -96,8 +95,8 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
   const int errno_of_program = errno;  // 0 when main begins
   if (environ == nullptr)
     environ = environment;  // libc's initialiser, which sets it, has not run yet
-  // The runtime's own rings are among them: activation makes these while another thread may hold
-  // the linker's lock.
+  // The calls include those of io_uring, because activation makes the runtime's own rings, when
+  // another thread may hold the linker's lock.
 #define LUNAR_REAL(name, symbol, result, parameters) look_up(g_real.name, symbol);
 #include "real_calls.def"
 #undef LUNAR_REAL
@@ -107,12 +106,12 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
   g_runtime_text[0] = text_of(jemalloc_prepare());
   g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
   g_linker_text = text_of(dlsym(RTLD_DEFAULT, "__tls_get_addr"));
-  // Loads libnuma, which frees what libc has allocated for it: by a malloc of the program's, if
-  // libc uses that.
+  // Loads libnuma, which frees memory that libc has allocated for it, by the program's malloc if
+  // that is the one of libc.
   pager_read_nodes();
   if (program_malloc_prepare(&why) < 0) refuse(why);
-  // Before jemalloc is woken: the pager's fork handlers must be older than jemalloc's (prepare runs
-  // youngest first).
+  // Before the first use of jemalloc: the pager's fork handlers must be older than jemalloc's
+  // (prepare handlers run youngest first).
   if (start_tier(g_options, &why) < 0) refuse(why);
   if (program_malloc_prepare_blkid(&why) < 0) refuse(why);
   if (const int rc = forks_prepare(); rc < 0) refuse_forks(rc);
@@ -120,7 +119,6 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
   if (heap_create(HeapMode::kPreload, &why) < 0) refuse(why);
   if (const int rc = forks_register_waiting(); rc < 0) refuse_forks(rc);
   threads_prepare();
-  signals_prepare();
   stats_prepare();
   server_gate_start();
   g_phase.store(Phase::kReady, std::memory_order_release);

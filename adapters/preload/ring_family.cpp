@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// io_uring's set-up calls: by syscall(), and liburing's. Two things follow from a ring that the
-// pager cannot see later:
-// - It pins memory, that of the ring included, and it may have no descriptor. So eviction is told
-//   here (pager/evict/pins.h).
-// - IORING_OP_MADVISE drops pages without a call that the tier could serve: what is evicted would
-//   come back with its old content. So a ring is restricted, before it is enabled, to all that its
-//   kernel knows but this operation, which then completes with -EACCES. A probe says that it is not
-//   there.
+// io_uring's set-up calls: by syscall(), and liburing's. The pager cannot see a ring later, so two
+// things are done here:
+// - A ring pins memory, including its own, and may have no descriptor. So eviction learns of it
+//   (pager/evict/pins.h).
+// - IORING_OP_MADVISE drops pages without a call that the tier could serve: an evicted page would
+//   come back with its old content. So a ring is restricted, before it is enabled, to all
+//   operations that its kernel knows except this one, which then completes with -EACCES. A probe
+//   does not show it.
 // Threading: any thread.
 #include <errno.h>
 #include <liburing.h>
@@ -28,7 +28,7 @@ constexpr unsigned kOperationsMax = 256, kRegistersMax = 128;
 
 struct Ring {
   int number;           // its descriptor, or -errno
-  unsigned registered;  // kUseRegisteredRing: an index of the thread's registered rings instead
+  unsigned registered;  // kUseRegisteredRing: `number` is an index of the thread's registered rings
 
   int call(unsigned operation, const void* argument, unsigned count) const {
     const long a[6] = {number, static_cast<long>(operation | registered),
@@ -37,8 +37,9 @@ struct Ring {
   }
 };
 
-// The kernel takes one list, and refuses one that names what it does not know. It tells which
-// operations it knows, but not which IORING_REGISTER_* there are.
+// The kernel accepts one list, and refuses a list with an operation or a call that it does not
+// know. A probe shows the operations, but not the IORING_REGISTER_* calls: their number is found by
+// trial.
 int forbid_advice(const Ring& ring) {
   static constinit std::atomic<unsigned> known{kRegistersMax};
   io_uring_probe probe = {};
@@ -65,13 +66,13 @@ int forbid_advice(const Ring& ring) {
   return rc;
 }
 
-// A ring that `make()` makes of the parameters, which returns its number or -errno. 0 or more, or
-// -errno.
-template <class Make>
-int make_restricted(io_uring_params* parameters, Make make) {
+// Makes a ring by `make()`, which returns its number or -errno, and restricts it. 0 or more, or
+// -errno, after `undo(ring)` if there was a ring.
+template <class Make, class Undo>
+int make_restricted(io_uring_params* parameters, Make make, Undo undo) {
   const unsigned wanted = parameters->flags;
   if ((wanted & kNoMmap) != 0)
-    pager_note_pinning("it has an io_uring");  // pinned as soon as it is there
+    pager_note_pinning("it has an io_uring");  // its own memory is pinned from the start
   parameters->flags |= IORING_SETUP_R_DISABLED;
   const Ring ring{make(), (wanted & kRegisteredFdOnly) != 0 ? kUseRegisteredRing : 0};
   parameters->flags =
@@ -82,31 +83,39 @@ int make_restricted(io_uring_params* parameters, Make make) {
   if (rc == 0 && (wanted & IORING_SETUP_R_DISABLED) == 0)
     rc = ring.call(IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
   if (rc == 0) return ring.number;
-  if (ring.registered == 0) sys::close_file(ring.number);  // refused by a filter of the program's
+  undo(ring);  // a filter of the program's refuses the call
   return rc;
 }
 
 int set_up(unsigned entries, io_uring_params* parameters) {
   const long a[6] = {entries, reinterpret_cast<long>(parameters)};
   const auto make = [&] { return static_cast<int>(sys::kernel_call(SYS_io_uring_setup, a)); };
-  if (!ready() || parameters == nullptr) return make();
-  return make_restricted(parameters, make);
+  io_uring_params readable;
+  if (!ready() || !read_if_readable(parameters, &readable)) return make();
+  return make_restricted(parameters, make, [](const Ring& made) {
+    if (made.registered == 0) sys::close_file(made.number);
+  });
 }
 
-// A ring of liburing's. `make()`: 0 or more, or -errno.
+// Makes a ring by a function of liburing: `make()` returns 0 or more, or -errno.
 template <class Make>
 int queue_init(io_uring* ring, io_uring_params* parameters, Make make) {
   if (!ready()) return make();
   int made = 0;
-  const int rc = make_restricted(parameters, [&] {
+  const auto make_ring = [&] {
     made = make();
     const bool has_descriptor = (parameters->flags & kRegisteredFdOnly) == 0;
     return made < 0 ? made : has_descriptor ? ring->ring_fd : ring->enter_ring_fd;
+  };
+  const int rc = make_restricted(parameters, make_ring, [&](const Ring&) {
+    static constinit decltype(&io_uring_queue_exit) exit_ring = nullptr;
+    look_up(exit_ring, "io_uring_queue_exit");
+    exit_ring(ring);
   });
   return rc < 0 ? rc : made;
 }
 
-// What the kernel said of its operations, without the one that rings refuse.
+// Removes the operation that rings refuse from a probe of the kernel.
 io_uring_probe* hide_advice(io_uring_probe* probe) {
   if (ready() && probe != nullptr && probe->ops_len > IORING_OP_MADVISE)
     probe->ops[IORING_OP_MADVISE].flags = 0;
@@ -143,7 +152,7 @@ long ring_by_call(long number, const long (&a)[6]) {
 
 using namespace lunar::preload;
 
-// What this library calls by these names.
+// The calls of this library itself and of the code linked into it (--wrap).
 extern "C" __attribute__((visibility("hidden"))) int __wrap_io_uring_queue_init_params(
     unsigned entries, io_uring* ring, io_uring_params* parameters) {
   return init_params(entries, ring, parameters);
@@ -192,7 +201,7 @@ LUNAR_EXPORT int io_uring_queue_init(unsigned entries, io_uring* ring, unsigned 
   return queue_init(ring, &parameters, [&] { return init_params(entries, ring, &parameters); });
 }
 
-// liburing 2.5
+// from liburing 2.5 on
 LUNAR_EXPORT int io_uring_queue_init_mem(unsigned entries, io_uring* ring,
                                          io_uring_params* parameters, void* memory, size_t bytes) {
   const auto init_memory = g_real.io_uring_queue_init_mem;

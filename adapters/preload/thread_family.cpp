@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// pthread_create and thrd_create, to see the program's last thread end. libc ends a process with
-// exit(0) when its last thread leaves by pthread_exit or returns; with service threads running that
-// thread is not the last in libc's count, and the process would stay forever. So this file counts
-// the threads of the program, and the last one calls exit(0) where libc would have.
+// pthread_create and thrd_create, to notice the end of the program's last thread. libc calls
+// exit(0) when the last thread of a process ends by pthread_exit or returns. Service threads count
+// for libc, so the process would stay forever. So this file counts the threads of the program, and
+// the last one calls exit(0) where libc would have.
 //
-// A thread ends in the last round of its key destructors, after those of the program. Threads made
-// past libc (clone) are not counted, so it also checks the kernel's list of threads before it ends
-// the process.
+// A thread counts as ended in the last round of its key destructors, after those of the program.
+// Threads made by clone are not counted, so this file also checks the kernel's list of threads
+// before it ends the process.
 //
-// The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id,
-// where page faults are refused: these words are kept in DRAM (pager_keep) until the thread is
-// gone. The id lies in libc's block of a thread, on its stack; only a stack that the program gave
-// can be tiered, and is kept from the start. A held mutex can lie anywhere; the list is read at the
-// end.
+// When a thread ends, the kernel reads its list of robust mutexes and clears its thread id, and
+// serves no page faults there: these words are kept in DRAM (pager_keep) until the thread is gone.
+// The id lies in libc's block of the thread, on its stack, which can be tiered only if the program
+// provided it; the block is kept from the start. A held mutex can lie anywhere, so the list is read
+// when the thread ends.
 //
-// Nor does the kernel wait for page faults on the words of mutexes with priority inheritance
-// (FUTEX_LOCK_PI is EFAULT, for which libc ends the program): such a mutex stays in DRAM.
+// The kernel serves no page faults for the words of mutexes with priority inheritance either
+// (FUTEX_LOCK_PI returns EFAULT, and libc ends the program): such a mutex stays in DRAM.
 //
-// A block in which libc keeps a thread's values of later keys stays outside of the tier: libc
-// clears it in a forked child, where nothing serves faults yet.
+// libc keeps a thread's values of keys from 32 on in a block, which stays outside of the tier: libc
+// clears it in a forked child before page faults are served there.
 //
-// Threading: any thread. Allocates like the program itself (one small block a thread).
+// Threading: any thread. Allocates like the program itself (one small block per thread).
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -29,7 +29,6 @@
 
 #include "pager/pager.h"
 #include "preload.h"
-#include "sys/mem.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
 
@@ -44,8 +43,8 @@ pthread_key_t g_key;
 constexpr intptr_t kRounds = PTHREAD_DESTRUCTOR_ITERATIONS;
 constexpr unsigned kLooks = 40;
 
-// Counted threads may still be on their way out. Looks for about a second; a thread that stays then
-// was never counted.
+// Counted threads may still be ending. Checks for about a second; a thread that is still there was
+// never counted.
 bool only_service_threads_left() {
   for (unsigned look = 0; look < kLooks; ++look) {
     const int others = sys::other_live_threads();
@@ -56,23 +55,14 @@ bool only_service_threads_left() {
 }
 
 constexpr size_t kThreadBlockBytes = 2304;  // glibc's struct pthread, 2.36
-constexpr unsigned kRobustMax = 2048;       // the kernel looks no further (ROBUST_LIST_LIMIT)
+constexpr unsigned kRobustMax = 2048;       // the kernel's own limit (ROBUST_LIST_LIMIT)
 
 void keep_thread_block() {
   pager_keep(reinterpret_cast<const void*>(pthread_self()), kThreadBlockBytes, Keep::kThreadEnd);
 }
 
-// False: the program may not read there, as after an unmap of a held mutex. The kernel then looks
-// no further, either.
-template <class T>
-bool read_if_readable(const T* from, T* to) {
-  const int rc = sys::peek(from, to, sizeof *to);
-  if (rc == -EFAULT) return false;
-  if (rc < 0) *to = *from;  // a filter refuses the call
-  return true;
-}
-
-// The held robust mutexes of this thread: link and futex word of each. Whether there are any.
+// Keeps the link and the futex word of each robust mutex that this thread holds. False: it holds
+// none. Like the kernel, the walk ends at a link that cannot be read (a held mutex was unmapped).
 bool keep_robust_mutexes(Keep use) {
   const sys::RobustList* head = sys::robust_list();
   sys::RobustList list;
@@ -99,7 +89,7 @@ bool keep_robust_mutexes(Keep use) {
 }
 
 int set_value(pthread_key_t key, const void* value) {
-  constexpr unsigned kFirstKeys = 32;  // their values lie in libc's block of a thread
+  constexpr unsigned kFirstKeys = 32;  // the values of these lie in libc's block of the thread
   look_up(g_real.pthread_setspecific, "pthread_setspecific");
   if (key < kFirstKeys) return g_real.pthread_setspecific(key, value);
   const HostGuard guard;
@@ -143,7 +133,7 @@ int begin_c11_thread(void* argument) {
   return start.c11_routine(start.argument);
 }
 
-// Counts the thread that `create` makes; `failed` is what stands for no memory.
+// Counts the thread that `create` makes. `failed`: the result if there is no memory.
 template <class Create>
 int counted(const Start& like, int failed, Create create) {
   auto* start = static_cast<Start*>(malloc(sizeof(Start)));
@@ -158,7 +148,7 @@ int counted(const Start& like, int failed, Create create) {
   return rc;
 }
 
-// libc's kind of a mutex: 32 is priority inheritance.
+// In libc's kind of a mutex, 32 stands for priority inheritance.
 bool inherits_priority(const pthread_mutex_t* mutex) { return (mutex->__data.__kind & 32) != 0; }
 
 }  // namespace
@@ -187,7 +177,7 @@ void threads_enter_child() {
 using namespace lunar;
 using namespace lunar::preload;
 
-// What this library and what it is linked from call by these names (--wrap): libc's.
+// The calls of this library itself and of the code linked into it (--wrap) go to libc.
 extern "C" __attribute__((visibility("hidden"))) int __wrap_pthread_create(
     pthread_t* out, const pthread_attr_t* attributes, void* (*routine)(void*), void* argument) {
   return g_real.pthread_create(out, attributes, routine, argument);

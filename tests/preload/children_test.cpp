@@ -76,6 +76,17 @@ void children_have_their_memory() {
   }
 }
 
+// The kernel answers for arguments that cannot be read. (A container may know no clone3.)
+void unreadable_arguments_are_refused() {
+  constexpr long kNowhere = 16, kBytesOfArguments = 88;
+  REQUIRE(syscall(SYS_clone3, kNowhere, kBytesOfArguments) == -1 &&
+          (errno == EFAULT || errno == ENOSYS));
+  const long self = syscall(SYS_pidfd_open, getpid(), 0);
+  REQUIRE(self >= 0);
+  REQUIRE(syscall(SYS_process_madvise, self, kNowhere, 1, MADV_COLD, 0) == -1 && errno == EFAULT);
+  close(static_cast<int>(self));
+}
+
 // Grows the heap far past what a process may hold before the pager starts, in memory that is its
 // parent's.
 int grow_in_parents_memory(void*) {
@@ -314,6 +325,7 @@ void body() {
   REQUIRE(g_stack != MAP_FAILED && !tiered(g_stack));
   a_child_that_shares_memory_may_end();
   children_have_their_memory();
+  unreadable_arguments_are_refused();
   children_begin_on_tiered_stacks();
   other_threads_keys_are_evicted();
   the_locale_is_evicted();

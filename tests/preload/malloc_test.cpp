@@ -244,7 +244,14 @@ void reports() {
   malloc_stats();
 }
 
+// Before main the library starts, and leaves errno as it was.
+int errno_at_start;
+struct NoteErrno {
+  NoteErrno() { errno_at_start = errno; }
+} note_errno;
+
 void body() {
+  REQUIRE(errno_at_start == 0);
   alignments();
   odd_alignments();
   reports();

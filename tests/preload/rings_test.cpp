@@ -11,6 +11,7 @@
 
 #include "preload_test.h"
 #include "raw_call.h"
+#include "tests/support/refused_calls.h"
 
 namespace {
 
@@ -229,7 +230,8 @@ void use(io_uring* ring) {
 
 int kinds() {
   // how some programs ask for it
-  REQUIRE(syscall(SYS_io_uring_setup, kEntries, nullptr) == -1 && errno == EFAULT);
+  for (const long nowhere : {0, 16})
+    REQUIRE(syscall(SYS_io_uring_setup, kEntries, nowhere) == -1 && errno == EFAULT);
   io_uring_params wrong = {};
   wrong.flags = 1u << 31;
   REQUIRE(set_up(&wrong) == -1 && errno == EINVAL && wrong.flags == 1u << 31);
@@ -253,6 +255,31 @@ int kinds() {
   return 0;
 }
 
+size_t ring_maps() {
+  FILE* maps = fopen("/proc/self/maps", "r");
+  REQUIRE(maps != nullptr);
+  size_t count = 0;
+  for (char line[512]; fgets(line, sizeof line, maps) != nullptr;)
+    count += strstr(line, "[io_uring]") != nullptr;
+  fclose(maps);
+  return count;
+}
+
+// A filter lets no ring be restricted: there is none then, and nothing of it stays.
+int refused() {
+  make_in_time([] { return 0; });
+  if (!refuse_calls({SYS_io_uring_register})) SKIP("seccomp", strerror(errno));
+  const size_t before = ring_maps();
+  io_uring ring;
+  const int lowest = dup(0);
+  close(lowest);
+  REQUIRE(io_uring_queue_init(kEntries, &ring, 0) == -EPERM);
+  io_uring_params parameters = {};
+  REQUIRE(set_up(&parameters) == -1 && errno == EPERM);
+  REQUIRE(ring_maps() == before && dup(0) == lowest);
+  return 0;
+}
+
 template <auto kRun>
 int with_rings() {
   io_uring_params parameters = {};
@@ -270,6 +297,7 @@ int main(int argc, char** argv) {
                     {"closed", with_rings<closed>},
                     {"advice", with_rings<advice>},
                     {"library", with_rings<library>},
-                    {"kinds", with_rings<kinds>}},
+                    {"kinds", with_rings<kinds>},
+                    {"refused", with_rings<refused>}},
                    {"LUNAR_SIZE=1g"});
 }

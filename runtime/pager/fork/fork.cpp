@@ -319,16 +319,6 @@ void pager_fork_child_ran() {
 
 bool pager_forked_past_us() { return forked_past_us(pager_state()) != 0; }
 
-int pager_parent_past_us(const void* address) {
-  auto& state = pager_state();
-  const int parent = forked_past_us(state);
-  if (parent == 0) return 0;
-  // Not by find(): in the child no thread completes a change of the table that was under way.
-  for (const Region& region : state.regions)
-    if (region.holds(address)) return parent;
-  return 0;
-}
-
 int pager_fork_check() { return fork_check(pager_state()); }
 void pager_fork_failed() { fork_failed(pager_state()); }
 

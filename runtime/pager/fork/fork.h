@@ -22,9 +22,6 @@ void pager_fork_prepare_of_libc();
 void pager_fork_child_of_libc();
 // In a child, after fork(): ends the child if libc did not run the handlers.
 void pager_fork_child_ran();
-// If a raw fork made this process and `address` was tiered memory in its parent: the parent's pid.
-// Otherwise 0. For a signal handler, also in such a child: takes no lock.
-int pager_parent_past_us(const void* address);
 // Whether a raw fork of an active process made this one: it has none of the tiered memory and of
 // the service threads, and must not change the account, which is its parent's.
 bool pager_forked_past_us();
