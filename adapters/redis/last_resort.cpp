@@ -25,9 +25,9 @@ constexpr int64_t kRetryNs = 5000000;
 
 std::atomic<bool> g_open{false};
 std::atomic<pid_t> g_child{0};
-std::atomic<uint64_t> g_allocations{0}, g_bytes{0}, g_children{0};
+std::atomic<uint64_t> g_allocations{0}, g_children{0};
 
-// Bytes of this process in DRAM. UINT64_MAX: it cannot be told.
+// Bytes of this process in DRAM. UINT64_MAX: not known.
 uint64_t resident_bytes() {
   char text[128], *end = nullptr;
   if (sys::read_text("/proc/self/statm", text, sizeof(text)) <= 0) return UINT64_MAX;
@@ -44,33 +44,30 @@ void* from_dram(size_t bytes, bool zero) {
   if (!has_room(bytes)) return nullptr;
   void* pointer = heap_alloc_dram(1, bytes, zero);
   if (pointer == nullptr) return nullptr;
-  g_bytes.fetch_add(bytes, std::memory_order_relaxed);
   if (g_allocations.fetch_add(1, std::memory_order_relaxed) == 0)
     log_warning(
         "the LUN has no room for %s: taken from DRAM outside of the budget until clients are ended "
-        "or keys freed; give "
-        "a larger size",
+        "or keys freed; give a larger size",
         format_size(bytes).text);
   return pointer;
 }
 
-// The child is there, perhaps as one that has ended: its number belongs to no other process before
-// the server has waited for it.
+// Whether the child still exists, running or as a zombie: until the server has waited for it, no
+// other process has its number.
 bool is_child(pid_t child) {
   siginfo_t info{};
   return child != 0 &&
          waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-// By the signal that the server itself ends its children with: it does not take the save for a
-// failed one, after which it would refuse writes. nullptr: that gave nothing.
+// Ends the child by the signal that the server itself uses, so that the server does not count the
+// save as failed and refuse writes. nullptr: that freed no memory.
 void* from_child(size_t bytes, bool zero) {
   const pid_t child = g_child.exchange(0);
   if (!is_child(child)) return nullptr;
   log_error(
       "the LUN is full: the forked child %d (a save, a rewrite or a sync) is ended so that the "
-      "server can go on; give "
-      "a larger size",
+      "server can go on; give a larger size",
       static_cast<int>(child));
   g_children.fetch_add(1, std::memory_order_relaxed);
   if (kill(child, SIGUSR1) != 0) return nullptr;
@@ -107,8 +104,6 @@ bool last_resort_open() { return g_open.load(std::memory_order_relaxed); }
 void last_resort_close() { g_open.store(false, std::memory_order_relaxed); }
 void last_resort_forked(pid_t child) { g_child.store(child); }
 
-LastResort last_resort_counters() {
-  return {g_allocations.load(), g_bytes.load(), g_children.load()};
-}
+LastResort last_resort_counters() { return {g_allocations.load(), g_children.load()}; }
 
 }  // namespace lunar::redis

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slice of the Redis module ABI that Lunar uses, declared by ourselves. A server hands its
-// calls out by name through RedisModule_GetApi, whose address is the first word of the context that
+// The part of the Redis module ABI that Lunar uses, in Lunar's own declarations. A server gives out
+// its calls by name through RedisModule_GetApi, whose address is the first word of the context that
 // RedisModule_OnLoad gets. Layouts and numbers are those of version 1 of that ABI (Redis 7.0 and
-// later, Valkey); servers keep them.
+// later, Valkey), which servers keep.
 //
-// A call that a server lacks is nullptr: `required` ones are named at load and the module is not
-// loaded; callers check optional ones first. Threading: filled at load, read-only afterwards.
+// A call that the server lacks is nullptr. If a required call is missing, the module names it and
+// is not loaded; callers check optional calls. Threading: filled at load, read-only afterwards.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace lunar::redis {
 
-// Opaque to us.
+// Opaque here.
 struct Context;
 struct String;
 struct Key;
@@ -26,7 +26,7 @@ struct CommandFilterContext;
 
 constexpr int kOk = 0, kError = 1, kApiVersion = 1;
 constexpr int kOpenRead = 1 << 0, kOpenNoTouch = 1 << 16;
-constexpr int kReplyString = 0, kReplyInteger = 2, kReplyArray = 3, kReplyMap = 7;
+constexpr int kReplyString = 0, kReplyArray = 3;
 constexpr unsigned kConfigImmutable = 1u << 0, kConfigMemory = 1u << 7;
 
 struct Event {
@@ -56,7 +56,7 @@ using SetBool = int (*)(const char* name, int value, void* data, String** error)
 using ApplyFunction = int (*)(Context*, void* data, String** error);
 
 // RedisModuleCommandInfo and what it points to, version 1.
-enum ArgumentType : int { kArgumentString = 0, kArgumentInteger = 1, kArgumentKey = 3 };
+enum ArgumentType : int { kArgumentInteger = 1, kArgumentKey = 3 };
 constexpr int kArgumentOptional = 1 << 0, kArgumentMultiple = 1 << 1;
 struct CommandArgument {
   const char* name;
@@ -121,7 +121,6 @@ static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(Key
   CALL(true, size_t, CallReplyLength, (Reply*))                                                  \
   CALL(true, Reply*, CallReplyArrayElement, (Reply*, size_t index))                              \
   CALL(true, const char*, CallReplyStringPtr, (Reply*, size_t* length))                          \
-  CALL(true, long long, CallReplyInteger, (Reply*))                                              \
   CALL(true, void, FreeCallReply, (Reply*))                                                      \
   CALL(true, String*, CreateString, (Context*, const char* text, size_t length))                 \
   CALL(true, void, FreeString, (Context*, String*))                                              \
@@ -134,7 +133,6 @@ static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(Key
   CALL(true, int, SetCommandInfo, (Command*, const CommandInfo*))                                \
   CALL(true, Key*, OpenKey, (Context*, String * name, int mode))                                 \
   CALL(true, void, CloseKey, (Key*))                                                             \
-  CALL(true, int, KeyType, (Key*))                                                               \
   CALL(true, int, ReplyWithError, (Context*, const char* text))                                  \
   CALL(true, int, ReplyWithLongLong, (Context*, long long value))                                \
   CALL(true, int, ReplyWithDouble, (Context*, double value))                                     \
@@ -175,8 +173,7 @@ static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(Key
   CALL(true, int, SelectDb, (Context*, int database))                                            \
   CALL(true, ScanCursor*, ScanCursorCreate, ())                                                  \
   CALL(true, void, ScanCursorRestart, (ScanCursor*))                                             \
-  CALL(true, int, Scan, (Context*, ScanCursor*, ScanFunction, void* data))                       \
-  CALL(false, int, GetServerVersion, ())
+  CALL(true, int, Scan, (Context*, ScanCursor*, ScanFunction, void* data))
 
 struct Api {
 #define LUNAR_REDIS_MEMBER(required, result, name, parameters) result(*name) parameters = nullptr;
@@ -185,8 +182,8 @@ struct Api {
 };
 extern constinit Api g_api;
 
-// Fills g_api. nullptr, or the name of a required call that the server lacks (Log is there if the
-// server has it).
+// Fills g_api. nullptr, or the name of a required call that the server lacks; the other calls are
+// filled in then.
 inline const char* api_load(Context* context) {
   auto get = reinterpret_cast<int (*)(const char*, void*)>(*reinterpret_cast<void**>(context));
   const char* missing = nullptr;
