@@ -17,26 +17,26 @@
 namespace lunar::redis {
 namespace {
 
-// As the server has them.
+// These are the server's own.
 constexpr unsigned kPool = 16;
 constexpr size_t kCachedBytes = 255;
 struct PoolEntry {
-  uint64_t idle;  // or another measure: the larger the better
+  uint64_t idle;  // or another measure: the largest is evicted first
   char* key;      // text in `cached`, or of its own
   char* cached;
   int32_t database;
   int32_t slot;  // of 8.0 and Valkey, in a cluster; unused by 7.0
 };
 static_assert(sizeof(PoolEntry) == 32);
-constexpr int kLru = 1, kLfu = 2, kAllKeys = 4;  // of a policy
+constexpr int kLru = 1, kLfu = 2, kAllKeys = 4;  // bits of a policy
 constexpr int kVolatileTtl = 2 << 8, kVolatileRandom = 3 << 8,
               kAllKeysLru = 4 << 8 | kLru | kAllKeys, kAllKeysRandom = 6 << 8 | kAllKeys;
 
 constexpr unsigned kBatches = 8, kBatch = 32;
 constexpr unsigned kRoundsOfBatch = 8, kFilledInTurn = 3;
-// below maxmemory: victims are made ready; commands need them
+// from so many bytes below maxmemory on, victims are made ready, and commands need them
 constexpr uint64_t kNearBytes = 4 << 20, kOverBytes = 256 << 10;
-constexpr size_t kGrowsBytes = 128;  // a shorter command hardly evicts
+constexpr size_t kGrowsBytes = 128;  // shorter commands hardly evict
 constexpr uint64_t kFreshNs = 1'000'000'000;
 constexpr uint64_t kOffered = UINT64_MAX;  // the measure of a candidate that is ready
 
@@ -62,7 +62,7 @@ struct Server {
   void (*free_text)(char*) = nullptr;
   int (*evict)() = nullptr;
   uint64_t* most = nullptr;
-  int *policy = nullptr, *samples = nullptr;
+  int *samples = nullptr, *policy = nullptr;  // policy: set last; nullptr: the server evicts alone
   PoolEntry** pool = nullptr;
 };
 
@@ -71,17 +71,17 @@ struct Eviction {
   PoolEntry own[kPool] = {};
   Batch batch[kBatches];
   bool near = false, over = false, usable = false;
-  int next_database = 0;  // that a random policy takes a key of
-  unsigned next = 0;      // batch that is offered from
-  unsigned promised = 0;  // victims of commands that have been passed on since the last turn
-  bool asked = false;     // commands that grow were there since the last turn
+  int next_database = 0;  // from which a random policy takes the next key
+  unsigned next = 0;      // batch from which victims are offered
+  unsigned promised = 0;  // victims for commands that were passed on since the last turn
+  bool asked = false;     // commands that may evict came since the last turn
   uint64_t asked_ns = 0, offered_ns = 0;
 };
 
 constinit Eviction g_eviction;
 
-// The text of an entry of the pool: a string with room for kCachedBytes, to which Redis gives a
-// header of length, room and kind of a byte each, Valkey one of two bytes for the first two.
+// Whether this is the text of an entry of the pool: a string with room for kCachedBytes. Its header
+// has length, room and kind: in Redis of one byte each, in Valkey of two bytes for the first two.
 bool is_cached(const char* text) {
   uint8_t header[5];
   if (text == nullptr || sys::peek(text - 5, header, sizeof header) != 0) return false;
@@ -98,7 +98,7 @@ void set_length(char* cached, uint8_t bytes) {
 
 bool is_pool(const void* pointer) {
   PoolEntry entry[kPool];
-  // The first entry is looked at before the rest: most words point elsewhere.
+  // The first entry is checked before the rest, because most words point elsewhere.
   if (sys::peek(pointer, entry, sizeof *entry) != 0 || !is_cached(entry->cached) ||
       sys::peek(pointer, entry, sizeof entry) != 0)
     return false;
@@ -122,7 +122,7 @@ double bytes_left() {
   return (1 - static_cast<double>(level)) * static_cast<double>(*server.most);
 }
 
-// Whether the next commands may evict, or will.
+// Finds out whether the next commands may evict (near), or will (over).
 void look_at_memory() {
   Eviction& e = g_eviction;
   e.near = e.over = false;
@@ -156,7 +156,7 @@ void forget(PoolEntry& entry) {
   entry.idle = 0;
 }
 
-// Good for a candidate: copied then.
+// Copies a key that can be a candidate. False: it is too long, or was chosen before.
 bool take(int database, Slice key, Candidate* out) {
   if (key.bytes > kCachedBytes || chosen_before(database, key)) return false;
   out->database = database;
@@ -165,8 +165,8 @@ bool take(int database, Slice key, Candidate* out) {
   return true;
 }
 
-// As the server does: of one database after the other. False: there is none, or it has been chosen
-// before.
+// Chooses a key of one database after the other, as the server does. False: there is none, or it
+// was chosen before.
 bool choose_at_random(Candidate* out) {
   Eviction& e = g_eviction;
   int databases = 0;
@@ -181,7 +181,7 @@ bool choose_at_random(Candidate* out) {
   return false;
 }
 
-// The best of a sample, as the server would take it. False: there is none.
+// Chooses the best of a sample, like the server. False: there is none.
 bool choose(Candidate* out) {
   Eviction& e = g_eviction;
   if (chooses_at_random(*e.server.policy)) return choose_at_random(out);
@@ -204,7 +204,7 @@ bool choose(Candidate* out) {
   return false;
 }
 
-// Asks for what is missing, or the batch is ready.
+// Requests the missing pages of a batch, or makes it ready.
 void look_at(Batch& batch) {
   Gate& g = gate();
   NonresidentRanges& missing = batch.fetch.missing;
@@ -236,7 +236,7 @@ void fill(Batch& batch, uint64_t now) {
   if (batch.count != 0) look_at(batch);
 }
 
-// What was offered and not taken, at the end of the server's pool: by now it may be in use again.
+// Removes candidates that the server has not taken from its pool, because they may be in use again.
 void withdraw() {
   if (!g_eviction.usable) return;
   PoolEntry* pool = *g_eviction.server.pool;
@@ -270,7 +270,8 @@ unsigned offered() {
   return n;
 }
 
-// At the end of the server's pool: the last that is free, or the worst one goes.
+// Puts a candidate at the end of the server's pool: into the last free place, or in place of the
+// worst entry.
 void offer(const Candidate& candidate) {
   PoolEntry* pool = *g_eviction.server.pool;
   unsigned at = 0;
@@ -302,7 +303,7 @@ void offer_ready() {
   }
 }
 
-// The last of the pool, whatever the policy. False: the server does not evict now.
+// Evicts the last key of the pool under any policy. False: the server does not evict now.
 bool evict_one() {
   Server& server = g_eviction.server;
   const uint64_t most = *server.most;
@@ -321,7 +322,8 @@ bool evict_one() {
   return offered() < evicted;
 }
 
-// Of a random policy: ahead of the commands that would, as these choose by themselves.
+// For a random policy, evicts ahead of the commands, because the server would choose other keys in
+// them.
 void evict_ahead() {
   const uint64_t most = *g_eviction.server.most;
   const auto kept = static_cast<double>(most / 64 < kOverBytes ? most / 64 : kOverBytes);
@@ -346,8 +348,9 @@ bool eviction_start() {
     return false;
   server.most = static_cast<uint64_t*>(server_setting("maxmemory"));
   server.samples = static_cast<int*>(server_setting("maxmemory-samples"));
+  if (server.most == nullptr || server.samples == nullptr) return false;
   server.policy = static_cast<int*>(server_setting("maxmemory-policy"));
-  return server.most != nullptr && server.policy != nullptr && server.samples != nullptr;
+  return server.policy != nullptr;
 }
 
 bool eviction_near() { return g_eviction.near; }

@@ -2,7 +2,9 @@
 // See key_memory.h.
 #include "key_memory.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/units.h"
 #include "elf/program_got.h"
@@ -13,11 +15,10 @@
 namespace lunar::redis {
 namespace {
 
-// The head of an object (robj): type and encoding, four bits each, in the first word; the value's
-// address in the third half.
+// The head of an object (robj).
 struct Object {
   unsigned type : 4, encoding : 4, lru : 24;
-  unsigned references;  // Valkey: above two bits for what follows the object
+  unsigned references;  // Valkey: above two bits that say what follows the object
   void* value;
 };
 // The head of an open key.
@@ -45,10 +46,10 @@ enum Encoding : unsigned {
 const char* const kEncodingNames[] = {"raw",        "int",       "hashtable", "zipmap",
                                       "linkedlist", "ziplist",   "intset",    "skiplist",
                                       "embstr",     "quicklist", "stream",    "listpack"};
-constexpr size_t kStringHeadMax = 17;  // an sds string's, before its first byte
+constexpr size_t kStringHeadMax = 17;  // header bytes of an sds string
 
 bool g_known = false;
-unsigned g_reference_bit = 0;              // where their count begins
+unsigned g_reference_bit = 0;              // the lowest bit of the reference count
 size_t (*g_usable_size)(void*) = nullptr;  // the server's malloc_usable_size
 
 void add(KeyMemory* memory, const void* address, size_t bytes) {
@@ -78,8 +79,8 @@ void describe(const Object* object, KeyMemory* memory) {
       memory->whole = true;
       break;
     case kRaw: {
-      // Its length stands in memory that is not to be touched; the allocator tells how large the
-      // block is.
+      // The string's length lies in memory that must not be touched; the allocator knows the size
+      // of the block.
       char* text = static_cast<char*>(object->value);
       add(memory, text - kStringHeadMax, g_usable_size(text - 1));
       memory->whole = true;
@@ -118,8 +119,8 @@ bool key_memory_check(Context* context) {
   g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw &&
             object->references == 1u << g_reference_bit &&
             object->value == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
-  // Opened for reading, a key that is not there gives no handle; for writing it does, and creates
-  // nothing.
+  // A missing key has no handle when it is opened for reading. Opened for writing it has one, and
+  // nothing is created.
   constexpr int kOpenWrite = 1 << 1;
   Key* key = g_known ? g_api.OpenKey(context, name, kOpenRead | kOpenWrite) : nullptr;
   const auto* open = reinterpret_cast<const OpenKey*>(key);
@@ -177,12 +178,16 @@ KeyMemory key_memory(Context* context, String* name) {
 void key_memory_resident(const KeyMemory& memory, uint64_t* bytes, uint64_t* resident) {
   const size_t page = sys::page_bytes();
   *bytes = *resident = 0;
-  uintptr_t counted = 0;  // end of the last page counted: pieces may share one
+  lunar_range pieces[kPiecesMax];
+  std::copy_n(memory.pieces, memory.tiered, pieces);
+  for (unsigned i = 0; i < memory.tiered; ++i)  // in the order of addresses
+    for (unsigned j = i + 1; j < memory.tiered; ++j)
+      if (pieces[j].address < pieces[i].address) std::swap(pieces[i], pieces[j]);
+  uintptr_t counted = 0;  // end of the pages counted so far: pieces may share one
   for (unsigned i = 0; i < memory.tiered; ++i) {
-    uintptr_t start = reinterpret_cast<uintptr_t>(memory.pieces[i].address) / page * page;
-    uintptr_t end = round_up(
-        reinterpret_cast<uintptr_t>(memory.pieces[i].address) + memory.pieces[i].bytes, page);
-    if (start < counted && end >= counted && counted - start <= page) start = counted;
+    const auto first = reinterpret_cast<uintptr_t>(pieces[i].address);
+    const uintptr_t start = std::max(first / page * page, counted),
+                    end = std::max(round_up(first + pieces[i].bytes, page), start);
     counted = end;
     uint8_t present[256];
     for (uintptr_t at = start; at < end;) {
