@@ -16,14 +16,14 @@ namespace {
 
 struct Ahead {
   int fd = -1;                   // -1: not started
-  const int* blocked = nullptr;  // the server handles events inside a command: no time for turns
-  // the server's lock, which it gives to its modules' threads while it waits
+  const int* blocked = nullptr;  // not 0: the server handles events inside a command, so no turns
+  // the server's lock, which threads of modules may take while the server waits
   size_t (*modules)() = nullptr;
   int (*try_lock)() = nullptr;
   void (*unlock)() = nullptr;
-  bool wanted = false;  // there is work, or pages came in
+  bool wanted = false;  // a turn: there is work, or pages came in
   uint64_t not_before = 0, looked = 0;
-  Share share;  // what is under way counts here: for no client's user
+  Share share;  // counts requests in progress, which belong to no client's user
   AheadCounters counters;
 };
 
@@ -39,7 +39,7 @@ void restore_settings() {
   gate().rehash.open_cron();
 }
 
-// The last event of a round: commands have run, and the server has its lock.
+// The last event of a round: the commands have run, and this thread has the server's lock.
 void turn(void*, int, void*, int) {
   Ahead& a = g_ahead;
   if (*a.blocked == 0) {
@@ -52,14 +52,13 @@ void turn(void*, int, void*, int) {
   a.looked = now;
   a.wanted = false;
   if (*a.blocked != 0 || counters().evictions.get() == 0) return;
-  ++a.counters.turns;
   const bool more = expiry_turn(now);
   const uint64_t end = sys::now_ns();
   a.not_before = end + 2 * (end - now);
   a.wanted = eviction_turn(end) || more;
   Gate& g = gate();
   g.rehash.look(g.layout, ahead_works(), &g.fetcher);
-  g.rehash.shut_cron();                 // of one that has just begun
+  g.rehash.shut_cron();                 // for a move that has just begun
   if (g.rehash.moves() && !a.wanted) {  // also when no client sends anything
     a.wanted = true;
     if (a.not_before < end + kRehashNs) a.not_before = end + kRehashNs;
@@ -121,13 +120,13 @@ void ahead_before_wait() {
   if (a.fd < 0 || (!expiry_is_shut() && !rehash.cron_is_shut() && !rehash.to_lift())) return;
   const bool given = *a.blocked == 0 && a.modules() != 0;
   if (given && a.try_lock() != 0)
-    return;  // a thread has it: all stays as it is until the next round
+    return;  // a thread has the lock: nothing changes until the next round
   restore_settings();
   rehash.lift(gate().layout);
   if (given) a.unlock();
 }
 
-// Reads of files may come from within a command, or from the server's cron; those of clients do
+// Reads of files may come from within a command, or from the server's cron; reads from clients do
 // not.
 void ahead_of_commands(int fd) {
   const Gate& g = gate();
@@ -141,18 +140,8 @@ void ahead_of_commands(int fd) {
 AheadCounters& ahead_counters() { return g_ahead.counters; }
 
 bool ahead_fetch(AheadFetch* fetch) {
-  Ahead& a = g_ahead;
-  Request* request = gate().fetcher.spare();
-  if (request == nullptr) return false;
-  request->fd = -1;
-  request->ahead = fetch;
-  request->pages = fetch->missing;
-  request->share = &a.share;
-  a.share.bytes += fetch->missing.bytes;
-  ++a.share.requests;
-  fetch->under_way = true;
-  gate().fetcher.submit(request);
-  return true;
+  if (!gate().fetcher.submit(-1, 0, &g_ahead.share, fetch->missing, fetch)) return false;
+  return fetch->under_way = true;
 }
 
 void ahead_fetched(AheadFetch* fetch) {

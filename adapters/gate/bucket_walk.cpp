@@ -7,7 +7,7 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kListNodesMax = 2;  // of a list, looked at with its key
+constexpr unsigned kListNodesMax = 2;  // a list of so few nodes is looked up with its key
 
 void list(KeyLookup& lookup, QuicklistNodeView* node) {
   for (unsigned n = 0; node != nullptr && n < kListNodesMax && !lookup.missing->full(); ++n) {
@@ -17,8 +17,8 @@ void list(KeyLookup& lookup, QuicklistNodeView* node) {
   }
 }
 
-// Whether the last piece that is missing is one that every walk reads: a save goes through a sorted
-// set by its skip list, a digest by its table.
+// Looks up a value. True: the last missing piece is one that every walk reads. (A save goes through
+// a sorted set by its skip list, a digest by its table.)
 bool look_at_object(KeyLookup& lookup, const ObjectView* object) {
   const char* at = object->pointer;
   const unsigned before = lookup.missing->count;
@@ -29,7 +29,7 @@ bool look_at_object(KeyLookup& lookup, const ObjectView* object) {
   } else if (object->encoding() == kSkiplist) {
     const auto* zset = reinterpret_cast<const ZsetView*>(at);
     if (!lookup.have(zset, sizeof *zset)) return lookup.missing->count > before;
-    (void)lookup.have(zset->skiplist, kSkiplistBytes);
+    (void)lookup.have(zset->skiplist, sizeof(SkiplistView));
     (void)lookup.have(zset->members, sizeof(DictView));
     return false;
   } else if (object->encoding() == kQuicklist) {
@@ -42,88 +42,75 @@ bool look_at_object(KeyLookup& lookup, const ObjectView* object) {
   return lookup.missing->count > before;
 }
 
-// The key is resident as far as have_text() looks; of a child that does other things than save, it
-// may be no text any more.
+// pre: have_text() was true for the key. In a child that does not save, the key may have been
+// freed; its length is then not trusted.
 void look_up_expiry(KeyLookup& lookup, const DatabaseView& database, const char* key) {
   if (const uint64_t bytes = sds_length(key); bytes <= kValueBytesMax)
     (void)lookup.look_up(database.expires, {key, bytes});
 }
 
+// Each walk below goes on until the round's list is full. *at_value is about the last piece that is
+// missing: false for an entry or a bucket.
+
 void objects(KeyLookup& lookup, EntryView* const* slot, const DatabaseView& database,
              bool* at_value) {
   if (!lookup.have(slot, sizeof *slot)) return;
-  unsigned n = 0;
-  for (EntryView* entry = *slot; entry != nullptr && n < kChainMax && !lookup.missing->full();
-       ++n, entry = entry->next) {
+  const bool there = for_each_entry(*slot, lookup.haver(), [&](const ChainEntry& one) {
     *at_value = false;
-    if (!lookup.have(entry, sizeof *entry)) break;
-    if (lookup.have_text(entry->key)) look_up_expiry(lookup, database, entry->key);
-    const auto* object = static_cast<const ObjectView*>(entry->value);
-    if (object == nullptr || !lookup.have(object, sizeof *object)) continue;
-    *at_value = look_at_object(lookup, object);
-  }
+    if (lookup.have_text(one.key)) look_up_expiry(lookup, database, one.key);
+    const auto* object = static_cast<const ObjectView*>(one.value);
+    if (object != nullptr && lookup.have(object, sizeof *object))
+      *at_value = look_at_object(lookup, object);
+    return !lookup.missing->full();
+  });
+  if (!there) *at_value = false;
 }
 
 void keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database,
                    bool* at_value) {
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax && !lookup.missing->full(); ++n) {
-    *at_value = false;
-    if (!lookup.have(bucket, sizeof *bucket)) return;
-    for (unsigned i = 0; i < bucket->places() && !lookup.missing->full(); ++i) {
-      if (!bucket->holds(i)) continue;
-      *at_value = false;
-      const auto* at = static_cast<const ObjectView*>(bucket->entries[i]);
-      const char* key = lookup.key_inside(at);
-      if (key == nullptr) continue;
-      if (at->has_expiry()) look_up_expiry(lookup, database, key);
-      *at_value = look_at_object(lookup, at);
-    }
-    bucket = bucket->next();
-  }
+  const bool there =
+      for_each_place(bucket, lookup.haver(), [&](const BucketView& in, unsigned place) {
+        *at_value = false;
+        const auto* object = static_cast<const ObjectView*>(in.entries[place]);
+        if (const char* key = lookup.key_inside(object); key != nullptr) {
+          if (object->has_expiry()) look_up_expiry(lookup, database, key);
+          *at_value = look_at_object(lookup, object);
+        }
+        return !lookup.missing->full();
+      });
+  if (!there) *at_value = false;
 }
 
 void members(KeyLookup& lookup, EntryView* const* slot, Holds holds, bool* at_value) {
   if (!lookup.have(slot, sizeof *slot)) return;
-  const EntryView* entry = *slot;
-  for (unsigned n = 0; entry != nullptr && n < kChainMax && !lookup.missing->full(); ++n) {
-    const Marked marked{reinterpret_cast<uintptr_t>(entry)};
-    const bool no_value = marked.is_without_value();
-    const auto* at = reinterpret_cast<const EntryView*>(marked.address());
-    *at_value = false;
-    if (!marked.is_key() && !lookup.have(at, no_value ? 16 : sizeof *at)) return;
+  const bool there = for_each_entry(*slot, lookup.haver(), [&](const ChainEntry& one) {
     const unsigned before = lookup.missing->count;
-    const char* name = marked.is_key() ? reinterpret_cast<const char*>(at) : at->key;
-    const auto* value = marked.is_key() || no_value ? nullptr : static_cast<const char*>(at->value);
-    (void)(holds == Holds::kFieldPairs ? lookup.have_field(name) : lookup.have_text(name));
+    const auto* value = static_cast<const char*>(one.value);
+    (void)(holds == Holds::kFieldPairs ? lookup.have_field(one.key) : lookup.have_text(one.key));
     if (value != nullptr && (holds == Holds::kPairs || holds == Holds::kFieldPairs))
       (void)lookup.have_text(value);
-    // the skip list's node: its member, score and links
-    if (value != nullptr && holds == Holds::kScores) (void)lookup.have(value - 8, 40);
+    if (value != nullptr && holds == Holds::kScores) (void)lookup.have_node_of(value);
     *at_value = lookup.missing->count > before;
-    entry = marked.is_key() ? nullptr
-            : no_value      ? static_cast<const EntryView*>(at->value)
-                            : at->next;
-  }
+    return !lookup.missing->full();
+  });
+  if (!there) *at_value = false;
 }
 
 void table_members(KeyLookup& lookup, const BucketView* bucket, Holds holds, bool* at_value) {
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax && !lookup.missing->full(); ++n) {
-    *at_value = false;
-    if (!lookup.have(bucket, sizeof *bucket)) return;
-    for (unsigned i = 0; i < bucket->places() && !lookup.missing->full(); ++i) {
-      if (!bucket->holds(i)) continue;
-      const unsigned before = lookup.missing->count;
-      const auto* text = static_cast<const char*>(bucket->entries[i]);
-      if (holds == Holds::kNodes) {
-        const auto* node = static_cast<const SkiplistNodeView*>(bucket->entries[i]);
-        if (lookup.have(node, sizeof *node)) (void)lookup.have_text(node->member);
-      } else if (lookup.have_text(text) && holds == Holds::kTableFields) {
-        (void)lookup.have_field_value(text);
-      }
-      *at_value = lookup.missing->count > before;
-    }
-    bucket = bucket->next();
-  }
+  const bool there =
+      for_each_place(bucket, lookup.haver(), [&](const BucketView& in, unsigned place) {
+        const unsigned before = lookup.missing->count;
+        const auto* text = static_cast<const char*>(in.entries[place]);
+        if (holds == Holds::kNodes) {
+          const auto* node = static_cast<const SkiplistNodeView*>(in.entries[place]);
+          if (lookup.have(node, sizeof *node)) (void)lookup.have_text(node->member);
+        } else if (lookup.have_text(text) && holds == Holds::kTableFields) {
+          (void)lookup.have_field_value(text);
+        }
+        *at_value = lookup.missing->count > before;
+        return !lookup.missing->full();
+      });
+  if (!there) *at_value = false;
 }
 
 bool collection_of(const ServerLayout& layout, const ObjectView* object, Collection* out) {
@@ -182,20 +169,16 @@ unsigned collections_of(const ServerLayout& layout, const char* slot, Holds hold
       ++count;
   };
   if (holds == Holds::kKeyedObjects) {
-    const auto* bucket = reinterpret_cast<const BucketView*>(slot);
-    for (unsigned n = 0; bucket != nullptr && n < kChainMax && lookup.have(bucket, sizeof *bucket);
-         ++n) {
-      for (unsigned i = 0; i < bucket->places(); ++i)
-        if (bucket->holds(i)) add(bucket->entries[i]);
-      bucket = bucket->next();
-    }
+    (void)for_each_place(reinterpret_cast<const BucketView*>(slot), lookup.haver(),
+                         [&](const BucketView& bucket, unsigned place) {
+                           return add(bucket.entries[place]), count < max;
+                         });
     return count;
   }
   const auto* first = reinterpret_cast<EntryView* const*>(slot);
-  if (!lookup.have(first, sizeof *first)) return count;
-  for (const EntryView* entry = *first;
-       entry != nullptr && count < max && lookup.have(entry, sizeof *entry); entry = entry->next)
-    add(entry->value);
+  if (lookup.have(first, sizeof *first))
+    (void)for_each_entry(*first, lookup.haver(),
+                         [&](const ChainEntry& one) { return add(one.value), count < max; });
   return count;
 }
 

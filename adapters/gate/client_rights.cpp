@@ -9,7 +9,6 @@
 #include "base/format.h"
 #include "base/host_guard.h"
 #include "server_fields.h"
-#include "sys/mem.h"
 
 namespace lunar::redis {
 
@@ -30,7 +29,7 @@ struct UserView {
 namespace {
 
 constexpr uint32_t kRoot = 1, kAllKeys = 2, kAllCommands = 4;  // flags of a selector
-constexpr size_t kAskedBytesMax = 64 * 1024;  // arguments of a command that is asked about
+constexpr size_t kAskedBytesMax = 64 * 1024;  // of a command that the server checks
 constexpr int kAllowed = 0;                   // REDISMODULE_OK
 
 struct Server {
@@ -61,16 +60,14 @@ const UserView* user_of(ModuleUser* handle) {
   return *reinterpret_cast<const UserView* const*>(handle);
 }
 
-// The flags of a user that a wild pointer may have led to. False: it is none.
+// Reads the flags of a user by a pointer that may be wild. False: it is no user.
 bool peek_flags(const UserView* user, uint32_t* flags) {
   UserView view;
   UserView::List list;
   UserView::List::Node node;
   UserView::List::Node::Selector selector;
-  if (sys::peek(user, &view, sizeof view) != 0 ||
-      sys::peek(view.selectors, &list, sizeof list) != 0 ||
-      sys::peek(list.first, &node, sizeof node) != 0 ||
-      sys::peek(node.selector, &selector, sizeof selector) != 0 || (selector.flags & kRoot) == 0)
+  if (!peek(user, &view) || !peek(view.selectors, &list) || !peek(list.first, &node) ||
+      !peek(node.selector, &selector) || (selector.flags & kRoot) == 0)
     return false;
   *flags = selector.flags;
   return true;
@@ -86,23 +83,22 @@ bool named(const UserView* user) {
   return g_server.user_by_name(user->name, sds_length(user->name)) == user;
 }
 
-// A pointer that is only believed to be a user's.
+// Whether this is a user; the pointer may be wild.
 bool is_user(const UserView* user) {
   UserView view;
   uint32_t flags;
   char end = 1;
   uint8_t header = 0;
   if (user == *g_server.default_user) return true;
-  if (!peek_flags(user, &flags) || sys::peek(user, &view, sizeof view) != 0 ||
-      sys::peek(view.name - 1, &header, 1) != 0 || sds_header(header) == 0 ||
-      sys::peek(view.name - sds_header(header), &end, 1) != 0)
+  if (!peek_flags(user, &flags) || !peek(user, &view) || !peek(view.name - 1, &header) ||
+      sds_header(header) == 0 || !peek(view.name - sds_header(header), &end))
     return false;
   const uint64_t length = sds_length(view.name);
-  return length < 4096 && sys::peek(view.name + length, &end, 1) == 0 && end == 0 && named(user);
+  return length < 4096 && peek(view.name + length, &end) && end == 0 && named(user);
 }
 
-// What the server itself says of GET for a user is `wanted`; also where it has no command of that
-// name (rename-command).
+// True: the server's own answer about GET for a user is `wanted`, or it has no command of that name
+// (rename-command).
 bool says_of_get(ModuleUser* handle, bool wanted) {
   ModuleText* arguments[2] = {g_server.make_text(nullptr, "GET", 3),
                               g_server.make_text(nullptr, "lunar", 5)};

@@ -4,9 +4,8 @@
 
 #include <atomic>
 
-#include "lookup_steps.h"
+#include "stream_lookup.h"
 #include "sys/log.h"
-#include "sys/mem.h"
 
 namespace lunar::redis {
 namespace {
@@ -14,27 +13,6 @@ namespace {
 constexpr unsigned kKinds = 16;  // encodings
 constexpr uint8_t kWrong = 0xff;
 constinit std::atomic<uint8_t> g_looks[kKinds] = {};
-
-// Behind what the views have of them.
-struct Skiplist {
-  const void *header, *tail;
-  uint64_t length;
-  int32_t levels;
-};
-struct Stream {
-  const void* tree;
-  uint64_t length;
-};
-struct Tree {
-  const void* head;
-  uint64_t keys, nodes;
-};
-
-template <class T>
-bool peek(const void* from, T* to) {
-  return from != nullptr && reinterpret_cast<uintptr_t>(from) % alignof(T) == 0 &&
-         sys::peek(from, to, sizeof(T)) == 0;
-}
 
 // Two tables: a size each, and slots that can be read.
 bool tables_fit(const int8_t* exponent, const void* first, const void* second) {
@@ -48,7 +26,7 @@ bool tables_fit(const int8_t* exponent, const void* first, const void* second) {
   return true;
 }
 
-// Members of a dictionary or a table; UINT64_MAX: it is none.
+// The number of members of a dictionary or a table; UINT64_MAX: it is neither.
 uint64_t members_of(Keyspace keyspace, const void* at) {
   if (keyspace == Keyspace::kTables) {
     TableView table;
@@ -82,17 +60,17 @@ bool list_fits(const void* at) {
 
 bool sorted_set_fits(Keyspace keyspace, const void* at) {
   ZsetView zset;
-  Skiplist list;
+  SkiplistView list;
   return peek(at, &zset) && peek(zset.skiplist, &list) && list.header != nullptr &&
          list.tail != nullptr && list.length != 0 && list.levels >= 1 && list.levels <= 64 &&
          members_of(keyspace, zset.members) == list.length;
 }
 
 bool stream_fits(const void* at) {
-  Stream stream;
-  Tree tree;
+  StreamView stream;
+  RaxView tree;
   return peek(at, &stream) && peek(stream.tree, &tree) && tree.head != nullptr && tree.nodes >= 1 &&
-         tree.keys <= tree.nodes && (stream.length == 0) == (tree.keys == 0);
+         tree.elements <= tree.nodes && (stream.length == 0) == (tree.elements == 0);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See connections.h. Buffers that are not part of an entry are private mappings; those of the usual
-// sizes are kept for later, while there are not many.
+// See connections.h. Buffers that are not part of an entry are private mappings. A limited number
+// of the two usual sizes is kept for later.
 #include "connections.h"
 
 #include <cstring>
@@ -56,7 +56,7 @@ Connections::SpareBuffer** Connections::spare_of(SpareBuffer** lists, size_t cap
   return capacity == kMiddleBytes ? &lists[0] : capacity == kBufferBytes ? &lists[1] : nullptr;
 }
 
-bool Connections::give(Connection* c, size_t capacity) {
+bool Connections::reserve(Connection* c, size_t capacity) {
   char* data = capacity == kSmallBytes ? c->small : nullptr;
   if (SpareBuffer** spare = spare_of(spare_buffers_, capacity);
       spare != nullptr && *spare != nullptr) {
@@ -110,7 +110,7 @@ void Connections::drop(Connection* c) {
   table_[c->fd] = nullptr;
   c->list->remove(c);
   if (c->state == Hold::kHeld) --held_now_;
-  (void)give(c, 0);
+  (void)reserve(c, 0);
   c->next = spare_;
   spare_ = c;
 }
@@ -122,7 +122,7 @@ bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quo
     return in == nullptr || in->used + capacity - (in == before ? c->capacity : 0) <= in->max;
   };
   if (!room(quota, c->quota) || !room(of_user, c->of_user)) return false;
-  if (capacity != c->capacity && !give(c, capacity)) return false;
+  if (capacity != c->capacity && !reserve(c, capacity)) return false;
   count(c, quota, of_user);
   // NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): capacity_for() is never 0, so `data`
   // is there
@@ -131,8 +131,6 @@ bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quo
   c->end = bytes;
   return true;
 }
-
-bool Connections::reserve(Connection* c, size_t bytes) { return give(c, bytes); }
 
 void Connections::enter(Connection* c, Hold state, ConnectionList* list) {
   c->list->remove(c);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kCrowdedNsMin = 1'000'000'000, kCrowdedNsMax = 64'000'000'000;
 
-// A prefetch skips pages that another thread has in hand: those are waited for.
+// A prefetch skips pages that another thread is bringing in or evicting: this waits for those.
 void bring_in(const lunar_range* ranges, unsigned count) {
   (void)pager_prefetch(ranges, count);
   const auto busy = [](const void* address) {
@@ -57,20 +57,23 @@ Request* Fetcher::spare() {
   }
   Request* request = spare_;
   spare_ = request->next;
-  request->next = nullptr;
-  request->share = nullptr;
-  request->ahead = nullptr;
-  request->pages.count = 0;
   return request;
 }
 
 void Fetcher::recycle(Request* request) {
+  request->share->bytes -= request->pages.bytes;
+  --request->share->requests;
   request->next = spare_;
   spare_ = request;
 }
 
-void Fetcher::submit(Request* request) {
-  request->next = nullptr;
+bool Fetcher::submit(int fd, uint64_t hold, Share* share, const NonresidentRanges& pages,
+                     AheadFetch* ahead) {
+  Request* request = spare();
+  if (request == nullptr) return false;
+  *request = {nullptr, fd, share, hold, ahead, pages};
+  share->bytes += pages.bytes;
+  ++share->requests;
   {
     sys::Locked<sys::SpinLock> lock(lock_);
     (last_ != nullptr ? last_->next : waiting_) = request;
@@ -78,6 +81,7 @@ void Fetcher::submit(Request* request) {
     pending_.fetch_add(1, std::memory_order_seq_cst);
   }
   ++submitted_;
+  return true;
 }
 
 void Fetcher::flush() {
@@ -89,13 +93,13 @@ void Fetcher::flush() {
   leave_this_cpu(now);
   if (resting_.load(std::memory_order_seq_cst) == 0) return;
   const uint32_t pending = pending_.load(std::memory_order_seq_cst);
-  if (pending == 0) return;  // threads that are awake have taken all
+  if (pending == 0) return;  // awake threads have taken all requests
   wake_times_.woken(now, pending);
   sys::futex_wake(&pending_, wanted, false);
 }
 
-// Every few wake-ups: whether most were late. The next attempt to keep off comes after a time that
-// doubles as long as attempts fail.
+// Checks after every few wake-ups whether most were late. If so, the threads may run on any CPU for
+// a time that doubles with each failed attempt to avoid the main thread's.
 void Fetcher::look_for_crowd(uint64_t now) {
   if (!wake_times_.late() || now < crowded_until_ns_) return;
   const bool again = now - crowded_until_ns_ < crowded_for_ns_;

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetches pages for the input gate: a few service threads take requests in batches, bring the pages
-// in through the pager's range operations at queue depth, and wake the main thread by an eventfd if
-// it sleeps.
+// Fetches pages for the input gate. A few service threads take requests in batches, bring the pages
+// in by the pager's range operations at queue depth, and wake the main thread by an eventfd if it
+// sleeps.
 //
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //
-// The threads avoid the main thread's CPU, where they would preempt it for a tick or more (being
-// woken is what puts them there). If other programs keep all other CPUs busy, a woken thread would
-// wait for a time slice, and clients with it, while the main thread's CPU idles. In that case the
-// threads may run on any CPU for a while.
+// The threads avoid the main thread's CPU, where the kernel tends to wake them, and where they
+// would preempt the main thread for a tick or more. If other programs keep all other CPUs busy, a
+// woken thread would wait for a time slice, and clients with it, while the main thread's CPU idles.
+// In that case the threads may run on any CPU for a while.
 //
 // Requests are made on demand from sys/arena and kept; there are at most kRequestsMax.
 //
-// Threading: submit, take_done, spare and recycle on the main thread; the rest by the service
-// threads. Only these wait.
+// Threading: the main thread calls the public functions. Only help() makes it wait.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -30,9 +29,9 @@ struct AheadFetch;
 struct Request {
   Request* next = nullptr;
   int fd = -1;
-  Share* share = nullptr;  // its user's, in which it counts
-  // the connection's hold when the request was made; another number now: that hold has ended, or
-  // the descriptor belongs to another connection
+  Share* share = nullptr;  // counts it
+  // the connection's hold when the request was made; if it has another number now, that hold has
+  // ended, or the descriptor belongs to another connection
   uint64_t hold = 0;
   AheadFetch* ahead = nullptr;  // requested for the server, not for a client (ahead.h)
   NonresidentRanges pages;
@@ -47,19 +46,24 @@ class Fetcher {
   int event_fd() const { return event_fd_; }
 
   bool full() const { return spare_ == nullptr && made_ == kRequestsMax; }
-  Request* spare();  // an empty one; nullptr: too many are in progress, or no memory
+  // Requests `pages` for the connection `fd` and its hold number `hold`, or for `ahead` (fd -1).
+  // The request counts in `share` until it is recycled. False: too many requests are in progress,
+  // or there is no memory.
+  [[nodiscard]] bool submit(int fd, uint64_t hold, Share* share, const NonresidentRanges& pages,
+                            AheadFetch* ahead = nullptr);
+  // Called before the main thread sleeps: wakes threads for all that was submitted.
+  void flush();
+  Request* take_done();  // a list linked by `next`, or nullptr; the caller recycles them
   void recycle(Request* request);
-  void submit(Request* request);
-  void flush();  // the main thread is about to sleep: wakes threads for all that was submitted
-  Request* take_done();  // a list linked by `next`, or nullptr
-  // Around the main thread's sleep. True: something is done already, so do not sleep.
-  bool begin_sleep();
   // Called by the main thread if it needs pages in progress: fetches those that no thread has begun
   // yet, or waits until something is done, at most a millisecond.
   void help();
+  // Around the main thread's sleep. True: something is done already, so do not sleep.
+  bool begin_sleep();
   void end_sleep() { sleeping_.store(0, std::memory_order_relaxed); }
 
  private:
+  Request* spare();
   static void run(void* self) { static_cast<Fetcher*>(self)->serve(); }
   void serve();
   Request* take_batch(unsigned* ranges);
@@ -75,9 +79,9 @@ class Fetcher {
   Request* waiting_ = nullptr;
   Request* last_ = nullptr;
   Request* done_ = nullptr;
-  std::atomic<int> threads_[kThreadsMax] = {};  // ids of those that run; 0: none
+  std::atomic<int> threads_[kThreadsMax] = {};  // ids of running threads; 0: none
   // The main thread's only:
-  int left_cpu_ = -1;                                   // the threads keep off it; -1: of none
+  int left_cpu_ = -1;                                   // the threads avoid it; -1: none
   unsigned submitted_ = 0;                              // since the last wake-up
   uint64_t crowded_until_ns_ = 0, crowded_for_ns_ = 0;  // until then they run on any CPU
   WakeTimes wake_times_;

@@ -13,13 +13,13 @@
 namespace lunar::redis {
 namespace {
 
-constexpr uint64_t kFreedElementsMax = 1024;  // of a collection that is gone through
-// elements from which on another thread frees it (the server's own bound)
+constexpr uint64_t kFreedElementsMax = 1024;  // larger collections are not looked up
+// collections with more elements are freed by another thread (the server's own bound)
 constexpr uint64_t kFreedLaterFrom = 64;
-constexpr size_t kCountedBytes = 8;     // of a listpack or integers: up to the number of elements
+constexpr size_t kCountedBytes = 8;     // of a listpack or integers, with the number of elements
 constexpr unsigned kListNodesMax = 16;  // a chain: each may cost a round
 
-// EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: whether the time has been.
+// Whether the time of an EXPIRE, PEXPIRE, EXPIREAT or PEXPIREAT is in the past.
 bool in_the_past(Slice name, Slice time) {
   const bool milliseconds = name.data[0] == 'P' || name.data[0] == 'p';
   const char last = name.data[name.bytes - 1];
@@ -45,7 +45,7 @@ Wants depending(const Command& command) {
                                                                     : Wants::kObject;
 }
 
-// As have(), for small pieces of which many lie in one page: that is asked for once.
+// Like KeyLookup::have(), for small pieces: a page with many of them is requested once.
 bool have_part(KeyLookup& lookup, const void* address, size_t bytes) {
   if (lookup.resident(address, bytes)) return true;
   ++lookup.misses;
@@ -53,31 +53,31 @@ bool have_part(KeyLookup& lookup, const void* address, size_t bytes) {
   return false;
 }
 
+auto part_haver(KeyLookup& lookup) {
+  return [&](const void* address, size_t bytes) { return have_part(lookup, address, bytes); };
+}
+
 // The memory of a string that is freed: the byte before its text.
 void freed_text(KeyLookup& lookup, const void* text) {
   if (text != nullptr) (void)have_part(lookup, static_cast<const char*>(text) - 1, 1);
 }
 
-// fields: values are texts; scores: values are inside a skip list's nodes.
+// kFields: values are texts; kScores: values are in the nodes of a skip list.
 enum class Parts { kMembers, kFields, kScores };
 
-void freed_entries(KeyLookup& lookup, const EntryView* entry, Parts parts) {
-  for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
-    const Marked marked{reinterpret_cast<uintptr_t>(entry)};
-    const bool no_value = marked.is_without_value();
-    const auto* at = reinterpret_cast<const EntryView*>(marked.address());
-    if (marked.is_key()) return freed_text(lookup, at);
-    if (!have_part(lookup, at, no_value ? 16 : sizeof *at)) return;
-    freed_text(lookup, at->key);
-    if (parts == Parts::kFields) freed_text(lookup, at->value);
-    // member, score, links
-    if (parts == Parts::kScores && at->value != nullptr)
-      (void)have_part(lookup, static_cast<const char*>(at->value) - 8, 40);
-    entry = no_value ? static_cast<const EntryView*>(at->value) : at->next;
-  }
+void freed_entries(KeyLookup& lookup, EntryView* entry, Parts parts) {
+  (void)for_each_entry(entry, part_haver(lookup), [&](const ChainEntry& one) {
+    freed_text(lookup, one.key);
+    if (parts == Parts::kFields) freed_text(lookup, one.value);
+    if (parts == Parts::kScores && one.value != nullptr)
+      (void)have_part(lookup,
+                      static_cast<const char*>(one.value) - offsetof(SkiplistNodeView, score),
+                      kNodeBytes);
+    return true;
+  });
 }
 
-// Valkey: a node, or a text, with a pointer to the value before it if the header says so.
+// Valkey: a node, or a text; if its header says so, a pointer to the value precedes the text.
 void freed_entry(KeyLookup& lookup, const void* entry, Parts parts) {
   const auto* name = static_cast<const char*>(entry);
   if (parts == Parts::kScores) {
@@ -101,17 +101,15 @@ void freed_table(KeyLookup& lookup, const TableView* table, Parts parts, bool la
   for (int t = 0; t < 2; ++t) {
     if (table->table[t] == nullptr) continue;
     const uint64_t slots = uint64_t{1} << table->exponent[t];
-    if (slots > 2 * kFreedElementsMax) return;  // few left of many
+    if (slots > 2 * kFreedElementsMax) return;  // a large table with few elements
     lookup.missing->work(static_cast<unsigned>(slots + 2 * table->used[t]));
     if (!lookup.have(table->table[t], slots * sizeof(BucketView))) continue;
     for (uint64_t s = 0; s < slots && !lookup.missing->full(); ++s) {
-      const BucketView* bucket = table->table[t] + s;
-      for (unsigned n = 0;
-           bucket != nullptr && n < kChainMax && have_part(lookup, bucket, sizeof *bucket); ++n) {
-        for (unsigned i = 0; i < bucket->places(); ++i)
-          if (bucket->holds(i)) freed_entry(lookup, bucket->entries[i], parts);
-        bucket = bucket->next();
-      }
+      (void)for_each_place(table->table[t] + s, part_haver(lookup),
+                           [&](const BucketView& bucket, unsigned place) {
+                             freed_entry(lookup, bucket.entries[place], parts);
+                             return true;
+                           });
     }
   }
 }
@@ -122,7 +120,7 @@ void freed_dict(KeyLookup& lookup, const DictView* dict, Parts parts, bool later
   if (used > (later ? kFreedLaterFrom : kFreedElementsMax)) return;
   for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t) {
     const uint64_t slots = uint64_t{1} << dict->exponent[t];
-    if (slots > 16 * kFreedElementsMax) return;  // few left of many
+    if (slots > 16 * kFreedElementsMax) return;  // a large table with few elements
     lookup.missing->work(static_cast<unsigned>(slots / 16 + 2 * dict->used[t]));
     if (!lookup.have(dict->table[t], slots * sizeof(void*))) continue;
     for (uint64_t s = 0; s < slots && !lookup.missing->full(); ++s)
@@ -153,7 +151,7 @@ Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth
     case Wants::kStores:
       return nth == 0 ? Wants::kFreed : Wants::kValue;
     case Wants::kMoves:
-      // Redis 8 counts keys by the size of their value, and reads that of what it moves.
+      // Redis 8 counts keys by the size of their value, and reads the size when it moves one.
       if (nth == 0)
         return gate().layout.keyspace() == Keyspace::kDicts ? Wants::kValue : Wants::kObject;
       return Wants::kFreed;
@@ -182,9 +180,10 @@ void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {
       break;
     case kSkiplist: {
       const auto* zset = reinterpret_cast<const ZsetView*>(at);
-      if (!lookup.have(zset, sizeof *zset) || !lookup.have(zset->skiplist, kSkiplistBytes)) return;
-      const void* head = *static_cast<const void* const*>(zset->skiplist);
-      if (head != nullptr) (void)lookup.have(head, 40);
+      if (!lookup.have(zset, sizeof *zset) || !lookup.have(zset->skiplist, sizeof(SkiplistView)))
+        return;
+      if (const SkiplistNodeView* header = zset->skiplist->header; header != nullptr)
+        (void)lookup.have(header, sizeof *header);
       freed_members(lookup, zset->members, Parts::kScores, later);
       break;
     }
@@ -199,7 +198,7 @@ void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {
       if (lookup.layout.keyspace() == Keyspace::kDicts) (void)lookup.have(at, kCountedBytes);
       break;
     default:
-      break;  // in the object, or one piece whose inside is not read
+      break;  // inside the object, or one block that is not read
   }
 }
 

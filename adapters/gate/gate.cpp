@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate's hooks, how it starts, and what it tells: see gate.h, gate_inside.h.
+// The gate's hooks, its start, and its figures: see gate.h, gate_inside.h.
 #include "gate.h"
 
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ namespace {
 
 constinit Gate g_gate;
 constinit ErrorText g_reason;
-// waits of the server before its data is believed not to be found
+// after so many calls of epoll_wait the gate gives up looking for the server's data
 constexpr unsigned kAttemptsMax = 1000;
 constinit unsigned g_attempts = 0;
 constexpr const char* kUnknownLayout = "this server is laid out in a way that is not known here: ";
@@ -38,8 +38,8 @@ void bypass(const char* what, const ErrorText& why) {
   log_warning("input gate stays open, cold keys wait one by one: %s%s", what, why.text);
 }
 
-// Redis 8 and Valkey with io-threads: reads may come from these at any time, and what is held here
-// would be passed by.
+// Redis 8 and Valkey with io-threads: those threads may read at any time, and would overtake input
+// that is held here.
 bool opened_for_io_threads() {
   if (!g_gate.layout.io_threads_may_read()) return false;
   ErrorText why;
@@ -48,7 +48,8 @@ bool opened_for_io_threads() {
   return true;
 }
 
-// One of them has read. Before the gate watches, that may be all that it ever sees of clients.
+// An I/O thread has read from a client. If this happens before the gate watches, the gate may never
+// see a client itself.
 void open_for_reading_threads() {
   if (!g_gate.threads_read.load(std::memory_order_acquire)) return;
   ErrorText why;
@@ -56,8 +57,8 @@ void open_for_reading_threads() {
   bypass("", why);
 }
 
-// Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the
-// server waits, threads of modules may change them.
+// Looks for the server's data until it is known. look_at_keys() checks the keys inside read(),
+// because threads of modules may change them while the server waits.
 void look_for_server(int epoll, const epoll_event* events, int events_max) {
   Gate& g = g_gate;
   static bool threads_seen = false;
@@ -76,10 +77,8 @@ void look_for_server(int epoll, const epoll_event* events, int events_max) {
   g.epoll = epoll;
 }
 
-bool on_main_thread() { return pthread_equal(pthread_self(), g_gate.main_thread) != 0; }
-
-// Nothing was ever evicted: all data is in DRAM, and the gate keeps no input, so no command is
-// looked up and none waits. Once something was, this stays false.
+// Whether nothing was ever evicted: then all data is in DRAM, and the gate keeps no input, so it
+// looks up no command. After the first eviction this stays false.
 bool all_in_dram() {
   const Gate& g = g_gate;
   if (!pager_active()) return true;
@@ -91,23 +90,23 @@ ssize_t hook_read(int fd, void* buffer, size_t bytes) {
   Gate& g = g_gate;
   if (g.epoll < 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff)
     return g.read(fd, buffer, bytes);
-  if (!on_main_thread()) return gate_input_elsewhere({fd, nullptr}, buffer, bytes);
+  if (!g.on_main_thread()) return gate_input_elsewhere({fd, nullptr}, buffer, bytes);
   return all_in_dram() ? g.read(fd, buffer, bytes) : gate_input({fd, nullptr}, buffer, bytes);
 }
 
-// OpenSSL's SSL_read, SSL_get_error and SSL_pending. A session to which the gate said "later" wants
-// to read, and has nothing.
+// OpenSSL's SSL_read, SSL_get_error and SSL_pending. For a session that the gate has deferred,
+// SSL_get_error says that it wants to read, and SSL_pending that it has nothing.
 int hook_tls_read(void* tls, void* buffer, int bytes) {
   Gate& g = g_gate;
   if (g.epoll < 0 || bytes <= 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff)
     return g.tls_read(tls, buffer, bytes);
   const Source from{g.tls_descriptor(tls), tls};
   const auto size = static_cast<size_t>(bytes);
-  const bool here = on_main_thread();
+  const bool here = g.on_main_thread();
   if (here && all_in_dram()) return g.tls_read(tls, buffer, bytes);
   const int got = static_cast<int>(here ? gate_input(from, buffer, size)
                                         : gate_input_elsewhere(from, buffer, size));
-  if (got > 0) errno = 0;  // the server looks at it first, and SSL_read leaves it so
+  if (got > 0) errno = 0;  // as SSL_read leaves it: the server checks errno first
   if (here) g.tls_deferred = g.deferred ? tls : nullptr;
   return got;
 }
@@ -115,27 +114,28 @@ int hook_tls_read(void* tls, void* buffer, int bytes) {
 int hook_tls_error(const void* tls, int rc) {
   constexpr int kWantRead = 2;  // SSL_ERROR_WANT_READ
   Gate& g = g_gate;
-  if (tls == nullptr || tls != g.tls_deferred || !on_main_thread()) return g.tls_error(tls, rc);
+  if (tls == nullptr || tls != g.tls_deferred || !g.on_main_thread()) return g.tls_error(tls, rc);
   g.tls_deferred = nullptr;
   return kWantRead;
 }
 
 int hook_tls_pending(const void* tls) {
   Gate& g = g_gate;
-  if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff && on_main_thread())
+  if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff &&
+      g.on_main_thread())
     if (const Connection* c = g.connections.find(g.tls_descriptor(tls));
         c != nullptr && c->state == Hold::kHeld)
       return 0;
   return g.tls_pending(tls);
 }
 
-// How long the main thread has waited for pages since it last waited for events: all clients stood
-// still that long.
+// Notes how long the main thread has waited for pages since it last waited for events, which
+// stopped all clients.
 void note_stall() {
   Gate& g = g_gate;
   const uint64_t now = pager_watched_read_ns()->load(std::memory_order_relaxed),
                  stall = now - g.read_ns_before;
-  if (__builtin_expect(stall == 0, 1) || !on_main_thread()) return;
+  if (__builtin_expect(stall == 0, 1) || !g.on_main_thread()) return;
   g.read_ns_before = now;
   if (stall > g.longest_stall_ns) g.longest_stall_ns = stall;
 }
@@ -147,19 +147,20 @@ int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   if (state == GateState::kStarting) look_for_server(epoll, events, max);
   if (!g.fetching || epoll != g.epoll || state == GateState::kOff)
     return g.epoll_wait(epoll, events, max, timeout_ms);
-  if (!on_main_thread()) return gate_wait_elsewhere(epoll, events, max, timeout_ms);
+  if (!g.on_main_thread()) return gate_wait_elsewhere(epoll, events, max, timeout_ms);
   if (all_in_dram()) return g.epoll_wait(epoll, events, max, timeout_ms);
   if (g.watching()) open_for_reading_threads();
   return gate_wait(epoll, events, max, timeout_ms);
 }
 
-// A write failed because the client has disconnected, while commands that it sent are held. The
-// server would free the client, and they would never run; a server that reads them at once runs
-// them even if the replies cannot be sent. So the error is deferred until the hold is over.
+// Defers the error of a write to a client that has disconnected while its commands are held. The
+// server would free the client, and the commands would never run; without the gate it would have
+// read and run them, even if the replies cannot be sent. So the error is deferred until the hold is
+// over.
 ssize_t defer_disconnect(int fd, ssize_t rc) {
   Gate& g = g_gate;
   if (__builtin_expect(rc >= 0 || (errno != EPIPE && errno != ECONNRESET), 1) || !g.fetching ||
-      g.state.load(std::memory_order_relaxed) == GateState::kOff || !on_main_thread())
+      g.state.load(std::memory_order_relaxed) == GateState::kOff || !g.on_main_thread())
     return rc;
   const int error = errno;
   const Connection* c = g.connections.find(fd);
@@ -178,7 +179,7 @@ ssize_t hook_writev(int fd, const iovec* parts, int count) {
 int hook_close(int fd) {
   Gate& g = g_gate;
   if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff) {
-    if (!on_main_thread())
+    if (!g.on_main_thread())
       g.connections.note_closed(fd);
     else if (Connection* c = g.connections.find(fd); c != nullptr)
       g.connections.drop(c);
@@ -186,16 +187,16 @@ int hook_close(int fd) {
   return g.close(fd);
 }
 
-// A child of a server that runs has no fetcher, and serves no clients: it saves. One that was
-// forked before is the server itself (daemonize).
+// A child of a running server has no fetcher, and serves no clients: it saves. A child that was
+// forked before the server runs is the server itself (daemonize).
 void enter_child() {
   if (g_gate.epoll < 0) return pager_watch_thread(sys::thread_id());
   g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
   if (g_gate.fetching) save_ahead_start(g_gate.layout);
 }
 
-// Whether keys may be looked at by a thread of ours while the server itself does not change them.
-// No client may have come yet.
+// Whether the gate may look at keys while the server itself does not change them, even if no client
+// has come yet.
 bool keys_known() {
   Gate& g = g_gate;
   const GateState state = g.state.load(std::memory_order_relaxed);
@@ -204,18 +205,8 @@ bool keys_known() {
   return g.fetching || (state == GateState::kStarting && g.layout.check_keys(&why) > 0);
 }
 
-template <class F>
-int redirect(const char* name, F hook, F* original, ErrorText* why) {
-  void* before = nullptr;
-  // Ours is stored before it can be called; the original is known before that.
-  *original = reinterpret_cast<F>(program_calls(name));
-  if (*original == nullptr)
-    return why->set(-ENOENT, "the server does not call %s of a shared library", name);
-  return program_redirect(name, reinterpret_cast<void*>(hook), &before, why);
-}
-
-// A server that was built with TLS. The call that is put off comes last, the others hand through
-// until then.
+// For a server that was built with TLS. SSL_read comes last: until then the other hooks change
+// nothing.
 int redirect_tls(ErrorText* why) {
   Gate& g = g_gate;
   HostGuard guard;
@@ -223,16 +214,15 @@ int redirect_tls(ErrorText* why) {
   g.tls_descriptor = reinterpret_cast<int (*)(const void*)>(dlsym(RTLD_DEFAULT, "SSL_get_fd"));
   if (g.tls_descriptor == nullptr)
     return why->set(-ENOENT, "the server's OpenSSL has no SSL_get_fd");
-  int rc = redirect("SSL_get_error", hook_tls_error, &g.tls_error, why);
-  if (rc == 0) rc = redirect("SSL_pending", hook_tls_pending, &g.tls_pending, why);
-  return rc == 0 ? redirect("SSL_read", hook_tls_read, &g.tls_read, why) : rc;
+  int rc = program_redirect("SSL_get_error", hook_tls_error, &g.tls_error, why);
+  if (rc == 0) rc = program_redirect("SSL_pending", hook_tls_pending, &g.tls_pending, why);
+  return rc == 0 ? program_redirect("SSL_read", hook_tls_read, &g.tls_read, why) : rc;
 }
 
 }  // namespace
 
 Gate& gate() { return g_gate; }
 
-// Threads and the event descriptor, when there is a pager to fetch from and data that is known.
 bool gate_start_fetching() {
   Gate& g = g_gate;
   if (g.fetching) return true;
@@ -258,7 +248,7 @@ void look_at_keys(int fd) {
       bypass(kUnknownLayout, ((void)why.set(-ENOTSUP, "its clients look different"), why));
     return;
   }
-  // a stream's reads are large, and many commands
+  // a master's stream is checked more often: its reads are large
   if (reads++ % (master ? kKeysLookedAtEvery / 16 : kKeysLookedAtEvery) != 0) return;
   int rc = g.layout.check_keys(&why);
   if (rc > 0 && rights_check(&why) < 0) rc = -1;
@@ -291,15 +281,15 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   g.main_thread = pthread_self();
   if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0)
     return why->set(-rc, "no fork handler");
-  int rc = redirect("read", hook_read, &g.read, why);
-  if (rc == 0) rc = redirect("close", hook_close, &g.close, why);
-  if (rc == 0) rc = redirect("write", hook_write, &g.write, why);
+  int rc = program_redirect("read", hook_read, &g.read, why);
+  if (rc == 0) rc = program_redirect("close", hook_close, &g.close, why);
+  if (rc == 0) rc = program_redirect("write", hook_write, &g.write, why);
   if (rc == 0 && program_calls("writev") != nullptr)
-    rc = redirect("writev", hook_writev, &g.writev, why);
+    rc = program_redirect("writev", hook_writev, &g.writev, why);
   if (rc == 0) rc = redirect_tls(why);
-  if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
-  if (rc < 0) return rc;  // a hook without the others hands through
-  foreground_save_watch(g.layout, keys_known);
+  if (rc == 0) rc = program_redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
+  if (rc < 0) return rc;  // hooks that are in place change nothing alone
+  foreground_save_watch(keys_known);
   aof_ahead_watch(keys_known);
   g.state.store(GateState::kStarting);
   gate_set(options);
@@ -331,28 +321,12 @@ Prefixes& gate_prefixes() { return g_gate.prefixes; }
 const std::atomic<uint64_t>* gate_main_reads() { return pager_watched_reads(); }
 
 GateCounters gate_counters() {
-  const GateWork& work = g_gate.work;
   GateCounters now;
-  now.open = gate_state() != GateState::kWatching;
-  now.commands = work.commands.get();
-  now.held = work.held.get();
-  now.rounds = work.rounds.get();
-  now.overlapped_reads = work.ranges.get();
-  now.timeouts = work.timeouts.get();
-  now.unknown = work.unknown.get();
-  now.overflows = work.overflows.get();
-  now.refused = work.refused.get();
-  now.partial_overflows = work.partial_overflows.get();
-  now.turns = work.turns.get();
-  now.cut = work.cut.get();
-  now.expired = ahead_counters().expired;
-  now.expired_cold = ahead_counters().expired_cold;
-  now.evictable = ahead_counters().evictable;
-  now.held_bytes = g_gate.connections.held_quota().used;
-  now.partial_bytes = g_gate.connections.partial_quota().used;
-  now.seen = work.seen.get();
-  now.seen_cold = work.seen_cold.get();
-  now.held_now = g_gate.connections.held_now();
+#define LUNAR_GATE_COUNTER(name, info) now.name = g_gate.work.name.get();
+#define LUNAR_GATE_FIGURE(name, info, value) now.name = value;
+#include "gate_counters.def"
+#undef LUNAR_GATE_COUNTER
+#undef LUNAR_GATE_FIGURE
   now.main_reads = pager_watched_reads()->load(std::memory_order_relaxed);
   now.main_read_ns = pager_watched_read_ns()->load(std::memory_order_relaxed);
   return now;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The result of the server's read(): see gate.h. A read goes straight into the server's buffer,
-// where the gate looks at it (input_look.h); only input that must wait is copied.
+// where the gate scans it (input_look.h); only input that must wait is copied.
 #include <errno.h>
 #include <limits.h>
 
@@ -23,7 +23,7 @@ uint64_t part_of_budget(uint64_t part, uint64_t most) {
   return std::clamp(budget_bytes() / part, kClientBytesMin, most);
 }
 
-// Whether `c` may ask for more of its values.
+// Whether the long lookup of `c` may request so many bytes more.
 bool lookup_may_go_on(Connection* c, uint64_t bytes) {
   Connections& all = gate().connections;
   if (all.leader() == c || all.lookup_bytes() + bytes <= lookups_bytes_max()) return true;
@@ -32,7 +32,8 @@ bool lookup_may_go_on(Connection* c, uint64_t bytes) {
   return true;
 }
 
-// Whether `c` may ask for what it lacks now. A user's first request may be larger than its share.
+// Whether `c` may request the missing pages now. A user's first request may be larger than its
+// share.
 bool has_turn(Connection* c, const Look& look) {
   const Share& share = *look.share;
   if (gate().fetcher.full()) return false;
@@ -41,7 +42,7 @@ bool has_turn(Connection* c, const Look& look) {
   return !look.cursor.far() || lookup_may_go_on(c, look.missing.bytes);
 }
 
-// A hold begins, or goes into its next round. Returns whether it begins.
+// Begins a hold, or its next round. True: the hold begins.
 bool begin_round(Connection* c, const Look& look) {
   Gate& g = gate();
   const bool begins = c->since_ns == 0;
@@ -56,7 +57,7 @@ bool begin_round(Connection* c, const Look& look) {
   return begins;
 }
 
-// One look was too short, and nothing is missing: the next one comes after the others' turn.
+// The look ended early with nothing missing: the next look comes after the other clients' turn.
 void look_again(Connection* c, const Look& look) {
   Gate& g = gate();
   if (begin_round(c, look))
@@ -72,7 +73,7 @@ void wait_for_turn(Connection* c, const Look& look) {
   g.work.turns.add();
   c->until_ns = 0;
   c->deadline_ns = (look.cursor.far() ? c->since_ns : sys::now_ns()) + kTurnNsMax;
-  if (look.cursor.far()) {  // what it had may be gone then
+  if (look.cursor.far()) {  // its pages may be evicted while it waits
     c->cursor.key = 0;
     c->cursor.at = 0;
   }
@@ -81,22 +82,19 @@ void wait_for_turn(Connection* c, const Look& look) {
   g.connections.enter(c, Hold::kHeld, &look.share->waiting);
 }
 
-void wait_for_pages(Connection* c, const Look& look, Request* request) {
+// False: they cannot be requested.
+bool wait_for_pages(Connection* c, const Look& look) {
   Gate& g = gate();
+  const uint64_t number = g.holds + 1;  // that begin_round() gives to the hold
+  if (!g.fetcher.submit(c->fd, number, look.share, look.missing)) return false;
   (void)begin_round(c, look);
   if (c->until_ns == 0 || look.cursor.far()) c->deadline_ns = UINT64_MAX;
   if (look.cursor.far()) g.connections.count_lookup(c, look.missing.bytes);
   ++c->rounds;
-  request->fd = c->fd;
-  request->hold = c->hold;
-  request->pages = look.missing;
-  request->share = look.share;
-  look.share->bytes += look.missing.bytes;
-  ++look.share->requests;
   g.work.rounds.add();
-  g.work.ranges.add(look.missing.count);
-  g.fetcher.submit(request);
+  g.work.overlapped_reads.add(look.missing.count);
   g.connections.enter(c, Hold::kHeld);
+  return true;
 }
 
 // False: it cannot be held.
@@ -104,12 +102,10 @@ bool hold(Connection* c, const Look& look) {
   if (look.share == nullptr) return false;
   if (look.missing.count == 0) return look_again(c, look), true;
   if (!has_turn(c, look)) return wait_for_turn(c, look), true;
-  Request* request = gate().fetcher.spare();
-  if (request == nullptr) return false;
-  return wait_for_pages(c, look, request), true;
+  return wait_for_pages(c, look);
 }
 
-// Some of its input goes on.
+// Called when some of its input goes on.
 void end_hold(Connection* c) {
   Gate& g = gate();
   c->rounds = 0;
@@ -135,8 +131,8 @@ bool keep(Connection* c, const char* data, size_t bytes, const Look& look) {
   return true;
 }
 
-// Keeps what the server does not get of the `n` bytes in its buffer. `c`: the connection's entry,
-// all of whose bytes are in the buffer, or nullptr. Returns what read() returns.
+// Keeps the part of the `n` bytes in the server's buffer that must wait. `c`: the connection's
+// entry, all of whose bytes are in the buffer, or nullptr. Returns the result of read().
 ssize_t give(Connection* c, int fd, const char* buffer, size_t n, Look& look) {
   Gate& g = gate();
   if (look.good != n) {
@@ -159,7 +155,7 @@ Look::Time time_of(const Connection& c) {
   return enough ? Look::Time::kLast : Look::Time::kAgain;
 }
 
-// Bytes that were kept come first.
+// Reads from a connection with kept bytes, which come first.
 ssize_t kept_input(Connection* c, Source from, char* buffer, size_t bytes) {
   if (c->state == Hold::kHeld) return gate_defer();
   const size_t kept = std::min(c->size(), bytes);
@@ -167,7 +163,7 @@ ssize_t kept_input(Connection* c, Source from, char* buffer, size_t bytes) {
   size_t n = kept;
   if (c->state == Hold::kPartial && kept == c->size() && kept < bytes) {
     const ssize_t got = from.read(buffer + kept, bytes - kept);
-    if (got <= 0) return got;  // the end: half a command is nothing to the server
+    if (got <= 0) return got;  // the end of the input: a part of a command does not matter
     n += static_cast<size_t>(got);
   }
   Look look(c->fd, buffer);
@@ -180,8 +176,8 @@ ssize_t kept_input(Connection* c, Source from, char* buffer, size_t bytes) {
   }
   if (look.good != 0) end_hold(c);
   if (all) return give(c, c->fd, buffer, n, look);
-  // The server asked for less than there is: what it does not take stays where it is, and is looked
-  // at in its turn.
+  // The server's buffer takes less than the kept bytes: the rest stays, and is scanned at the next
+  // read.
   c->begin += look.good;
   return static_cast<ssize_t>(look.good);
 }
@@ -189,7 +185,7 @@ ssize_t kept_input(Connection* c, Source from, char* buffer, size_t bytes) {
 ssize_t link_or_kept_input(Connection* c, Source from, char* buffer, size_t bytes) {
   if (!c->link) return kept_input(c, from, buffer, bytes);
   const ssize_t got = link_input(c, buffer, bytes);
-  // A master's stream has what scripts did as a transaction.
+  // A master's stream has the writes of a script as a transaction.
   const auto has = [&](const char* word) {
     return memmem(buffer, static_cast<size_t>(got), word, 4) != nullptr;
   };
@@ -218,7 +214,7 @@ ssize_t input(Source from, char* buffer, size_t bytes) {
 
 }  // namespace
 
-// The last piece may pass it.
+// The last piece of a request may exceed it.
 uint64_t client_bytes_max() { return part_of_budget(kClientPart, kClientBytesMax); }
 
 uint64_t lookup_bytes_max() { return part_of_budget(kLookupPart, kLookupBytesMax); }
@@ -244,16 +240,16 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   g.deferred = g.few_keys = false;
   ahead_of_commands(from.fd);
   const ssize_t got = input(from, static_cast<char*>(buffer), bytes);
-  // Files, too, are read, by the server's cron among others.
+  // Some reads are of files, by the server's cron among others.
   if (g.rehash.pauses() && got > 0 && !g.few_keys &&
       (g.layout.client_of(from.fd) != nullptr || g.layout.master_of(from.fd) != nullptr))
     g.rehash.lift(g.layout);
   return got;
 }
 
-// A thread of the server that reads for it: the gate is bypassed. Or a module's that handles events
-// while it has the server's lock. Bytes that are here already go first, also those of a TLS session
-// that waits: to put that off is for the main thread only.
+// The caller is an I/O thread of the server (the gate is then bypassed), or a module's thread that
+// handles events while it has the server's lock. Kept bytes come first, also those of a TLS session
+// that is held, because only the main thread can defer a TLS session.
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
   if (!g.threads_read.load(std::memory_order_relaxed) && g.layout.io_thread_reads())
@@ -266,7 +262,7 @@ ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   }
   const size_t kept = std::min(c->size(), bytes);
   memcpy(buffer, c->first(), kept);
-  c->begin += kept;  // an empty entry is dropped by the main thread
+  c->begin += kept;  // the main thread drops an empty entry
   return static_cast<ssize_t>(kept);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the gate does while the server waits for events: it fetches, and gives clients back to the
-// server when their pages are in or their time is up. See gate.h, gate_inside.h.
+// The gate's work while the server waits for events: it fetches, and releases clients when their
+// pages are in DRAM or their time is up. See gate.h, gate_inside.h.
 #include <limits.h>
 #include <sys/epoll.h>
 
@@ -14,7 +14,8 @@ namespace {
 
 constinit uint64_t g_round = 0;
 
-// The pages are in, or the time is up: the server is to read, and what it reads is scanned again.
+// Ends a wait, because the pages are in DRAM or the time is up (late): the server reads again, and
+// the gate scans the input again.
 void release(Connection* c, bool late) {
   c->late = late;
   const uint64_t held = c->state == Hold::kHeld ? sys::now_ns() - c->since_ns : 0;
@@ -31,8 +32,8 @@ void unpark(Connection* c) {
   c->parked = c->taken_out = false;
 }
 
-// Its events are not told while it is held. A hang-up cannot be masked: the descriptor is taken
-// out.
+// The server does not see its events while it is held. A hang-up cannot be masked, so the
+// descriptor is removed from epoll.
 void park(Connection* c, bool hung_up) {
   const int mask = gate().layout.event_mask(c->fd);
   if (!hung_up)
@@ -41,8 +42,8 @@ void park(Connection* c, bool hung_up) {
     c->taken_out = sys::epoll_remove(gate().epoll, c->fd) == 0;
 }
 
-// Clients of users that have less under way again, in order: what they wait for is looked at anew.
-// A few more than there is room for may come, and wait again.
+// Releases, in order, clients whose user is below its limit again; their input is looked up anew. A
+// few more than there is room for may be released, and wait again.
 void give_turns() {
   Gate& g = gate();
   if (g.fetcher.full()) return;
@@ -72,7 +73,7 @@ void give_turns() {
   }
 }
 
-// Wakes the fetchers; the time of what was held since the last wait begins.
+// Wakes the fetchers, and starts the time of all holds since the last wait.
 void begin_fetching(uint64_t now) {
   Gate& g = gate();
   g.fetcher.flush();
@@ -86,8 +87,8 @@ void begin_fetching(uint64_t now) {
   g.holds_begun = g.holds;
 }
 
-// Releases the clients of a list whose time is up; of long lookups, whose faults stop all clients,
-// only the first: *lookups may go.
+// Releases the clients of a list whose time is up, but only *lookups long lookups, because their
+// faults stop all clients.
 void release_due(ConnectionList& list, bool all, uint64_t now, unsigned* lookups) {
   Gate& g = gate();
   for (Connection *c = list.head, *next; c != nullptr; c = next) {
@@ -120,7 +121,7 @@ void release_late(uint64_t now) {
 
 bool server_wants(const Connection* c) { return (gate().layout.event_mask(c->fd) & 1) != 0; }
 
-// Milliseconds that may be slept.
+// The milliseconds that the server may sleep.
 int time_to_sleep(int timeout_ms, uint64_t now) {
   Gate& g = gate();
   for (Connection* c = g.connections.ready().head; c != nullptr; c = c->next)
@@ -137,7 +138,8 @@ int time_to_sleep(int timeout_ms, uint64_t now) {
                                                                     : timeout_ms;
 }
 
-// Takes out what is not for the server. Returns what is left; *woken: pages came in.
+// Removes events that are not for the server. Returns the number of the others. *woken: pages came
+// in.
 int sift(epoll_event* events, int n, bool* woken) {
   Gate& g = gate();
   int left = 0;
@@ -160,7 +162,7 @@ int sift(epoll_event* events, int n, bool* woken) {
   return left;
 }
 
-// Connections whose bytes may go on count as readable.
+// Adds the connections whose bytes may go on, as readable.
 int add_ready(epoll_event* events, int n, int max) {
   Gate& g = gate();
   if (g.connections.ready().head == nullptr) return n;
@@ -197,8 +199,6 @@ void gate_take_what_is_done() {
         c->state == Hold::kHeld)
       release(c, false);
     if (r->ahead != nullptr) ahead_fetched(r->ahead);
-    r->share->bytes -= r->pages.bytes;
-    --r->share->requests;
     g.fetcher.recycle(r);
     r = next;
   }
@@ -235,7 +235,7 @@ int gate_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   }
 }
 
-// A module's thread that has the server's lock: our descriptor is none of its events.
+// For a module's thread that has the server's lock: removes the event of the gate's descriptor.
 int gate_wait_elsewhere(int epoll, epoll_event* events, int max, int timeout_ms) {
   Gate& g = gate();
   const int n = g.epoll_wait(epoll, events, max, timeout_ms);

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a server keeps the data that the input gate reads. Three layouts are known, distinguished
+// The layout of the server's data that the input gate reads. Three layouts are known, distinguished
 // by the symbols that the servers export:
 //
 //   Redis 7.0    database ─► dict ─► entry (key, object)
-//   Redis 8.0    database ─► store ─► dicts, one or one a cluster slot ─► entry (key, object)
+//   Redis 8.0    database ─► store ─► dicts, one, or one per cluster slot ─► entry (key, object)
 //   Valkey 8.1   database ─► store ─► tables, likewise ─► buckets of 7 ─► object with its key
 //
 // The views below are the gate's own declarations of those versions' structures, found through the
 // program's dynamic symbols and trusted only after they were checked:
 //   - The database array of `server` is found by scanning for a pointer to a structure whose first
 //     word leads to a dict, or a store, of the type that databases have; its stride by the next
-//     database in it. The event loop right after it must have the epoll descriptor, event array and
+//     database. The event loop right after it must have the epoll descriptor, event array and
 //     size that the server passes to epoll_wait.
 //   - Dictionaries, tables, keys and objects are checked on the first keys: the server's own lookup
 //     and hash must return what the views return. Until there are keys, nothing is looked up.
 //   - A connection is checked each time: descriptor, handlers and client must point at each other,
 //     and the client's buffer must be the one that is passed to read().
-// A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is
-// left alone: the gate stays bypassed. The checks read memory by a system call that fails on a wild
-// pointer.
+// A lookup checks collections when it first meets them (collection_probe.h). With an unknown layout
+// the gate stays bypassed. The checks read memory by a system call that fails on a wild pointer.
 //
 // Threading: the server's main thread only. Allocates nothing.
 #pragma once
@@ -27,13 +26,21 @@
 
 #include "base/error.h"
 #include "resp.h"
+#include "sys/mem.h"
 
 namespace lunar::redis {
 
-// A server's part of a client's input before it reads more: `bytes` at `text` that it could not use
-// yet, right before what it reads. It has taken `taken` arguments of the current command, `left`
-// are to come (0: it has taken none, the text is a command's start), the next one of `bulk` bytes
-// (-1: not known).
+// Copies a T from memory of the server that may not be there. False: a wild pointer.
+template <class T>
+[[nodiscard]] bool peek(const void* from, T* to) {
+  return from != nullptr && reinterpret_cast<uintptr_t>(from) % alignof(T) == 0 &&
+         sys::peek(from, to, sizeof *to) == 0;
+}
+
+// The server's part of a client's input before it reads more: `bytes` at `text` that it could not
+// use yet, directly before its read position. It has taken `taken` arguments of the current
+// command, and `left` are to come (0: it has taken none, and the text is a command's start); the
+// next one has `bulk` bytes (-1: not known).
 struct Progress {
   const char* text = nullptr;
   size_t bytes = 0;
@@ -44,7 +51,7 @@ struct Progress {
 struct NonresidentRanges;
 enum class Arguments : uint8_t { kThere, kCold, kUnknown };  // kUnknown: not as expected
 
-// What the dictionaries of a database lead to.
+// The kind of keyspace of a database.
 enum class Keyspace : uint8_t { kDict, kDicts, kTables };
 
 struct EntryView {
@@ -67,8 +74,8 @@ struct DictStoreView {
   int64_t count, bits;  // 1, or a power of two
 };
 struct BucketView {
-  uint8_t marks;  // 1: the last entry is a further bucket; the other bits: which entries are there
-  uint8_t hashes[7];  // the high bytes
+  uint8_t marks;      // bit 0: the last entry is a further bucket; the other bits: places in use
+  uint8_t hashes[7];  // high bytes of the hashes
   const void* entries[7];
 
   bool leads_on() const { return (marks & 1) != 0; }
@@ -85,7 +92,7 @@ struct TableView {
   uint64_t used[2];
   int8_t exponent[2];
   int16_t paused, shrink_paused;
-  uint64_t further_buckets[2];  // that others lead on to
+  uint64_t further_buckets[2];  // buckets that are not first in their chain
 };
 struct TableStoreView {
   int32_t flags;
@@ -95,7 +102,7 @@ struct TableStoreView {
 };
 struct ObjectView {
   uint32_t type_encoding_lru;  // 4, 4, 24 bits
-  uint32_t references;         // Valkey: above two bits that tell what follows: an expiry, a key
+  uint32_t references;         // Valkey: above two bits that say what follows: an expiry, a key
   const char* pointer;
   unsigned type() const { return type_encoding_lru & 15; }
   unsigned encoding() const { return type_encoding_lru >> 4 & 15; }
@@ -121,64 +128,63 @@ static_assert(sizeof(BucketView) == 64 && offsetof(TableView, exponent) == 48 &&
               offsetof(TableStoreView, bits) == 28);
 static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
 
-// Offsets into the structures that are not viewed as a whole.
+// Offsets into the structures that have no view of their own.
 struct Shape {
   Keyspace keyspace;
-  // cursor: of active expiry; fields: hash fields that expire (0: those of this server do not)
+  // cursor: of active expiry; fields: hash fields that expire (0: this server has none)
   uint16_t database_id, database_bytes, database_cursor, database_fields;
-  uint16_t loop_size, loop_events, loop_api;  // (their maximum number is at 4)
+  uint16_t loop_size, loop_events, loop_api;  // (the maximum number of events is at 4)
   uint16_t type_handler;                      // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
-  // flags: 1, 2: replication
+  // flags: bits 0 and 1 are about replication
   uint16_t client_flags, client_connection, client_database, client_buffer, client_left,
       client_bulk, client_user, client_argc, client_argv;
-  // of these two: the link to this server's master
-  uint16_t flag_of_master;
+  uint16_t flag_of_master;  // of these two bits: the link to this server's master
 };
 
-// Header bytes and length of an sds by its flag byte (the one before the text).
+// The header bytes of an sds by its flag byte (the byte before the text).
 constexpr unsigned sds_header(uint8_t flag) {
   constexpr uint8_t kBytes[8] = {1, 3, 5, 9, 17, 0, 0, 0};
   return kBytes[flag & 7];  // 0: not an sds
 }
 uint64_t sds_length(const char* text);  // pre: the header can be read
-// Valkey: a byte that gives the length of the header of the key after it. pre: has_key.
+// Valkey: the byte before the header of the key, which has the header's length. pre: has_key.
 const uint8_t* key_header(const ObjectView* object);
 
 class ServerLayout {
  public:
   // Finds the symbols. False: not a known server (*why: which symbol is missing).
   [[nodiscard]] bool find_symbols(ErrorText* why);
-  // Finds data and event loop, given the arguments that the server passes to epoll_wait. 1: found;
-  // 0: not this loop, or not made yet; -1: unknown layout.
+  // Finds data and event loop by the arguments that the server passes to epoll_wait. 1: found; 0:
+  // another loop, or the data do not exist yet; -1: unknown layout.
   [[nodiscard]] int find_data(int epoll, const void* events, int events_max, ErrorText* why);
-  // Checks dictionaries on existing keys. 1: right (keys are looked up from now on); 0: no key yet;
-  // -1: unknown layout.
+  // Checks dictionaries on existing keys. 1: they fit; 0: no key yet; -1: unknown layout.
   [[nodiscard]] int check_keys(ErrorText* why);
 
   Keyspace keyspace() const { return shape_->keyspace; }
   void* event_loop() const { return const_cast<char*>(*loop_); }
   // The events that the event loop waits for: 1 readable, 2 writable.
   int event_mask(int fd) const;
-  // The client whose socket this is, plain or under TLS; nullptr: something else, a replication
-  // link, or another transport's.
+  // The client with this socket, plain or under TLS; nullptr: something else, a replication link,
+  // or another transport.
   const ClientView* client_of(int fd) const { return client_of(fd, 0); }
-  // The link to this server's master, whose stream it executes. nullptr: not this descriptor, or a
-  // full sync goes on.
+  // The link to this server's master, whose stream it executes. nullptr: another descriptor, or a
+  // full sync is in progress.
   const ClientView* master_of(int fd) const { return client_of(fd, shape_->flag_of_master); }
-  // A client on a plain or a unix socket that client_of does not know: laid out in another way.
+  // Whether this is a client on a plain or a unix socket with a layout that client_of does not
+  // know.
   bool foreign_client(int fd) const;
-  // The server's progress in the client's input, which it is about to read into `buffer`. False:
-  // not known.
+  // The server's progress in the client's input when it is about to read into `buffer`. False: not
+  // known.
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
   // The same for a master's link, whose buffer may begin with what was executed already.
   bool progress_of_master(const ClientView& master, const void* buffer, Progress* out) const;
-  // The arguments that the server has taken of its current command, as many as are kept. kCold: not
-  // all are in DRAM; what is not is in *missing.
+  // The arguments that the server has taken of its current command, up to kArgumentsKept. kCold:
+  // not all are in DRAM; *missing has the others.
   Arguments arguments_taken(const ClientView& client, const Progress& progress, Command* out,
                             NonresidentRanges* missing);
   int database_of(const ClientView& client) const;
-  // The user that its commands run as; not examined here (client_rights.h).
+  // The user of its commands; not checked here (client_rights.h).
   const void* user_of(const ClientView& client) const {
     return at<const void*>(&client, shape_->client_user);
   }
@@ -187,15 +193,15 @@ class ServerLayout {
   uint64_t& expiry_cursor(const DatabaseView& database) const {
     return const_cast<uint64_t&>(at<uint64_t>(&database, shape_->database_cursor));
   }
-  // Whether fields of its hashes expire: the same cycle of the server does that.
+  // Whether fields of its hashes expire, which the server's cycle of active expiry does as well.
   bool fields_expire(const DatabaseView& database) const {
     return shape_->database_fields != 0 &&
            at<const void*>(&database, shape_->database_fields) != nullptr;
   }
   bool has_slots() const { return slots_; }
   uint64_t hash(Slice key) const { return hash_(key.data, key.bytes); }
-  // Whether the server has threads that may read from its clients (not 7.0, where that is an option
-  // of its own); whether one of them, the calling thread, does: that counts, whenever it begins.
+  // io_threads_may_read: whether the server has threads that may read from its clients (not in 7.0,
+  // where that is a separate option). io_thread_reads: whether the calling thread is one of them.
   bool io_threads_may_read() const;
   bool io_thread_reads() const;
 
@@ -223,8 +229,8 @@ class ServerLayout {
   const Shape* shape_ = nullptr;
   const char* server_ = nullptr;
   const void* database_type_ = nullptr;
-  // Of connections: [0] plain sockets, [1] TLS (nullptr: the server was built without), [2] unix
-  // sockets (7.0: as plain ones).
+  // Connection types: [0] plain sockets, [1] TLS (nullptr: the server was built without), [2] unix
+  // sockets (in 7.0 those are plain ones).
   static constexpr int kTransports = 3, kTls = 1;
   int transport_of(const void* handler, const void* type) const;  // -1: none of these
   const void* types_[kTransports] = {};
@@ -238,8 +244,8 @@ class ServerLayout {
   TableFind table_find_ = nullptr;
   char* databases_ = nullptr;
   unsigned database_count_ = 0;
-  unsigned arguments_checked_ = 0;  // of those that the server had taken
-  bool slots_ = false;              // a dictionary for each cluster slot
+  unsigned arguments_checked_ = 0;  // of arguments_taken()
+  bool slots_ = false;              // there is a dictionary for each cluster slot
   const char* const* loop_ = nullptr;
 };
 

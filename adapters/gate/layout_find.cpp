@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding a server's data, and checking what was found: see layout.h.
+// Finds and checks a server's data: see layout.h.
 #include <errno.h>
 
 #include <cstring>
@@ -90,13 +90,7 @@ constexpr Shape kValkey8 = {
     .flag_of_master = 1,
 };
 
-template <class T>
-bool peek(const void* from, T* to) {
-  return sys::peek(from, to, sizeof(T)) ==
-         0;  // NOLINT(bugprone-sizeof-expression): T may be a pointer
-}
-
-// An sds that can be read as a whole, with the zero behind it.
+// Whether this is an sds that can be read as a whole, with the zero after it.
 bool peek_sds(const char* text, uint64_t* length) {
   uint8_t flag = 0;
   unsigned char header[17];
@@ -240,13 +234,13 @@ int ServerLayout::check_entry(DictView* dict, const EntryView* entry, uint64_t s
       !right_index({view.key, length}, index))
     return why->set(-ENOTSUP, "its hash function is another one"), -1;
   if (check_object(static_cast<const ObjectView*>(view.value), why) < 0) return -1;
-  // Last: a search may move entries from one table to the other.
+  // The search comes last, because it may move entries from one table to the other.
   if (dict_find_(dict, view.key) != entry)
     return why->set(-ENOTSUP, "its dictionary finds another entry"), -1;
   return 1;
 }
 
-// 1: looked at keys, all right; 0: there was none; -1.
+// 1: keys were checked and fit; 0: there was none; -1: they do not fit.
 int ServerLayout::check_dict(DictView* dict, const void* type, uint64_t index,
                              ErrorText* why) const {
   DictView view;
@@ -257,7 +251,7 @@ int ServerLayout::check_dict(DictView* dict, const void* type, uint64_t index,
     if (dict->table[t] == nullptr) continue;
     const uint64_t slots = uint64_t{1} << dict->exponent[t];
     for (uint64_t s = 0; s < slots && s < kSlotsScanned && checked < kKeysChecked; ++s) {
-      // a search ended a rehash: later
+      // a search has ended a rehash: checked later
       if (dict->table[t] == nullptr || slots != uint64_t{1} << dict->exponent[t]) return 0;
       const EntryView* entry = dict->table[t][s];
       if (entry == nullptr) continue;
@@ -275,7 +269,7 @@ int ServerLayout::check_table(TableView* table, uint64_t index, ErrorText* why) 
       view.rehash_index < -1)
     return why->set(-ENOTSUP, "its hash tables look different"), -1;
   if (view.rehash_index != -1 || view.table[0] == nullptr)
-    return 0;  // later: a search moves entries
+    return 0;  // checked later: a search would move entries
   unsigned checked = 0;
   const uint64_t buckets = uint64_t{1} << view.exponent[0];
   for (uint64_t b = 0; b < buckets && b < kSlotsScanned && checked < kKeysChecked; ++b) {

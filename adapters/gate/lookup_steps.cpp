@@ -12,7 +12,16 @@
 
 namespace lunar::redis {
 
-constexpr unsigned kLastRanges = 8;  // of which one may have a piece already
+uint64_t next_scanned(uint64_t cursor, uint64_t mask) {
+  const auto reversed = [](uint64_t bits) {
+    uint64_t out = 0;
+    for (unsigned i = 0; i < 64; ++i, bits >>= 1) out = out << 1 | (bits & 1);
+    return out;
+  };
+  return reversed(reversed(cursor | ~mask) + 1);
+}
+
+constexpr unsigned kLastRanges = 8;  // one of these may have a piece already
 
 void KeyLookup::note_use(PageView page) {
   for (unsigned i = 0; i < used_count; ++i)
@@ -25,8 +34,8 @@ void KeyLookup::count_uses() {
   for (unsigned i = 0; i < used_count; ++i) used[i].note_another_use();
 }
 
-// Whether touching the bytes needs no I/O. Pages outside regions count as resident, as do those
-// never written.
+// Whether the bytes can be touched without I/O. Pages outside regions, and pages never written,
+// count as resident.
 bool KeyLookup::resident(const void* address, size_t bytes) {
   const PageSpan pages = PageSpan::of(address, bytes);
   for (uint64_t i = 0; i < pages.count; ++i) {
@@ -75,8 +84,8 @@ bool KeyLookup::have_text(const char* text) {
 
 namespace {
 
-// Redis 8.0's strings for names of fields: two bits of type, whether an expiry lies before them, a
-// length.
+// Redis 8.0's strings for names of fields have two bits of type, a bit for an expiry before the
+// string, and a length.
 constexpr uint8_t kFieldHeader[4] = {1, 3, 3, 9};
 constexpr unsigned kFieldExpires = 4, kFieldExpiryBytes = 18;
 
@@ -126,7 +135,7 @@ bool KeyLookup::value_is_apart(const char* field) {
 }
 
 bool KeyLookup::have_field_value(const char* field) {
-  constexpr unsigned kHeader = 3;  // of a value behind its field
+  constexpr unsigned kHeader = 3;  // of a value that follows its field
   if (!value_is_apart(field)) {
     const char* value = field + sds_length(field) + 1 + kHeader;
     return have(value - kHeader, kHeader) && have_text(value);
@@ -138,22 +147,17 @@ bool KeyLookup::have_field_value(const char* field) {
   return value == nullptr || have_text(value);
 }
 
-bool KeyLookup::chain(EntryView* entry, Slice key, bool fields, EntryView** found) {
-  for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
-    const Marked marked{reinterpret_cast<uintptr_t>(entry)};
-    const bool no_value = marked.is_without_value();
-    auto* at = reinterpret_cast<EntryView*>(marked.address());
-    if (!marked.is_key() && !have(at, no_value ? 16 : sizeof *at)) return false;
-    const char* its_key = marked.is_key() ? reinterpret_cast<const char*>(at) : at->key;
-    if (!(fields ? have_field(its_key) : have_text(its_key))) return false;
-    if ((fields ? field_length(its_key) : sds_length(its_key)) == key.bytes &&
-        memcmp(its_key, key.data, key.bytes) == 0) {
-      *found = marked.is_key() || no_value ? nullptr : at;
+bool KeyLookup::find_in_chain(EntryView* entry, Slice key, bool fields, EntryView** found) {
+  bool keys_there = true;
+  const bool entries_there = for_each_entry(entry, haver(), [&](const ChainEntry& one) {
+    if (!(fields ? have_field(one.key) : have_text(one.key))) return keys_there = false;
+    if ((fields ? field_length(one.key) : sds_length(one.key)) != key.bytes ||
+        memcmp(one.key, key.data, key.bytes) != 0)
       return true;
-    }
-    entry = marked.is_key() ? nullptr : no_value ? static_cast<EntryView*>(at->value) : at->next;
-  }
-  return true;
+    *found = one.at;
+    return false;
+  });
+  return keys_there && entries_there;
 }
 
 EntryView* KeyLookup::find(DictView* dict, Slice key, bool fields) {
@@ -164,7 +168,7 @@ EntryView* KeyLookup::find(DictView* dict, Slice key, bool fields) {
   EntryView* found = nullptr;
   for (int t = 0; t < 2 && found == nullptr && dict->table[t] != nullptr; ++t) {
     EntryView** slot = dict->table[t] + (hash & ((uint64_t{1} << dict->exponent[t]) - 1));
-    if (!have(slot, sizeof *slot) || !chain(*slot, key, fields, &found)) return nullptr;
+    if (!have(slot, sizeof *slot) || !find_in_chain(*slot, key, fields, &found)) return nullptr;
   }
   return found;
 }
@@ -178,25 +182,24 @@ const char* KeyLookup::key_inside(const ObjectView* object) {
 }
 
 void KeyLookup::chain_end(const BucketView* bucket) {
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax && have(bucket, sizeof *bucket); ++n)
-    bucket = bucket->next();
+  (void)for_each_place(bucket, haver(), [](const BucketView&, unsigned) { return true; });
 }
 
-bool KeyLookup::chain(const BucketView* bucket, Slice key, uint8_t hash, Entries entries,
-                      const void** found) {
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax; ++n, bucket = bucket->next()) {
-    if (!have(bucket, sizeof *bucket)) return false;
-    for (unsigned i = 0; i < bucket->places(); ++i) {
-      if (!bucket->holds(i) || bucket->hashes[i] != hash) continue;
-      const char* its_key = key_of_entry(*this, bucket->entries[i], entries);
-      if (its_key == nullptr) return false;
-      if (sds_length(its_key) != key.bytes || memcmp(its_key, key.data, key.bytes) != 0) continue;
-      *found = bucket->entries[i];
-      if (removes) chain_end(bucket);
-      return true;
-    }
-  }
-  return true;
+bool KeyLookup::find_in_chain(const BucketView* bucket, Slice key, uint8_t hash, Entries entries,
+                              const void** found) {
+  bool keys_there = true;
+  const bool buckets_there =
+      for_each_place(bucket, haver(), [&](const BucketView& in, unsigned place) {
+        if (in.hashes[place] != hash) return true;
+        const char* its_key = key_of_entry(*this, in.entries[place], entries);
+        if (its_key == nullptr) return keys_there = false;
+        if (sds_length(its_key) != key.bytes || memcmp(its_key, key.data, key.bytes) != 0)
+          return true;
+        *found = in.entries[place];
+        if (removes) chain_end(&in);
+        return false;
+      });
+  return keys_there && buckets_there;
 }
 
 const void* KeyLookup::find(TableView* table, Slice key, Entries entries) {
@@ -207,8 +210,9 @@ const void* KeyLookup::find(TableView* table, Slice key, Entries entries) {
     if (table->used[t] == 0) continue;
     const uint64_t index = hash & ((uint64_t{1} << table->exponent[t]) - 1);
     if (t == 0 && table->rehash_index >= 0 && index < static_cast<uint64_t>(table->rehash_index))
-      continue;  // moved
-    if (!chain(table->table[t] + index, key, static_cast<uint8_t>(hash >> 56), entries, &found))
+      continue;  // this bucket was moved to the other table
+    if (!find_in_chain(table->table[t] + index, key, static_cast<uint8_t>(hash >> 56), entries,
+                       &found))
       return nullptr;
   }
   return found;
@@ -235,7 +239,7 @@ const void* KeyLookup::look_up(const void* store, Slice key) {
   return entry == nullptr ? nullptr : entry->value;
 }
 
-// Each search in a dictionary that is being rehashed moves a bucket first, and reads the keys in
+// Each search in a dictionary that is being rehashed first moves a bucket, and reads the keys in
 // it.
 void KeyLookup::moved_by(DictView* dict, unsigned searches, bool fields) {
   if (dict->rehash_index < 0 || dict->paused != 0 || dict->table[0] == nullptr ||
@@ -249,26 +253,22 @@ void KeyLookup::moved_by(DictView* dict, unsigned searches, bool fields) {
       if (!have(dict->table[0] + at, sizeof(void*)) || dict->table[0][at] != nullptr) break;
     if (at >= size || !have(dict->table[0] + at, sizeof(void*))) return;
     EntryView* found = nullptr;
-    (void)chain(dict->table[0][at], Slice{"", 0}, fields, &found);
+    (void)find_in_chain(dict->table[0][at], Slice{"", 0}, fields, &found);
     (void)have(dict->table[1] + (at & mask), sizeof(void*));
     (void)have(dict->table[1] + ((at + size) & mask), sizeof(void*));
   }
 }
 
-// A table that grows is moved by the hashes of its keys; one that shrinks by the numbers of its
+// A growing table is moved by the hashes of its keys; a shrinking one by the numbers of its
 // buckets.
 void KeyLookup::moved_bucket(const TableView& table, uint64_t b, Entries entries) {
   const uint64_t size = uint64_t{1} << table.exponent[0], room = uint64_t{1} << table.exponent[1];
-  const BucketView* bucket = table.table[0] + b;
   bool empty = true;
-  for (unsigned n = 0; bucket != nullptr && n < kChainMax && have(bucket, sizeof *bucket); ++n) {
-    for (unsigned i = 0; i < bucket->places(); ++i) {
-      if (!bucket->holds(i)) continue;
-      empty = false;
-      if (room > size) (void)key_of_entry(*this, bucket->entries[i], entries);
-    }
-    bucket = bucket->next();
-  }
+  (void)for_each_place(table.table[0] + b, haver(), [&](const BucketView& bucket, unsigned place) {
+    empty = false;
+    if (room > size) (void)key_of_entry(*this, bucket.entries[place], entries);
+    return true;
+  });
   for (uint64_t to = b & (room - 1); to < room && !empty; to += size)
     chain_end(table.table[1] + to);
 }
@@ -331,7 +331,7 @@ bool KeyLookup::packed_bytes(const ObjectView& object, uint64_t* out) {
 bool KeyLookup::compact(const ObjectView& object) {
   const char* at = object.pointer;
   switch (object.encoding()) {
-    case kRaw:  // of a module's types, too: what they point to is not known
+    case kRaw:  // also values of modules, whose layout is not known
     case kEmbedded:
       if (object.type() == kString) (void)have_text(at);
       return true;
@@ -359,7 +359,7 @@ void KeyLookup::value_of(const ObjectView& object, const Command& command,
     }
     case kSkiplist: {
       const auto* zset = reinterpret_cast<const ZsetView*>(at);
-      if (!have(zset, sizeof *zset) || !have(zset->skiplist, kSkiplistBytes)) return;
+      if (!have(zset, sizeof *zset) || !have(zset->skiplist, sizeof(SkiplistView))) return;
       members_of(zset->members, command, keys, kSortedSet);
       break;
     }

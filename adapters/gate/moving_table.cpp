@@ -35,16 +35,14 @@ bool MovingTable::dict_bucket_ready(KeyLookup& lookup, uint64_t b, bool* empty) 
   *empty = true;
   const uint64_t size = uint64_t{1} << exponent(0), mask = (uint64_t{1} << exponent(1)) - 1;
   if (!lookup.have(dict_->table[0] + b, sizeof(void*))) return *empty = false;
-  const EntryView* entry = dict_->table[0][b];
+  EntryView* entry = dict_->table[0][b];
   if (entry == nullptr) return lookup.misses == 0;
   *empty = false;
   (void)lookup.have(dict_->table[1] + (b & mask), sizeof(void*));
   (void)lookup.have(dict_->table[1] + ((b + size) & mask), sizeof(void*));
-  for (unsigned n = 0; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry);
-       ++n) {
-    (void)lookup.have_text(entry->key);
-    entry = entry->next;
-  }
+  (void)for_each_entry(entry, lookup.haver(), [&](const ChainEntry& one) {
+    return (void)lookup.have_text(one.key), true;
+  });
   return lookup.misses == 0;
 }
 

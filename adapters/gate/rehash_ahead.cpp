@@ -12,11 +12,11 @@
 namespace lunar::redis {
 namespace {
 
-constexpr uint64_t kWindow = 256;  // buckets looked at
-constexpr unsigned kMoved = 128;   // of them at most, a read
+constexpr uint64_t kWindow = 256;  // buckets that one look checks
+constexpr unsigned kMoved = 128;   // buckets moved per read, at most
 constexpr uint64_t kMovedForAdded = 4;
-constexpr uint64_t kPauseNs = 20'000'000;  // when the server does not want to rehash: a child lives
-constexpr uint64_t kTableRestNs = 1'000'000;  // a step of a table takes some 200 us
+constexpr uint64_t kPauseNs = 20'000'000;     // after the server has refused (a child lives)
+constexpr uint64_t kTableRestNs = 1'000'000;  // after a step of a table, which takes some 200 us
 constexpr uint64_t kPatienceNs = 2'000'000'000;
 
 }  // namespace
@@ -46,7 +46,7 @@ void RehashAhead::open_cron() {
   cron_shut_ = false;
 }
 
-// nullptr: paused by other code, or too small to be worth it.
+// Pauses the table. nullptr: other code has paused it, it is too small, or there are too many.
 RehashAhead::Paused* RehashAhead::pause(int database, MovingTable table) {
   unsigned i = 0;
   while (i < paused_count_ && paused_[i].table != table) ++i;
@@ -61,8 +61,9 @@ RehashAhead::Paused* RehashAhead::pause(int database, MovingTable table) {
   return paused_one;
 }
 
-// SWAPDB may have moved it, and another one may be at its address. A cold one must be found too:
-// forgotten, it would stay paused forever.
+// Whether the table still exists. SWAPDB may have moved it, and another table may be at its
+// address. This also finds a cold table (by faults): if it were forgotten, it would stay paused
+// forever.
 bool RehashAhead::still_there(const ServerLayout& layout, Paused* paused_one) const {
   auto is_at = [&](int index) {
     const DatabaseView* database = layout.database(index);
@@ -107,8 +108,8 @@ void RehashAhead::pause_again(const ServerLayout& layout) {
   }
 }
 
-// How many of the next buckets can be moved without a fault; of a dict, those that are not empty.
-// What the window lacks is counted in lookup->misses.
+// The number of the next buckets that can be moved without a fault (of a dict: without the empty
+// ones). lookup->misses counts the steps that lacked something.
 unsigned RehashAhead::ready(KeyLookup* lookup, MovingTable table) {
   const uint64_t size = uint64_t{1} << table.exponent(0);
   const auto first = static_cast<uint64_t>(table.index());
@@ -129,7 +130,7 @@ void RehashAhead::move(MovingTable table, unsigned buckets, bool whole) {
     if (tried) table.move(mover_, buckets);
   } else if (buckets != 0) {
     table.move(mover_, buckets < kMoved ? buckets : kMoved);
-  } else if (whole) {  // all empty: passed by tens, none of which goes beyond the window
+  } else if (whole) {  // all are empty: skipped by tens, within the window
     for (uint64_t n = 0; n + kEmptyBucketsMax <= kWindow && table.index() >= 0 &&
                          (n == 0 || table.index() != before);
          n += kEmptyBucketsMax)
@@ -151,8 +152,8 @@ void RehashAhead::move(MovingTable table, unsigned buckets, bool whole) {
   }
 }
 
-// Keys are added faster than entries come in: chains must not grow long for it. The server would
-// fault for a bucket a command.
+// If keys are added faster than entries come in, moves buckets with their faults, so that chains do
+// not grow long. (Alone, the server would take faults for one bucket per command.)
 void RehashAhead::keep_pace(MovingTable table, Paused* paused_one) {
   const uint64_t room = uint64_t{1} << table.exponent(1), used = table.used();
   const uint64_t added = used > paused_one->used ? used - paused_one->used : 0,
@@ -181,19 +182,12 @@ bool RehashAhead::look_at(const ServerLayout& layout, int database, void* store,
   lookup.seen = &seen;
   const unsigned buckets = ready(&lookup, table);
   move(table, buckets, lookup.misses == 0);
-  Request* request = missing.count != 0 ? fetcher->spare() : nullptr;
-  if (request == nullptr) return true;
-  request->fd = -1;
-  request->share = &share_;
-  request->pages = missing;
-  share_.bytes += missing.bytes;
-  ++share_.requests;
-  fetcher->submit(request);
+  if (missing.count != 0) (void)fetcher->submit(-1, 0, &share_, missing);
   return true;
 }
 
-// The database where something moves each time; the others in turn, and the first, which most
-// servers have alone.
+// Looks at the database with a moving table each time, and at the others in turn. The first
+// database always has its turn, because most servers use no other.
 void RehashAhead::look(const ServerLayout& layout, bool watching, Fetcher* fetcher) {
   if (!works_) return;
   if (!watching) {

@@ -6,49 +6,33 @@
 
 #include <cstring>
 
-#include "key_lookup.h"
-#include "pager/pager.h"
+#include "command_window.h"
 
 namespace lunar::redis {
 namespace {
 
 constexpr size_t kBufferBytes = 1 << 20;
-constexpr size_t kLeftBytesMax = 64 << 10;      // of a command that the server has a part of
+constexpr size_t kLeftBytesMax = 64 << 10;      // the server's part of a command
 constexpr size_t kCommandBytesMax = 256 << 10;  // a larger one is passed as it comes
-constexpr size_t kRoomMin = 64 << 10;  // less is not read into: the rest moves to the front first
-constexpr unsigned kWindowMin = 256, kWindowMax = 4096, kPagesEach = 32;
+constexpr size_t kRoomMin = 64 << 10;  // with less room, the rest moves to the front before a read
+constexpr unsigned kWindowMin = 256, kWindowMax = 4096;
 constexpr unsigned kRequestsMax = 32;  // of a wave
-
-// A command of the stream, or what is passed like one; [begin, end) of the buffer.
-struct Item {
-  uint32_t begin = 0, end = 0;
-  uint16_t database = 0;
-  uint8_t rounds = 0;
-  bool done = false;
-};
 
 struct Link {
   int fd = -1;
-  Item items[kWindowMax];
-  unsigned first = 0, count = 0;  // items that the server has not been given
-  size_t parsed = 0;              // bytes that are items, or have been
-  int database = 0;               // behind them
-  unsigned outstanding = 0;       // requests of the wave
-  // bytes, since the start; when the wait for the first command began
+  WindowCommand items[kWindowMax];  // commands of the stream, and bytes that are passed like one
+  unsigned first = 0, count = 0;    // items that the server has not been given
+  size_t parsed = 0;                // end of the bytes that are items, or were
+  int database = 0;                 // chosen at `parsed`
+  unsigned outstanding = 0;         // requests of the wave
+  // bytes given to the server since the start; the same when the wait for the first command began
   uint64_t given = 0, held_at = 0;
   bool held = false;
   bool ended = false;   // the socket has no more: its end comes when all bytes are gone
-  bool leave = false;   // behind the items lies what is no command: passed, and the entry given up
-  ConnectionList list;  // the entry, when it neither is ready nor anything else waits for it
+  bool leave = false;   // bytes after the items are no command: they are passed, and the entry ends
+  ConnectionList list;  // the entry, unless it is ready
 };
 constinit Link g_link;
-
-unsigned window() {
-  const uint64_t items = pager_budget_pages() / kPagesEach;
-  return items < kWindowMin   ? kWindowMin
-         : items > kWindowMax ? kWindowMax
-                              : static_cast<unsigned>(items);
-}
 
 void push(size_t end, bool done) {
   Link& l = g_link;
@@ -57,12 +41,12 @@ void push(size_t end, bool done) {
   l.parsed = end;
 }
 
-// Items and bytes that the server has been given make room.
+// Removes items and bytes that the server has been given.
 void move_to_front(Connection* c) {
   Link& l = g_link;
-  memmove(l.items, l.items + l.first, l.count * sizeof(Item));
+  memmove(l.items, l.items + l.first, l.count * sizeof(WindowCommand));
   l.first = 0;
-  // seldom: else most of it moves for each window
+  // Moves bytes only if half of the buffer is free, so that they move seldom.
   if (kBufferBytes - c->end >= kRoomMin || c->begin < kBufferBytes / 2) return;
   const size_t by = c->begin;
   memmove(c->data, c->data + by, c->size());
@@ -86,14 +70,13 @@ void read_ahead(Connection* c) {
     l.ended = got == 0 || (errno != EAGAIN && errno != EINTR);
 }
 
-// What the server has of the first command lies at the start of the buffer. Where that command
-// ends.
+// Parses the first command, of which the server's part lies at the start of the buffer.
 Parse parse_first(const Connection& c, const Progress& progress, Command* out) {
   if (progress.left == 0) return parse_command(c.data, c.end, out);
   return parse_rest(c.data, c.end, progress.taken, progress.left, progress.bulk, out);
 }
 
-// What comes behind the items is passed as one, and the server is asked anew where it is.
+// Passes the rest unparsed; the next read determines the server's position again.
 void pass_the_rest(const Connection& c) {
   Link& l = g_link;
   if (l.parsed < c.end) push(c.end, true);
@@ -103,88 +86,44 @@ void pass_the_rest(const Connection& c) {
 void parse_items(const Connection& c) {
   Link& l = g_link;
   Command& command = gate().command;
-  for (const unsigned most = window(); l.count + 1 < most && l.parsed < c.end && !l.leave;) {
+  for (const unsigned most = window_commands(kWindowMin, kWindowMax);
+       l.count + 1 < most && l.parsed < c.end && !l.leave;) {
     const Parse parse = parse_command(c.data + l.parsed, c.end - l.parsed, &command);
     if (parse == Parse::kMore && command.bytes <= kCommandBytesMax && !l.ended && l.count != 0)
       return;
     if (parse != Parse::kCommand)
-      return pass_the_rest(c);  // the start of a command, too, when it is all there is
+      return pass_the_rest(c);  // also the start of a command if there is nothing else
     const int chosen = chosen_database(command);
     push(l.parsed + command.bytes, command.kept == 0 || chosen >= 0);
     if (chosen >= 0) l.database = chosen;
   }
 }
 
-// Notes what is missing. True: nothing.
-bool look_up(const Connection& c, Item& item, NonresidentRanges* missing) {
-  Gate& g = gate();
-  if (parse_command(c.data + item.begin, item.end - item.begin, &g.command) != Parse::kCommand)
-    return true;
-  if (item.rounds == 0) g.work.commands.add();
-  const CommandKeys* keys = find_command_keys(g.command.argument[0]);
-  if (keys == nullptr) {
-    g.work.unknown.add();
-    return true;
-  }
-  const DatabaseView* where = g.layout.database(item.database);
-  return where == nullptr ||
-         look_up_command(g.layout, *where, *keys, g.command, item.rounds == 0, nullptr, missing);
-}
-
-// Nothing may be asked for: the rest waits for a wave, or faults.
-bool ask(Connection* c, Share* share, const NonresidentRanges& missing) {
-  Gate& g = gate();
-  Request* request = share == nullptr ? nullptr : g.fetcher.spare();
-  if (request == nullptr) return false;
-  request->fd = c->fd;
-  request->hold = c->hold;
-  request->pages = missing;
-  request->share = share;
-  share->bytes += missing.bytes;
-  ++share->requests;
-  g.work.rounds.add();
-  g.work.ranges.add(missing.count);
-  g.fetcher.submit(request);
-  ++g_link.outstanding;
-  return true;
-}
-
-// One step of all lookups that are not done, in order, as far as a wave may go.
 void begin_wave(Connection* c, uint64_t bytes_max) {
   Gate& g = gate();
   Link& l = g_link;
   Share* share = g.shares.of(&g_link);
-  NonresidentRanges missing{};
   c->hold = ++g.holds;
-  uint64_t bytes = 0;
-  bool more = true;
-  for (unsigned i = l.first; i < l.first + l.count && more; ++i) {
-    Item& item = l.items[i];
-    if (item.done) continue;
-    missing.bytes_max = bytes_max - bytes;
-    if (look_up(*c, item, &missing) || item.rounds == kRoundsMax) {
-      item.done = true;
-      continue;
-    }
-    ++item.rounds;
-    if (!missing.full()) continue;
-    more = ask(c, share, missing) && l.outstanding < kRequestsMax &&
-           (bytes += missing.bytes) < bytes_max;
-    missing.clear();
-  }
-  if (missing.count != 0) (void)ask(c, share, missing);
+  look_up_wave(c->data, l.items + l.first, l.count, kRoundsMax, bytes_max,
+               [&](const NonresidentRanges& missing) {
+                 if (share == nullptr || !g.fetcher.submit(c->fd, c->hold, share, missing))
+                   return false;
+                 g.work.rounds.add();
+                 g.work.overlapped_reads.add(missing.count);
+                 return ++l.outstanding < kRequestsMax;
+               });
   if (l.outstanding != 0)
     g.fetcher.flush();
   else if (l.count != 0)
-    l.items[l.first].done = true;  // nothing is under way that would end its wait
+    l.items[l.first].done = true;  // no request is in progress that would end its wait
 }
 
-// Whole commands, as many as fit; of one that does not, a part.
+// Gives the server whole commands, as many as fit; if the first does not fit, a part of it.
 size_t give(Connection* c, void* buffer, size_t bytes) {
   Link& l = g_link;
   size_t end = c->begin;
   while (l.count != 0 && l.items[l.first].done) {
-    const Item& item = l.items[l.first];
+    const WindowCommand& item = l.items[l.first];
     if (item.end - c->begin > bytes) {
       if (end == c->begin) end = c->begin + bytes;
       break;
@@ -200,20 +139,20 @@ size_t give(Connection* c, void* buffer, size_t bytes) {
   return n;
 }
 
-// Behind a window that the server has been given there is more than the start of a command: the
-// socket may stay silent.
+// Whether a complete command follows the window that was passed on. If so, the gate must not wait
+// for the socket.
 bool more_to_scan(const Connection& c) {
   const Link& l = g_link;
   return l.parsed < c.end &&
          parse_command(c.data + l.parsed, c.end - l.parsed, &gate().command) != Parse::kMore;
 }
 
-// What the entry waits for, after a read.
+// Sets the entry's state after a read.
 void settle(Connection* c) {
   Gate& g = gate();
   Link& l = g_link;
   if (l.count != 0 && l.items[l.first].done) return g.connections.enter(c, Hold::kReady);
-  if (l.count == 0) {  // the socket tells when there is more
+  if (l.count == 0) {  // waits for the socket
     l.held = false;
     if (l.leave || (l.ended && c->size() == 0) || !g.watching())
       g.connections.drop(c);
@@ -234,7 +173,8 @@ void settle(Connection* c) {
   g.connections.enter(c, Hold::kHeld, &l.list);
 }
 
-// Bytes that a thread of a module took in our place, with the server's lock.
+// Skips bytes that a thread of a module has read in the main thread's place, with the server's
+// lock.
 void skip_what_was_taken(const Connection& c) {
   Link& l = g_link;
   while (l.count != 0 && l.items[l.first].end <= c.begin) ++l.first, --l.count;
@@ -250,7 +190,7 @@ ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
   if (c->state == Hold::kHeld) return gate_defer();
   skip_what_was_taken(*c);
   move_to_front(c);
-  if (!g.watching()) {  // all that is here goes on
+  if (!g.watching()) {  // all kept bytes go on
     for (unsigned i = 0; i < l.count; ++i) l.items[i].done = true;
     pass_the_rest(*c);
   } else {
@@ -278,7 +218,7 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
   Link& l = g_link;
   const ClientView* master = g.layout.master_of(fd);
   Progress progress;
-  // there is one
+  // there is a link already
   if (const Connection* other = l.fd >= 0 ? g.connections.find(l.fd) : nullptr;
       other != nullptr && other->link)
     return false;
@@ -305,7 +245,7 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
   memcpy(c->data, progress.text, progress.bytes);
   c->begin = c->end = l.parsed = progress.bytes;
   g.connections.enter(c, Hold::kPartial, &l.list);
-  if (progress.bytes != 0 || progress.left != 0) {  // the rest of what the server is in is passed
+  if (progress.bytes != 0 || progress.left != 0) {  // the rest of the server's command is passed
     read_ahead(c);
     l.parsed = 0;
     for (bool first = true; l.parsed < progress.bytes || (first && progress.left != 0);

@@ -20,40 +20,31 @@ constinit Functions g_functions;
 
 uint64_t mask_of(int8_t exponent) { return (uint64_t{1} << exponent) - 1; }
 
-uint64_t reversed(uint64_t bits) {
-  uint64_t out = 0;
-  for (int i = 0; i < 64; ++i, bits >>= 1) out = out << 1 | (bits & 1);
-  return out;
-}
-
 unsigned chain_of(KeyLookup& lookup, const DictView& dict, int table, uint64_t cursor,
                   ExpiryTable::Entry* out) {
   if (dict.table[table] == nullptr) return 0;
   EntryView* const* slot = dict.table[table] + (cursor & mask_of(dict.exponent[table]));
   if (!lookup.have(slot, sizeof *slot)) return 0;
   unsigned n = 0;
-  for (const EntryView* entry = *slot;
-       entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry); entry = entry->next)
-    out[n++] = {entry, static_cast<int64_t>(reinterpret_cast<intptr_t>(entry->value))};
+  (void)for_each_entry(*slot, lookup.haver(), [&](const ChainEntry& one) {
+    out[n++] = {one.at, static_cast<int64_t>(reinterpret_cast<intptr_t>(one.value))};
+    return true;
+  });
   return n;
 }
 
-// An object's expiry is right behind it.
+// An object's expiry directly follows the object.
 unsigned chain_of(KeyLookup& lookup, const TableView& table, int t, uint64_t cursor,
                   ExpiryTable::Entry* out) {
   if (table.table[t] == nullptr || table.used[t] == 0) return 0;
-  const BucketView* bucket = table.table[t] + (cursor & mask_of(table.exponent[t]));
+  const BucketView* first = table.table[t] + (cursor & mask_of(table.exponent[t]));
   unsigned n = 0;
-  for (unsigned buckets = 0;
-       bucket != nullptr && buckets < kChainMax && lookup.have(bucket, sizeof *bucket); ++buckets) {
-    for (unsigned i = 0; i < bucket->places() && n < kChainMax; ++i) {
-      if (!bucket->holds(i)) continue;
-      const auto* object = static_cast<const ObjectView*>(bucket->entries[i]);
-      if (!lookup.have(object, sizeof *object + sizeof(int64_t)) || !object->has_expiry()) continue;
+  (void)for_each_place(first, lookup.haver(), [&](const BucketView& bucket, unsigned place) {
+    const auto* object = static_cast<const ObjectView*>(bucket.entries[place]);
+    if (lookup.have(object, sizeof *object + sizeof(int64_t)) && object->has_expiry())
       out[n++] = {object, *reinterpret_cast<const int64_t*>(object + 1)};
-    }
-    bucket = bucket->next();
-  }
+    return n < kChainMax;
+  });
   return n;
 }
 
@@ -122,7 +113,7 @@ ExpiryTable::ExpiryTable(const DatabaseView& database) {
 
 uint64_t ExpiryTable::after(uint64_t cursor) const {
   if (gate().layout.keyspace() == Keyspace::kDict) return cursor + 1;
-  return reversed(reversed(cursor | ~(buckets_ - 1)) + 1);
+  return next_scanned(cursor, buckets_ - 1);
 }
 
 unsigned ExpiryTable::bucket(KeyLookup& lookup, uint64_t cursor, Entry* out) const {

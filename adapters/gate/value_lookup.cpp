@@ -15,12 +15,13 @@ namespace lunar::redis {
 namespace {
 
 constexpr unsigned kNodesMax = 128;  // of a skip list, followed one by one
-// a part of a sorted set is looked up as the whole of it when it is at least this part
+// if the command reads at least an eighth of a sorted set, all of it is looked up
 constexpr uint64_t kWorthAll = 8;
 constexpr uint64_t kRunBytesMax = 256 << 10;
 constexpr uint64_t kScannedMax = 512;  // buckets of one SCAN command
 
-// Indexes of a range, negative ones from the end, become [first, last] of `count`. False: none.
+// Turns the indexes of a range (negative ones count from the end) into [first, last] of `count`
+// elements. False: the range is empty.
 bool clip(int64_t* first, int64_t* last, int64_t count) {
   if (*first < 0) *first += count;
   if (*last < 0) *last += count;
@@ -41,12 +42,6 @@ bool is_end(Slice text) {
   return false;
 }
 
-uint64_t reversed(uint64_t bits) {
-  uint64_t out = 0;
-  for (unsigned i = 0; i < 64; ++i, bits >>= 1) out = out << 1 | (bits & 1);
-  return out;
-}
-
 }  // namespace
 
 bool ValueLookup::work(unsigned units) {
@@ -54,7 +49,7 @@ bool ValueLookup::work(unsigned units) {
   return missing_.units != 0;
 }
 
-// Of large ones whole runs are asked for.
+// Requests missing pages of a large value in runs.
 bool ValueLookup::bytes(const char* at, uint64_t bytes) {
   const uint64_t page = sys::page_bytes();
   if (bytes == 0) return true;
@@ -62,7 +57,7 @@ bool ValueLookup::bytes(const char* at, uint64_t bytes) {
       (reinterpret_cast<uintptr_t>(at) + bytes - 1) / page)
     return lookup_.have(at, bytes);
   const PageSpan pages = PageSpan::of(at, bytes);
-  const uint64_t number = reinterpret_cast<uintptr_t>(at) / page;  // of the first
+  const uint64_t number = reinterpret_cast<uintptr_t>(at) / page;  // of the first page
   uint64_t run = 0;                                                // pages
   bool all = true;
   auto end_run = [&](uint64_t end) {
@@ -91,7 +86,7 @@ bool ValueLookup::bytes(const char* at, uint64_t bytes) {
   return all;
 }
 
-// From byte `first` to `last` of it.
+// Looks up the bytes `first` to `last` of a string.
 bool ValueLookup::text(const char* text, uint64_t first, uint64_t last) {
   if (!lookup_.have(text - 1, 1)) return false;
   const unsigned header = sds_header(static_cast<uint8_t>(text[-1]));
@@ -114,25 +109,19 @@ bool ValueLookup::string(const ObjectView& object, const Command& command, Reach
   return text(object.pointer, static_cast<uint64_t>(first), static_cast<uint64_t>(last));
 }
 
-// The entries of one bucket: members, and what they lead to.
+// Looks up the entries of one bucket: members, and their values or nodes.
 bool ValueLookup::chain(EntryView* entry, unsigned type) {
   bool all = true;
-  for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
+  const bool fields = type == kHash && lookup_.has_fields();
+  const bool entries = for_each_entry(entry, lookup_.haver(), [&](const ChainEntry& one) {
     (void)work(4);
-    const Marked marked{reinterpret_cast<uintptr_t>(entry)};
-    const bool no_value = marked.is_without_value();
-    auto* at = reinterpret_cast<EntryView*>(marked.address());
-    if (marked.is_key()) return text(reinterpret_cast<const char*>(at)) && all;
-    if (!lookup_.have(at, no_value ? 16 : sizeof *at)) return false;
-    if (!(type == kHash && lookup_.has_fields() ? lookup_.have_field(at->key) : text(at->key)))
-      all = false;
-    const auto* value = no_value ? nullptr : static_cast<const char*>(at->value);
+    if (!(fields ? lookup_.have_field(one.key) : text(one.key))) all = false;
+    const auto* value = static_cast<const char*>(one.value);
     if (type == kHash && value != nullptr && !text(value)) all = false;
-    // the skip list's node: its member, score and links
-    if (type == kSortedSet && value != nullptr && !lookup_.have(value - 8, 40)) all = false;
-    entry = no_value ? static_cast<EntryView*>(at->value) : at->next;
-  }
-  return all;
+    if (type == kSortedSet && value != nullptr && !lookup_.have_node_of(value)) all = false;
+    return true;
+  });
+  return entries && all;
 }
 
 bool ValueLookup::dict(DictView* dict, unsigned type) {
@@ -140,7 +129,7 @@ bool ValueLookup::dict(DictView* dict, unsigned type) {
   const uint64_t first = dict->table[0] == nullptr ? 0 : uint64_t{1} << dict->exponent[0];
   const uint64_t end = first + (dict->table[1] == nullptr ? 0 : uint64_t{1} << dict->exponent[1]);
   uint64_t at = cursor_.at, whole_to = end;
-  // those before are empty
+  // the buckets before it are empty
   if (dict->rehash_index > 0 && at < static_cast<uint64_t>(dict->rehash_index))
     at = static_cast<uint64_t>(dict->rehash_index);
   for (; at < end && !enough(); ++at) {
@@ -154,7 +143,7 @@ bool ValueLookup::dict(DictView* dict, unsigned type) {
   return false;
 }
 
-// The buckets that a scan goes to from its cursor on, in its order: high bits count first.
+// Looks up the buckets that a scan reads from its cursor on, in its order (next_scanned).
 bool ValueLookup::scanned(DictView* dict, const Command& command, unsigned argument,
                           unsigned type) {
   if (!lookup_.have(dict, sizeof *dict) || argument + 1 >= command.kept) return false;
@@ -173,13 +162,13 @@ bool ValueLookup::scanned(DictView* dict, const Command& command, unsigned argum
   for (uint64_t n = 0; n < count && n < kScannedMax && !enough(); ++n) {
     EntryView** slot = dict->table[0] + (from & mask);
     if (!lookup_.have(slot, sizeof *slot) || !chain(*slot, type)) all = false;
-    from = reversed(reversed(from | ~mask) + 1);
+    from = next_scanned(from, mask);
     if (from == 0) break;
   }
   return all;
 }
 
-// An entry of a set, hash or sorted set of Valkey.
+// Looks up an entry of a set, hash or sorted set of Valkey.
 bool ValueLookup::entry(const void* entry, unsigned type) {
   if (type == kSortedSet) {
     const auto* node = static_cast<const SkiplistNodeView*>(entry);
@@ -197,34 +186,33 @@ bool ValueLookup::table(TableView* table, unsigned type) {
   for (; at < end && !enough(); ++at) {
     const BucketView* bucket = at < first ? table->table[0] + at : table->table[1] + (at - first);
     bool all = true;
-    for (unsigned n = 0; bucket != nullptr && n < kChainMax; ++n) {
+    const auto have = [&](const void* address, size_t bytes) {
       (void)work(8);
-      if (!lookup_.have(bucket, sizeof *bucket)) {
-        all = false;
-        break;
-      }
-      for (unsigned i = 0; i < bucket->places(); ++i)
-        if (bucket->holds(i) && !entry(bucket->entries[i], type)) all = false;
-      bucket = bucket->next();
-    }
-    if (!all && at < whole_to) whole_to = at;
+      return lookup_.have(address, bytes);
+    };
+    const bool buckets = for_each_place(bucket, have, [&](const BucketView& in, unsigned place) {
+      if (!entry(in.entries[place], type)) all = false;
+      return true;
+    });
+    if ((!buckets || !all) && at < whole_to) whole_to = at;
   }
   if (at >= end && whole_to == end) return true;
   cursor_.at = whole_to < at ? whole_to : at;
   return false;
 }
 
-// Nodes of the elements from `first` to `last`, which the server looks for from the nearer end.
+// Looks up the nodes of the elements `first` to `last`, which the server searches from the nearer
+// end.
 bool ValueLookup::list(const QuicklistView* list, int64_t first, int64_t last) {
   if (!lookup_.have(list, sizeof *list)) return false;
   const auto count = static_cast<int64_t>(list->count);
   if (!clip(&first, &last, count)) return true;
   const bool from_tail = first > (count - 1) / 2;
   const QuicklistNodeView* node = from_tail ? list->tail : list->head;
-  int64_t begin = 0, end = count;  // of the elements that are not passed yet
+  int64_t begin = 0, end = count;  // the elements that the search has not passed yet
   for (;;) {
     if (node == nullptr)
-      return true;  // it changes under a module's hands, or is not what we believe
+      return true;  // a module changes the list in the meantime, or its layout is another one
     if (!lookup_.have(node, sizeof *node) || !work(1)) return false;
     const auto elements = static_cast<int64_t>(node->count());
     if (from_tail ? end - elements <= first : begin + elements > first) {
@@ -248,10 +236,9 @@ bool ValueLookup::list(const QuicklistView* list, int64_t first, int64_t last) {
   return all;
 }
 
-// The first or last nodes of a skip list, with their members.
-bool ValueLookup::nodes(const char* skiplist, uint64_t count, bool backward) {
+// Looks up the first or last nodes of a skip list, with their members.
+bool ValueLookup::nodes(const SkiplistView* list, uint64_t count, bool backward) {
   const SkiplistNodeView* node;
-  const auto* list = reinterpret_cast<const SkiplistView*>(skiplist);
   if (!lookup_.have(list, sizeof *list)) return false;
   if (backward) {
     node = list->tail;
@@ -274,7 +261,7 @@ bool ValueLookup::sorted_set(const ZsetView* zset, const Command& command, Reach
   if (!lookup_.have(zset, sizeof *zset) || !lookup_.have(zset->skiplist, sizeof(SkiplistView)))
     return false;
   auto* members = static_cast<DictView*>(zset->members);
-  const auto* list = static_cast<const SkiplistView*>(zset->skiplist);
+  const SkiplistView* list = zset->skiplist;
   const auto length = static_cast<int64_t>(list->length);
   bool all = reaches_all(reach);
   if (reach == Reach::kScan)
@@ -293,11 +280,9 @@ bool ValueLookup::sorted_set(const ZsetView* zset, const Command& command, Reach
     all = static_cast<uint64_t>(last - first + 1) * kWorthAll >= static_cast<uint64_t>(length);
     const bool backward =
         same_word(command.argument[0], "ZREVRANGE") || has_word(command, behind, behind + 8, "REV");
-    if (!all && last < kNodesMax)
-      return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(last + 1), backward);
+    if (!all && last < kNodesMax) return nodes(list, static_cast<uint64_t>(last + 1), backward);
     if (!all && length - first <= kNodesMax)
-      return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(length - first),
-                   !backward);
+      return nodes(list, static_cast<uint64_t>(length - first), !backward);
   }
   if (!all) return true;
   if (!lookup_.have(list->header, sizeof(SkiplistNodeView))) return false;
@@ -371,7 +356,7 @@ bool ValueLookup::elements(const ObjectView& object, uint64_t* out) {
       const auto* zset = reinterpret_cast<const ZsetView*>(at);
       if (!lookup_.have(zset, sizeof *zset) || !lookup_.have(zset->skiplist, sizeof(SkiplistView)))
         return false;
-      *out = static_cast<const SkiplistView*>(zset->skiplist)->length;
+      *out = zset->skiplist->length;
       return true;
     }
     case kHashTable: {
@@ -384,7 +369,7 @@ bool ValueLookup::elements(const ObjectView& object, uint64_t* out) {
       return true;
     }
     default:
-      return true;  // of another type: an error
+      return true;  // another type: the command is an error
   }
 }
 
@@ -398,7 +383,7 @@ void ValueLookup::value(const ObjectView& object, const Command& command, const 
                    part(object, command, keys, argument);
   cursor_.bytes += missing_.bytes - bytes_before_;
   bytes_before_ = missing_.bytes;
-  // done; or one look is too short for it
+  // It is done, or one look is too short for any progress.
   if (all || (fresh && missing_.count == asked && !missing_.full() && cursor_.at == at)) {
     cursor_.key = nth + 1;
     cursor_.at = 0;

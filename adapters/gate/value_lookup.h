@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks up whole values, for commands that read them as a whole or name the part that they read
-// (Reach in command_keys.h). Like key_lookup.h, it touches only resident pages, and records what is
-// missing.
+// Looks up whole values, for commands that read all of a value or name the part that they read
+// (Reach in command_keys.h). Like key_lookup.h, it touches only resident pages, and records missing
+// ones.
 //
 //   string, listpack, integers   its pages, from the first missing one on
 //   hash, set, sorted set        the dictionary's buckets ─► entries ─► members, values, nodes of
@@ -9,11 +9,11 @@
 //   list                         nodes by their counts from the nearer end, then those of the range
 //   stream                       stream_lookup.h
 //
-// One look is bounded (kLookUnits for all its commands: a few hundred microseconds; and the room of
-// NonresidentRanges). The next one continues where the last one found something missing. Between
-// two looks a LookupCursor is kept: a number of buckets, nodes or pages, never an address. Each
-// look starts from the key again, because other commands may have changed or freed anything
-// meanwhile; a stale number costs faults. Works on Redis 7.0, 8.0 and Valkey 8.1, for all of these.
+// One look is bounded by kLookUnits for all its commands (a few hundred microseconds), and by the
+// room of NonresidentRanges. The next one continues at the first missing piece of the last one.
+// Between two looks a LookupCursor is kept: a number of buckets, nodes or pages, never an address.
+// Each look starts from the key again, because other commands may have changed or freed anything in
+// the meantime; a stale number costs faults. All of this works on Redis 7.0, 8.0 and Valkey 8.1.
 //
 // Threading: as key_lookup.h. Allocates nothing.
 #pragma once
@@ -30,25 +30,25 @@ class ValueLookup {
         cursor_(*cursor),
         bytes_before_(lookup.missing->bytes) {}
 
-  // Looks up what the command reads of the value of the key at `argument`, its `nth`. pre: the
-  // object is resident.
+  // Looks up the part of a value that the command reads. The key is at `argument`, and is the
+  // command's key number `nth`. pre: the object is resident.
   void value(const ObjectView& object, const Command& command, const CommandKeys& keys,
              unsigned argument, unsigned nth);
-  // The number of elements of a set or sorted set. False: what holds it is missing.
+  // The number of elements of a set or sorted set. False: the memory with the number is missing.
   bool elements(const ObjectView& object, uint64_t* out);
-  // Whether the lookup is for this one: others are looked at later, or have been.
+  // Whether the lookup is at this key; others come later, or are done.
   bool turn_of(unsigned nth) const {
     return nth == cursor_.key && cursor_.bytes < cursor_.bytes_max;
   }
   bool passed(unsigned nth) const { return nth < cursor_.key; }
-  // Skips a key of which there is nothing to look up.
+  // Skips a key with nothing to look up.
   void pass(unsigned nth) {
     if (nth == cursor_.key) ++cursor_.key;
   }
   static constexpr uint64_t kMuchLarger = 8;
-  bool work(unsigned units);  // false: enough for one look
+  bool work(unsigned units);  // counts; false: enough for one look
   bool enough() const { return missing_.units == 0 || missing_.full(); }
-  bool bytes(const char* at, uint64_t bytes);  // whether all of them can be read
+  bool bytes(const char* at, uint64_t bytes);  // true: all of them can be read
 
  private:
   bool part(const ObjectView& object, const Command& command, const CommandKeys& keys,
@@ -62,7 +62,7 @@ class ValueLookup {
   bool table(TableView* table, unsigned type);
   bool list(const QuicklistView* list, int64_t first, int64_t last);
   bool sorted_set(const ZsetView* zset, const Command& command, Reach reach, unsigned argument);
-  bool nodes(const char* skiplist, uint64_t count, bool backward);
+  bool nodes(const SkiplistView* list, uint64_t count, bool backward);
 
   KeyLookup& lookup_;
   NonresidentRanges& missing_;

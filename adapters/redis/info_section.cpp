@@ -41,10 +41,6 @@ uint64_t input_bytes() {
   return bytes;
 }
 
-double part(uint64_t some, uint64_t all) {
-  return all == 0 ? 0 : static_cast<double>(some) / static_cast<double>(all);
-}
-
 void add_memory(Table& table, const lunar_stats& stats) {
   uint64_t missing = stats.committed_bytes > stats.resident_bytes
                          ? stats.committed_bytes - stats.resident_bytes
@@ -58,7 +54,7 @@ void add_memory(Table& table, const lunar_stats& stats) {
   table.real("dram_share_percent",
              stats.resident_bytes == 0
                  ? 100
-                 : 100 * part(stats.resident_bytes, stats.resident_bytes + cold));
+                 : 100 * part_of(stats.resident_bytes, stats.resident_bytes + cold));
   table.count("committed_bytes", stats.committed_bytes);
   table.count("pinned_bytes", stats.pinned_bytes);
   table.count("lun_size_bytes", stats.lun_capacity_bytes);
@@ -101,33 +97,19 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
   table.count("cold_faults", stats.major_faults);
   table.count("main_cold_faults", gate.main_reads);
   table.count("main_cold_fault_ms", gate.main_read_ns / 1000000);
-  table.count("overlapped_reads", gate.overlapped_reads);
-  table.count("gate_commands", gate.commands);
-  table.count("gate_seen", gate.seen);
-  table.count("gate_seen_cold", gate.seen_cold);
-  table.count("gate_held", gate.held);
-  table.count("gate_held_now", gate.held_now);
-  table.count("gate_rounds", gate.rounds);
-  table.count("gate_timeouts", gate.timeouts);
-  table.count("gate_unknown", gate.unknown);
-  table.count("gate_overflows", gate.overflows);
-  table.count("gate_refused", gate.refused);
-  table.count("gate_partial_overflows", gate.partial_overflows);
-  table.count("gate_turns", gate.turns);
-  table.count("gate_cut", gate.cut);
-  table.count("gate_expired", gate.expired);
-  table.count("gate_expired_cold", gate.expired_cold);
-  table.count("gate_evictable", gate.evictable);
-  table.count("gate_held_bytes", gate.held_bytes);
-  table.count("gate_partial_bytes", gate.partial_bytes);
+#define LUNAR_GATE_COUNTER(name, info) table.count(info, gate.name);
+#define LUNAR_GATE_FIGURE(name, info, value) table.count(info, gate.name);
+#include "gate/gate_counters.def"
+#undef LUNAR_GATE_COUNTER
+#undef LUNAR_GATE_FIGURE
   table.count("prefetched_pages", stats.prefetched);
   table.count("second_chances", stats.second_chances);
   table.count("evicted_pages", stats.evictions);
   table.count("evicted_clean_pages", stats.evicted_clean);
   table.count("lun_read_bytes", stats.lun_read_bytes);
   table.count("lun_written_bytes", stats.lun_written_bytes);
-  // LUN bytes a byte that clients sent
-  table.real("write_amplification", part(stats.lun_written_bytes, input_bytes()));
+  // LUN bytes per byte that clients sent
+  table.real("write_amplification", part_of(stats.lun_written_bytes, input_bytes()));
   table.count("read_errors", stats.read_errors);
   table.count("write_errors", stats.write_errors);
   table.count("poisoned_pages", stats.poisoned);
@@ -135,9 +117,23 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
   table.count("forks", stats.fork_count);
 }
 
+const char* gate_state_name() {
+  switch (tier().gate == nullptr ? GateState::kOff : tier().gate->state()) {
+    case GateState::kOff:
+      return "off";
+    case GateState::kStarting:
+      return "starting";
+    case GateState::kBypassed:
+      return "bypassed";
+    case GateState::kWatching:
+      return "watching";
+  }
+  return "?";
+}
+
 void on_info(InfoContext* info, int for_crash_report) {
   if (for_crash_report != 0 || !tier().started())
-    return;  // a crashing process is asked as little as may be
+    return;  // does as little as possible in a crashing process
   Figure list[kFiguresMax];
   unsigned count = figures(list);
   if (g_api.InfoAddSection(info, "") != kOk) return;
@@ -158,20 +154,6 @@ void on_info(InfoContext* info, int for_crash_report) {
 }
 
 }  // namespace
-
-static const char* gate_state_name() {
-  switch (tier().gate == nullptr ? GateState::kOff : tier().gate->state()) {
-    case GateState::kOff:
-      return "off";
-    case GateState::kStarting:
-      return "starting";
-    case GateState::kBypassed:
-      return "bypassed";
-    case GateState::kWatching:
-      return "watching";
-  }
-  return "?";
-}
 
 unsigned figures(Figure* out) {
   Table table(out);

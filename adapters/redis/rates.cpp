@@ -70,10 +70,6 @@ void on_cron(Context*) {
   }
 }
 
-double part(uint64_t some, uint64_t all) {
-  return static_cast<double>(some) / static_cast<double>(all);
-}
-
 }  // namespace
 
 void rates_start(Context* context) {
@@ -103,13 +99,14 @@ Rates rates_now() {
     rates.main_reads[w] = static_cast<double>(last.main_reads - first.main_reads) / seconds;
     rates.gate_reads[w] = static_cast<double>(last.gate_reads - first.gate_reads) / seconds;
   }
-  // Up to now: a benchmark of half a second counts.
+  // Up to now, so that a benchmark of half a second counts.
   const Sample now = sample_now(),
                before = samples == 0 ? Sample{} : g_samples.ago(samples > 60 ? 60 : samples - 1);
   if (now.seen != before.seen)
-    rates.warm = 1 - part(now.seen_cold - before.seen_cold, now.seen - before.seen);
+    rates.warm = 1 - part_of(now.seen_cold - before.seen_cold, now.seen - before.seen);
   else if (now.commands != before.commands)
-    rates.warm = 1 - part(now.cold_commands - before.cold_commands, now.commands - before.commands);
+    rates.warm =
+        1 - part_of(now.cold_commands - before.cold_commands, now.commands - before.commands);
   if (tier().gate != nullptr && g_hold_samples.size() != 0)
     rates.hold_p99_ms = static_cast<double>(tier().gate->hold_times().quantile_ns(
                             g_hold_samples.ago(g_hold_samples.size() - 1), 0.99)) /

@@ -21,7 +21,7 @@ bool look_up(F& slot, const char* name) {
   return slot != nullptr;
 }
 
-// All of them, or a library of another version that is not to be used.
+// False: a call is missing, so the library is of another version and cannot be used.
 bool look_up_all(Tier* found) {
   return look_up(found->get_stats, "lunar_get_stats") &&
          look_up(found->set_dram, "lunar_set_dram") && look_up(found->advise, "lunar_advise") &&
@@ -56,9 +56,7 @@ void tier_adopt() {
   (void)look_up(g_tier.purge, "lunar_heap_purge");
   const GateCalls* (*gate)() = nullptr;
   if (look_up(gate, kGateCallsSymbol)) g_tier.gate = gate();
-  if (g_tier.gate != nullptr && (g_tier.gate->struct_bytes != sizeof(GateCalls) ||
-                                 g_tier.gate->counters_bytes != sizeof(GateCounters)))
-    g_tier.gate = nullptr;
+  if (g_tier.gate != nullptr && !g_tier.gate->same_version()) g_tier.gate = nullptr;
   g_tier.owner = TierOwner::kPreload;
 }
 
@@ -66,8 +64,8 @@ int tier_start(const Options& options, ErrorText* why) {
   int rc = server_heap_check(why);
   if (rc == 0) rc = start_tier(options, why);
   if (rc < 0) return rc;
-  // Now, not at the first few MiB: a LUN that cannot be opened must be reported before the server
-  // has data.
+  // Activates now, and not at the first few MiB: a LUN that cannot be opened must be reported
+  // before the server has data.
   rc = pager_activate(why);
   if (rc == 0) rc = server_heap_start(why);
   if (rc < 0) {

@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// See top.h. Nothing of the keyspace is read: a call sorts at most Prefixes::kMost counts.
+// See top.h. A call reads nothing of the keyspace: it sorts at most Prefixes::kMost counts.
 #include "top.h"
+
+#include <strings.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
-#include <strings.h>
-
+#include "rates.h"
 #include "tier.h"
 
 namespace lunar::redis {
 namespace {
 
 constexpr unsigned kCountUsual = 10;
-
-double percent(uint64_t some, uint64_t all) {
-  return all == 0 ? 0 : 100 * static_cast<double>(some) / static_cast<double>(all);
-}
 
 void reply_prefix(Context* context, const PrefixUse& use, uint64_t samples) {
   char text[PrefixUse::kBytes + 4];
@@ -33,12 +30,12 @@ void reply_prefix(Context* context, const PrefixUse& use, uint64_t samples) {
   g_api.ReplyWithSimpleString(context, "samples");
   g_api.ReplyWithLongLong(context, use.samples);
   g_api.ReplyWithSimpleString(context, "share_percent");
-  g_api.ReplyWithDouble(context, percent(use.samples, samples));
+  g_api.ReplyWithDouble(context, 100 * part_of(use.samples, samples));
   g_api.ReplyWithSimpleString(context, "cold_percent");
-  g_api.ReplyWithDouble(context, percent(use.cold, use.samples));
+  g_api.ReplyWithDouble(context, 100 * part_of(use.cold, use.samples));
 }
 
-// The first `most` of those that have any.
+// The first `most` prefixes by `figure`, without those where it is 0.
 template <class Figure>
 void reply_first(Context* context, PrefixUse* uses, unsigned count, unsigned most, uint64_t samples,
                  Figure figure) {
@@ -50,7 +47,7 @@ void reply_first(Context* context, PrefixUse* uses, unsigned count, unsigned mos
   for (unsigned i = 0; i < some; ++i) reply_prefix(context, uses[i], samples);
 }
 
-// "COUNT n", or nothing. 0: something else.
+// The n of "COUNT n", or the usual count if there is no argument. 0: a syntax error.
 unsigned count_asked(String** words, int count) {
   if (count == 2) return kCountUsual;
   if (count != 4) return 0;

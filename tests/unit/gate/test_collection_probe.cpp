@@ -97,11 +97,8 @@ TEST_CASE("probe: a hash, a set and a sorted set") {
   CHECK_FALSE(fits_with(forged.dict.exponent[1], 4, fits));
   CHECK_FALSE(fits_with(forged.dict.type, nullptr, fits));
   CHECK_FALSE(fits_with(forged.dict.rehash_index, -2, fits));
-  struct {
-    const void *header, *tail;
-    uint64_t length;
-    int32_t levels;
-  } skiplist{&forged, &forged, 5, 3};
+  const SkiplistNodeView node{};
+  SkiplistView skiplist{&node, &node, 5, 3};
   ZsetView zset{&forged.dict, &skiplist};
   const auto sorted = object(3, kSkiplist, &zset);
   auto sorted_fits = [&] { return collection_fits(Keyspace::kDict, sorted); };
@@ -111,8 +108,9 @@ TEST_CASE("probe: a hash, a set and a sorted set") {
   CHECK_FALSE(fits_with(skiplist.header, nullptr, sorted_fits));
   CHECK_FALSE(fits_with(zset.members, wild(), sorted_fits));
   // swapped
-  CHECK_FALSE(fits_with(zset.members, static_cast<void*>(&skiplist),
-                        [&] { return fits_with(zset.skiplist, &forged.dict, sorted_fits); }));
+  CHECK_FALSE(fits_with(zset.members, static_cast<void*>(&skiplist), [&] {
+    return fits_with(zset.skiplist, reinterpret_cast<SkiplistView*>(&forged.dict), sorted_fits);
+  }));
   BucketView bucket{};
   TableView table{&forged, -1, {&bucket, nullptr}, {5, 0}, {0, -1}};
   zset.members = &table;
