@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program_got.h. Programs linked `-z relro -z now` have a read-only table: its pages are made
-// writable for the store.
+// See program_got.h. Programs linked `-z relro -z now` have a read-only table, whose pages are made
+// writable for each store.
 #include "program_got.h"
 
 #include <dlfcn.h>
@@ -92,7 +92,7 @@ struct Wanted {
 };
 
 int read_program(dl_phdr_info* info, size_t, void* out) {
-  read_object(info, static_cast<Object*>(out));  // the main program is the first one told
+  read_object(info, static_cast<Object*>(out));  // the main program comes first
   return 1;
 }
 
@@ -171,7 +171,7 @@ int store(const Object& program, void** slot, void* value) {
 }  // namespace
 
 void* function_called(const char* name) {
-  // not RTLD_DEFAULT: for a module loaded RTLD_DEEPBIND that begins with its own libraries
+  // RTLD_DEFAULT would begin with the own libraries of a module that was loaded with RTLD_DEEPBIND
   void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
   void* found = program == nullptr ? nullptr : dlsym(program, name);
   Dl_info where;
@@ -181,11 +181,11 @@ void* function_called(const char* name) {
     return found;
   link_map* map = nullptr;
   if (dlinfo(program, RTLD_DI_LINKMAP, &map) != 0) return found;
-  while ((map = map->l_next) != nullptr) {  // in the order of the linker's search
+  while ((map = map->l_next) != nullptr) {  // the linker searches in this order
     void* library = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
     void* defined = library == nullptr
                         ? nullptr
-                        : dlsym(library, name);  // there, or in a library that it needs
+                        : dlsym(library, name);  // in it, or in a library that it needs
     if (defined != nullptr && dladdr(defined, &where) != 0 &&
         where.dli_fbase == reinterpret_cast<void*>(map->l_addr))
       return defined;
@@ -215,8 +215,7 @@ int program_redirect(const char* name, void* replacement, void** original, Error
   each_slot(program, name, [&](void** slot) { return store(program, slot, *original) == 0; });
   return why->set(-EACCES,
                   "the server's table of calls cannot be changed (%s of %s); is memory protection "
-                  "locked (SELinux, "
-                  "MemoryDenyWriteExecute)?",
+                  "locked (SELinux, MemoryDenyWriteExecute)?",
                   errno_name(rc), name);
 }
 

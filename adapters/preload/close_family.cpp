@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// close, dup2 and their families: keep open what the program does not know of.
-//   the tree's account                        programs that this one starts need it
-//   /dev/userfaultfd                          needed once the process has dropped its rights, and
-//                                             by programs started without them
-//   /proc, this process' files there, LUNs    cannot be opened again below another root directory
-// A program that closes all descriptors it does not know (Python's subprocess, daemons, GLib) skips
-// these. A program that wants such a number for a file of its own gets it: the account moves to
-// another number, and the process opens the others again if it may. All other calls go through
-// unchanged.
+// close, dup2 and their families: they keep open the descriptors that the program does not know.
+//   the tree's account                         programs that this one starts need it
+//   /dev/userfaultfd                           needed after the process has dropped its rights, and
+//                                              by programs that are started without them
+//   /proc, files of this process there, LUNs   cannot be opened again below another root directory
+// When a program closes all descriptors that it does not know (Python's subprocess, daemons, GLib),
+// these stay open. When it takes such a number for a file of its own, it gets the number: the
+// account moves to another one, and the process opens the others again if it may. All other calls
+// go through unchanged.
 // Threading: any thread, signal handlers and children of vfork included.
 #include <errno.h>
 #include <limits.h>
@@ -32,7 +32,7 @@ bool is_ours(int fd) {
   return account_is(fd) || sys::uffd_device_is(fd) || pager_keeps_descriptor(fd);
 }
 
-// The lowest of ours in [first, last], or -1.
+// Lunar's lowest descriptor in [first, last], or -1.
 int next_of_ours(unsigned first, unsigned last) {
   int found = -1;
   const auto consider = [&](int fd) {
@@ -66,13 +66,13 @@ int close_program_file(int fd) {
 }
 
 int close_program_range(unsigned first, unsigned last, int flags) {
-  for (unsigned from = first;;) {  // the ranges before, between and behind ours
+  for (unsigned from = first;;) {  // closes the ranges before, between and after ours
     const int ours = from > last ? -1 : next_of_ours(from, last);
     if (ours < 0)
       return from > last && from != first ? 0 : with_errno(sys::close_numbers(from, last, flags));
     if (const auto end = static_cast<unsigned>(ours); from < end) {
       if (const int rc = sys::close_numbers(from, end - 1, flags); rc < 0) return with_errno(rc);
-      flags &= ~static_cast<int>(CLOSE_RANGE_UNSHARE);  // the table is its own now
+      flags &= ~static_cast<int>(CLOSE_RANGE_UNSHARE);  // done by the first call
     }
     from = static_cast<unsigned>(ours) + 1;
   }
@@ -84,7 +84,7 @@ void make_way(int from, int to) {
 
 }  // namespace
 
-// Never by libc's functions: the program may have replaced these by code that calls syscall().
+// Does not use libc's functions: the program may have replaced these by code that calls syscall().
 bool lunar::preload::close_call(long number, const long (&a)[6], long* result) {
   const auto first = static_cast<int>(a[0]), second = static_cast<int>(a[1]);
   switch (number) {
@@ -116,8 +116,8 @@ int lunar_close_range(unsigned first, unsigned last, int flags) {
 void lunar_closefrom(int first) {
   const int saved = errno;
   if (first < 0) first = 0;
-  if (close_program_range(static_cast<unsigned>(first), ~0u, 0) <
-      0) {  // a filter: all that are listed
+  // Where close_range is filtered, this closes each number.
+  if (close_program_range(static_cast<unsigned>(first), ~0u, 0) < 0) {
     for (int fd = first, top = static_cast<int>(sysconf(_SC_OPEN_MAX)); fd < top; ++fd)
       (void)close_program_file(fd);
   }

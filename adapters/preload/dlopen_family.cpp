@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// dlopen without RTLD_DEEPBIND. A library loaded with this flag looks names up in itself and in
-// what it needs before the program's libraries: it gets libc's malloc and free, while the rest of
-// the process, and the libraries that were there before, have ours. What one allocates and the
-// other frees ends the program (PHP loads its extensions so). Without the flag the library's names
-// may be answered by the program's. A program with a malloc of its own keeps the flag: it has the
-// same trouble without Lunar. A namespace of its own (dlmopen) has a libc of its own, too.
+// dlopen without RTLD_DEEPBIND. A library loaded with this flag looks names up in itself and in the
+// libraries that it needs, before those of the program: it gets libc's malloc and free, while the
+// rest of the process has ours. A block that one allocates and the other frees ends the program
+// (PHP loads its extensions with this flag). Without the flag, names of the library may resolve to
+// the program's. A program with a malloc of its own keeps the flag, because it has the same problem
+// without Lunar. A separate namespace (dlmopen) has its own libc as well.
 //
 // libc finds RPATH, $ORIGIN and the namespace by the caller's address. So libc's function is called
 // last, as a jump that leaves the return address in place.
@@ -32,7 +32,7 @@ int mode_for(int mode) { return program_has_malloc() ? mode : mode & ~RTLD_DEEPB
 
 using namespace lunar::preload;
 
-// What this library and what it is linked from call as dlopen (--wrap).
+// The dlopen of this library and of the code linked into it (--wrap).
 extern "C" __attribute__((visibility("hidden"))) void* __wrap_dlopen(const char* path, int mode) {
   look_up(g_dlopen, "dlopen");
   return g_dlopen(path, mode);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// See early_heap.h. Address space that is reserved at the first call and made writable step by
-// step; one atomic offset up to which it is handed out, and a header in front of each block. Blocks
-// that came back wait in a list for each power of two, the list of the largest that their room
-// holds; their first word is the offset of the next. A list's head carries a count of its changes,
-// so that a thread that was held up in the middle of taking a block notices.
+// See early_heap.h. The first call reserves address space, which is made writable step by step. One
+// atomic offset says how much of it is handed out. Each block has a header. Freed blocks are in
+// lists, one for each power of two: a block is in the list of the largest power that fits into its
+// room, and its first word is the offset of the next block. A list's head counts its changes, so
+// that a thread which was delayed while it took a block notices them.
 //
-// The space is of the runtime's kind (sys/arena.h), so that programs that write all over their own
-// anonymous memory (Redis' crash report) leave it alone.
+// The space is a map like the runtime's own (sys/arena.h), so that programs which overwrite all of
+// their anonymous memory (Redis in its crash report) leave it alone.
 #include "early_heap.h"
 
 #include <errno.h>
@@ -25,12 +25,13 @@
 namespace lunar::preload {
 namespace {
 
-// The space: a program with thousands of threads, each with tens of KiB of thread-local variables.
-// Where the address space is limited, a 512th of that, as each thread takes 8 MiB for its stack.
+// The space is enough for thousands of threads with tens of KiB of thread-local variables each.
+// Where the address space is limited, it is a 512th of that, as each thread takes 8 MiB for its
+// stack.
 constexpr size_t kBytesMax = kGiB, kBytesLeast = 4 * kMiB, kStep = 256 * kKiB;
 constexpr uint64_t kPartOfLimit = 512;
 struct Header {
-  uint32_t room, bytes;  // of the block: what may be used, what was asked for
+  uint32_t room, bytes;  // of the block: usable, requested
 };
 constexpr size_t kHeader = 16;  // keeps the default alignment of malloc
 constexpr size_t kSmallest = 16;
@@ -42,7 +43,7 @@ static_assert(kBytesMax <= kOffset);
 // Lies at the beginning of the space itself.
 struct Space {
   size_t bytes;
-  // bytes from its beginning: that may be written, that are handed out
+  // bytes from its beginning that are writable, and that are handed out
   std::atomic<size_t> writable, top;
   char* at(uint64_t offset) { return reinterpret_cast<char*>(this) + offset; }
 };
@@ -65,7 +66,7 @@ size_t bytes_wanted() {
                                : std::bit_floor(static_cast<size_t>(part));
 }
 
-// Of two threads that make it at the same moment, both get that of one.
+// If two threads make it at the same moment, both get the same one.
 Space* make_space() {
   Space* made = nullptr;
   size_t bytes = bytes_wanted();

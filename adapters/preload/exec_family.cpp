@@ -2,16 +2,16 @@
 // exec, posix_spawn and their relatives.
 //
 // The kernel ends the service threads first, and then goes through the robust mutexes that the
-// calling thread holds: one on an evicted page would make it wait for a page fault that no thread
-// serves any more. So these mutexes are brought into DRAM before. (posix_spawn executes in a child
-// that has no such list.)
+// calling thread holds: a mutex on an evicted page would make it wait for a page fault that no
+// thread serves any more. So these mutexes are brought into DRAM first. (posix_spawn calls exec in
+// a child that has no such list.)
 //
 // A program that this library cannot serve (sys/program_file.h) runs without it: a musl program
-// would end with an error for each symbol that its libc does not have. The library's name goes from
-// its LD_PRELOAD, and one line to the log at `info`. Static programs keep the name, which does not
-// reach them, for their own children; the loader takes it from privileged ones.
-// Not seen: libc's own calls (system and popen start /bin/sh), and system calls in the program's
-// own code.
+// would end with an error for each symbol that its libc does not have. The library's name is
+// removed from its LD_PRELOAD, and the log says so at `info`. Static programs ignore the name, and
+// keep it for their own children; the loader removes it for privileged programs. This file does not
+// see libc's own calls (system and popen start /bin/sh), nor system calls in the program's own
+// code.
 //
 // Threading: any thread, signal handlers and children of vfork included: allocates nothing.
 #include <errno.h>
@@ -38,14 +38,14 @@ using Words = char* const*;
 constexpr char kVariable[] = "LD_PRELOAD=", kLibrary[] = "liblunar-preload.so";
 constexpr size_t kVariableLength = sizeof kVariable - 1, kLibraryLength = sizeof kLibrary - 1;
 constexpr unsigned kInterpretersMax = 5;                 // the kernel's limit
-constexpr int kLook = O_RDONLY | O_NONBLOCK | O_NOCTTY;  // also a FIFO, which exec refuses
+constexpr int kLook = O_RDONLY | O_NONBLOCK | O_NOCTTY;  // does not block on a FIFO
 
 bool is_own_library(const char* name, size_t length) {
   return length >= kLibraryLength &&
          memcmp(name + length - kLibraryLength, kLibrary, kLibraryLength) == 0;
 }
 
-// The LD_PRELOAD among these that names this library; nullptr: there is none.
+// The LD_PRELOAD variable, if it names this library; else nullptr.
 const char* preload_in(Words environment) {
   for (; environment != nullptr && *environment != nullptr; ++environment)
     if (strncmp(*environment, kVariable, kVariableLength) == 0)
@@ -53,7 +53,7 @@ const char* preload_in(Words environment) {
   return nullptr;
 }
 
-// The variable without this library. Whether a library is left.
+// Copies the variable without this library. False: no library is left.
 bool copy_without_own(const char* variable, char* out) {
   memcpy(out, kVariable, sizeof kVariable);
   char* to = out + kVariableLength;
@@ -70,8 +70,8 @@ bool copy_without_own(const char* variable, char* out) {
   return to != out + kVariableLength;
 }
 
-// Follows #! lines, and looks at what runs in the end. path: "" of a descriptor. False: the library
-// is to be taken from its environment.
+// Follows #! lines to the program that runs in the end. path: "" if there is only a descriptor.
+// False: the library must be removed from its environment.
 bool may_preload(int fd, const char* path) {
   sys::ProgramFile file;
   sys::program_look(fd, &file);
@@ -93,7 +93,7 @@ bool may_preload(int fd, const char* path) {
   return file.kind == sys::ProgramKind::kStatic || file.kind == sys::ProgramKind::kPrivileged;
 }
 
-// What execvp would execute, as an open file, or -1.
+// Opens the file that execvp would execute; -1: there is none.
 int open_in_path(const char* file) {
   if (strchr(file, '/') != nullptr || *file == '\0') return sys::open_file(file, kLook);
   const char* directories = getenv("PATH");
@@ -115,7 +115,7 @@ int open_in_path(const char* file) {
   }
 }
 
-// Calls `call` with the environment for the program that `opened` opens.
+// Calls `call` with the environment that suits the program which `opened` opens.
 template <class Open, class Call>
 auto with_environment(const char* path, Words environment, Open opened, Call call) {
   const char* preload = ready() ? preload_in(environment) : nullptr;
@@ -157,7 +157,7 @@ int execute_in_path(const char* file, Words words, Words environment) {
       });
 }
 
-// Also by an empty path (AT_EMPTY_PATH).
+// Opens the file of fexecve or execveat. An empty path means the descriptor (AT_EMPTY_PATH).
 int open_of(int directory, const char* path) {
   if (path != nullptr && *path != '\0') return sys::open_at(directory, path, kLook | O_CLOEXEC, 0);
   char of_descriptor[32];
@@ -172,8 +172,8 @@ auto execute_of(int directory, const char* path, Words environment, Call call) {
       [=](Words changed) { return with_mutexes_kept([=] { return call(changed); }); });
 }
 
-// Calls `call` with the words of a variadic call, from `first` to the null pointer, as an array.
-// `rest` is behind that.
+// Calls `call` with the words of a variadic call as an array, from `first` to the null pointer.
+// Then `rest` is at the argument after that.
 template <class Call>
 int with_words(const char* first, va_list* rest, Call call) {
   va_list again;
@@ -189,7 +189,7 @@ int with_words(const char* first, va_list* rest, Call call) {
 
 using Spawn = int (*)(pid_t*, const char*, const posix_spawn_file_actions_t*,
                       const posix_spawnattr_t*, Words, Words);
-// With libc's spawn function of that name.
+// Spawns by libc's function `name`.
 template <class Open>
 int spawn(Spawn& real, const char* name, Open opened, pid_t* pid, const char* path,
           const posix_spawn_file_actions_t* actions, const posix_spawnattr_t* attributes,
@@ -292,7 +292,7 @@ LUNAR_EXPORT int posix_spawnp(pid_t* pid, const char* file,
                environment);
 }
 
-// From glibc 2.39 on.
+// glibc has these from 2.39 on.
 LUNAR_EXPORT int pidfd_spawn(int* fd, const char* path, const posix_spawn_file_actions_t* actions,
                              const posix_spawnattr_t* attributes, Words words,
                              Words environment) noexcept {

@@ -12,8 +12,8 @@ namespace lunar::preload {
 
 namespace {
 
-// A note segment: for each note the lengths of its name and content, its type, and both, padded to
-// the alignment.
+// In a note segment, each note has the lengths of its name and content, its type, the name and the
+// content, padded to the alignment.
 bool has_go_note(const char* at, const char* end, uint64_t alignment) {
   const uint64_t step = alignment == 8 ? 8 : 4;
   const auto padded = [&](uint64_t bytes) { return (bytes + step - 1) / step * step; };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// jemalloc's extended calls that take memory back or ask about it, for programs that call them by
-// name (Valkey 8.1 frees everything by sdallocx, Redis 8.0 defragments by dallocx). What they are
-// given may lie in the early heap (malloc_family.cpp says when), which jemalloc does not know: it
-// would take such a block into the thread's cache unseen, and crash when it empties that. Memory
-// from jemalloc goes to jemalloc.
+// jemalloc's extended calls that free memory or ask about it, for programs that call them by name
+// (Valkey 8.1 frees everything by sdallocx, Redis 8.0 defragments by dallocx). A block may lie in
+// the early heap (malloc_family.cpp says when), which jemalloc does not know: it would put such a
+// block into the thread's cache unseen, and crash when it empties the cache. Memory from jemalloc
+// goes to jemalloc.
 //
-// The runtime's own calls of these names come here, too, as this library defines them.
+// The runtime's own calls of these names also come here, because this library defines them.
 // Threading: any thread.
 #include "jemalloc_family.h"
 
@@ -37,8 +37,8 @@ void find(void* library, F& slot, const char* name) {
   slot = reinterpret_cast<F>(dlsym(library != nullptr ? library : RTLD_NEXT, name));
 }
 
-// A guarded thread must not fill its cache with memory of the tier, nor with memory that is to stay
-// out of it.
+// A guarded thread (HostGuard) must not mix memory of the tier and memory that stays out of it in
+// its cache.
 int cache_of_guarded(int flags) {
   return HostGuard::active() && (flags & kCacheOfFlags) == 0 ? flags | MALLOCX_TCACHE_NONE : flags;
 }

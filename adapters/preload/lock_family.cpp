@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// mlock and its kin. Memory that is locked in the kernel cannot be evicted, so a lock on tiered
-// memory becomes a pin, which the DRAM budget knows and bounds (half of it); mlockall, which would
-// fill DRAM with everything and keep it, is refused as the kernel does beyond RLIMIT_MEMLOCK:
-// ENOMEM, and one line in the log. Other memory goes to the kernel; a range may be of both kinds.
+// The mlock family. Memory that is locked in the kernel cannot be evicted, so a lock on tiered
+// memory becomes a pin, which the DRAM budget counts and limits (to half of it). mlockall would
+// fill DRAM with everything and keep it; it fails as beyond RLIMIT_MEMLOCK: ENOMEM, and one line in
+// the log. Locks on other memory go to the kernel; a range may contain both kinds.
 // Threading: any thread. Not on the fault path (pinning reads from the LUN).
 #include <errno.h>
 #include <sys/mman.h>
@@ -38,7 +38,7 @@ namespace lunar::preload {
 
 int lock_range(const void* start, size_t bytes, unsigned flags) {
   if ((flags & ~1u) != 0)
-    return sys::lock_memory(start, bytes, flags);  // MLOCK_ONFAULT is all there is
+    return sys::lock_memory(start, bytes, flags);  // the kernel refuses flags that it does not know
   return for_pages(
       start, bytes,
       [=](char* at, size_t n) {
@@ -60,8 +60,7 @@ int lock_everything(int flags) {
   if (!pager_created()) return sys::lock_all(flags);
   LUNAR_LOG_LIMITED(log_warning, 1,
                     "mlockall refused: it would keep all of the program in DRAM; run it without "
-                    "Lunar, or without "
-                    "locking its memory");
+                    "Lunar, or without locking its memory");
   return -ENOMEM;
 }
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// malloc's family. Three places memory can come from, told apart by address when it comes back:
+// malloc's family. Memory comes from three places, which are distinguished by the address when it
+// is freed:
 //   the heap's region      ordinary calls: tiered
 //   jemalloc, arena 0      threads of the runtime (HostGuard) and the time before the heap is
 //                          ready: plain DRAM
-//   the early heap         before our constructor, between the allocator's fork handlers, and what
-//                          the dynamic linker asks for itself
-// Memory from the latter two that the program resizes moves to the tier.
+//   the early heap         before our constructor, between the allocator's fork handlers, and for
+//                          requests of the dynamic linker
+// A resize moves memory from the latter two to the tier.
 //
-// The dynamic linker asks while it holds a lock that making a thread needs (dlopen). Activation
-// makes threads, in a thread that holds locks of the allocator's: it would wait for the linker, and
-// the linker for it.
+// The dynamic linker allocates while it holds a lock that thread creation needs (dlopen).
+// Activation creates threads while it holds locks of the allocator: the two would wait for each
+// other.
 //
 // Threading: any thread, also while the linker holds its locks: nothing here looks up symbols or
 // takes a lock of its own.
@@ -73,7 +74,7 @@ void* allocate_for(const void* caller, size_t bytes, bool zero) {
   return pointer != nullptr ? pointer : allocate_untiered(0, bytes, zero);
 }
 
-// To wherever memory for `caller` comes from now.
+// Moves the block to the place from which `caller` gets memory now.
 void* move_block(void* pointer, size_t bytes, const void* caller) {
   void* moved = allocate_for(caller, bytes, false);
   if (moved == nullptr) return nullptr;
@@ -117,8 +118,8 @@ void* allocate(size_t alignment, size_t bytes, bool zero) {
 
 void release(void* pointer) { heap_free_or(pointer, release_untiered); }
 
-// Whether jemalloc's functions serve this thread as they are. The three most frequent calls ask
-// this first: what they read then are three cache lines.
+// Whether jemalloc's functions can serve this thread directly. malloc and free check this first,
+// and then read no more than three cache lines.
 static inline bool is_direct() {
   return __builtin_expect(heap_thread_is_bound() && !HostGuard::active(), 1);
 }
@@ -168,7 +169,7 @@ LUNAR_EXPORT void free(void* pointer) noexcept {
 
 LUNAR_EXPORT int posix_memalign(void** out, size_t alignment, size_t bytes) noexcept {
   if (alignment < sizeof(void*) || (alignment & (alignment - 1)) != 0) return EINVAL;
-  int saved = errno;  // reports by its result; errno is not touched
+  int saved = errno;  // the result reports the error; errno stays
   void* pointer = allocate(alignment, bytes, false);
   errno = saved;
   if (pointer == nullptr) return ENOMEM;
@@ -180,7 +181,7 @@ namespace lunar::preload {
 namespace {
 
 void* allocate_rounded(size_t alignment, size_t bytes) {
-  size_t power = power_of_two_above(alignment);  // glibc rounds odd alignments up
+  size_t power = power_of_two_above(alignment);  // as glibc does
   if (power == 0) {
     errno = EINVAL;
     return nullptr;
@@ -188,7 +189,8 @@ void* allocate_rounded(size_t alignment, size_t bytes) {
   return allocate(power, bytes, false);
 }
 
-// From 2.38 on, aligned_alloc refuses what is no power of two; before, it is memalign.
+// From glibc 2.38 on, aligned_alloc refuses an alignment that is no power of two; before, it is
+// memalign.
 bool libc_refuses_odd_alignments() { return atoi(strchr(gnu_get_libc_version(), '.') + 1) >= 38; }
 
 }  // namespace

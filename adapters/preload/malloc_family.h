@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one pair of functions behind all allocation calls of the program: malloc's family and
-// operator new/delete. Threading: any thread. errno: set to ENOMEM if nullptr is returned; release
-// does not change errno.
+// This pair of functions serves all allocation calls of the program: malloc's family, and operator
+// new and delete. Threading: any thread. errno: ENOMEM if nullptr is returned; release does not
+// change errno.
 #pragma once
 #include <cstddef>
 
 namespace lunar::preload {
 
-// More than the dynamic linker requests under its locks, which is memory for thread-local variables
-// of large libraries.
+// The dynamic linker requests less than this under its locks (for thread-local variables of large
+// libraries).
 constexpr size_t kLinkerBytesMax = 64 << 10;
 
 // alignment 0: malloc's default; otherwise a power of two.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // mallinfo, malloc_stats, malloc_info, malloc_trim, mallopt: glibc's calls about its allocator,
-// answered for the one that serves the program. libc's own would tell of an allocator without
-// blocks. "In use" is what the program holds, "free" what the allocator keeps on its pages; nothing
-// counts as mapped apart. mallopt accepts everything and changes nothing: these are parameters of
-// glibc's algorithms.
+// answered for the one that serves the program. libc's own would report an allocator without
+// blocks. "In use" are the program's blocks, "free" is the rest of the allocator's pages; no block
+// counts as mapped separately. mallopt accepts everything and changes nothing, because its
+// parameters belong to glibc's algorithms.
 //
-// A program with a malloc of its own does not come here, unless it asks for what that malloc does
-// not have: then it sees what Lunar's allocator holds.
+// A program with its own malloc comes here only for calls which that malloc does not have: it sees
+// the figures of Lunar's allocator.
 // Threading: any thread; takes the allocator's locks.
 #include <errno.h>
 #include <limits.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// operator new and delete, all variants. The throwing ones call the program's new handler until it
-// gives up, then throw std::bad_alloc out of the program's own libstdc++ (found by weak symbols:
-// this library is built without exceptions, and a second copy of the exception machinery would
-// disagree with the program's). The handler may throw through our frames.
+// All variants of operator new and delete. The throwing ones call the program's new handler until
+// there is none, then throw std::bad_alloc by the program's own libstdc++, which is found by weak
+// symbols: this library is built without exceptions, and a second copy of libstdc++'s exception
+// code would not work with the program's. The handler may throw through our frames.
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -13,8 +13,8 @@
 using lunar::preload::allocate;
 using lunar::preload::release;
 
-// std::__throw_bad_alloc() and std::get_new_handler(): present in every process that can be calling
-// operator new.
+// std::__throw_bad_alloc() and std::get_new_handler() exist in every process that can call operator
+// new.
 extern "C" __attribute__((weak, visibility("default"), noreturn)) void _ZSt17__throw_bad_allocv();
 extern "C" __attribute__((weak, visibility("default"))) std::new_handler _ZSt15get_new_handlerv();
 
@@ -55,8 +55,8 @@ LUNAR_VISIBLE void* operator new[](size_t bytes, std::align_val_t alignment) {
   return new_block(value(alignment), bytes);
 }
 
-// The nothrow ones do not ask the handler: it could throw, and they may not; the program sees
-// nullptr a little earlier.
+// The nothrow variants do not call the handler, because it could throw: the program gets nullptr a
+// little earlier.
 LUNAR_VISIBLE void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   return allocate(0, bytes, false);
 }

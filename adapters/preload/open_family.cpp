@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // open's family and fcntl, for O_DIRECT, and for file systems that read without a cache (FUSE with
-// direct_io). Who writes into a page which is just being evicted writes into the page's old place,
-// so eviction must know before the first such I/O (pager/evict/pins.h). The descriptor table tells
-// only a while after. Whatever else is asked for goes through unchanged.
-// Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only at
-// the first such file.
+// direct_io). A device write into a page under eviction goes to the page's old frame, so eviction
+// must know before the first such I/O (pager/evict/pins.h). It would notice the descriptor only
+// some time later. The calls themselves go through unchanged.
+// Threading: any thread. At the first such file it waits for the end of the eviction batch in
+// progress (about 100 us).
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -24,7 +24,8 @@ using namespace lunar::preload;
 
 namespace {
 
-// Whether a device may write through this descriptor: O_DIRECT means something else on a pipe.
+// Whether a device may write into memory by this descriptor. (On a pipe, O_DIRECT means something
+// else.)
 bool reaches_a_device(int fd) {
   struct stat status;
   return sys::file_status(fd, &status) < 0 || S_ISREG(status.st_mode) || S_ISBLK(status.st_mode);
@@ -50,7 +51,7 @@ void note_unbuffered(int fd) {
   errno = saved;
 }
 
-// Before any other thread knows the descriptor.
+// Called before any other thread knows the descriptor.
 inline int opened(int fd, int flags) {
   if (fd < 0) return fd;
   if (__builtin_expect((flags & O_DIRECT) != 0, 0)) note();
@@ -65,7 +66,7 @@ FILE* opened(FILE* file) {
 
 bool takes_mode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
 
-// Calls from before our constructor.
+// For calls that come before our constructor.
 int open_early(int directory, const char* path, int flags, mode_t mode) {
   int fd = sys::open_at(directory, path, flags, mode);
   if (fd >= 0) return fd;
@@ -99,8 +100,8 @@ int openat64_noted(int directory, const char* path, int flags, mode_t mode) {
 
 using Fcntl = int (*)(int, int, ...);
 int fcntl_noted(Fcntl real, int fd, int command, void* argument) {
-  // Some set the flag on all that they do not know: what the programs started later need stays
-  // (close_family.cpp).
+  // Some programs set the flag on all descriptors that they do not know. The account stays open for
+  // programs that are started later (close_family.cpp).
   if (command == F_SETFD && (reinterpret_cast<intptr_t>(argument) & FD_CLOEXEC) != 0 &&
       account_is(fd))
     return 0;
@@ -111,7 +112,7 @@ int fcntl_noted(Fcntl real, int fd, int command, void* argument) {
   return static_cast<int>(with_errno(sys::control_file(fd, command, argument)));
 }
 
-// What glibc's own does: a mode is needed, and there is none.
+// As glibc does where a mode is needed, and there is none.
 void refuse_without_mode(int flags) {
   if (takes_mode(flags)) fatal("open with O_CREAT or O_TMPFILE and no mode (_FORTIFY_SOURCE)");
 }
@@ -127,9 +128,10 @@ void refuse_without_mode(int flags) {
     va_end(list);                                       \
   }
 
-// Not by the declarations of fcntl.h, whose names may be macros or renamed by _FILE_OFFSET_BITS.
-// Each goes on to its own next one, so that other preloaded libraries see what they would see
-// without us. All are cancellation points where libc's are.
+// These are defined by symbol, because the names in fcntl.h may be macros or renamed by
+// _FILE_OFFSET_BITS. Each calls the next definition of the same name, so that other preloaded
+// libraries see the calls that they would see without us. They are cancellation points where libc's
+// are.
 LUNAR_EXPORT int lunar_open(const char* path, int flags, ...) __asm__("open");
 LUNAR_EXPORT int lunar_open64(const char* path, int flags, ...) __asm__("open64");
 LUNAR_EXPORT int lunar_openat(int directory, const char* path, int flags, ...) __asm__("openat");
@@ -187,7 +189,7 @@ int lunar_fcntl64(int fd, int command, ...) {
   return fcntl_noted(g_real.fcntl64, fd, command, argument);
 }
 
-// What _FORTIFY_SOURCE makes of calls without a mode whose flags the compiler does not know.
+// _FORTIFY_SOURCE turns calls without a mode into these if the compiler does not know the flags.
 LUNAR_EXPORT int __open_2(const char* path, int flags) {
   refuse_without_mode(flags);
   return open_noted(path, flags, 0);

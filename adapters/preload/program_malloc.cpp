@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program_malloc.h. The address alone tells where a block belongs when it is freed, whichever
-// code frees it: libc frees thread-local variables that the linker has allocated.
+// See program_malloc.h. When a block is freed, its address alone shows where it belongs, because
+// another library may free it: libc frees thread-local variables that the linker has allocated.
 #include "program_malloc.h"
 
 #include <dlfcn.h>
@@ -28,7 +28,7 @@ constinit bool g_found = false;
 
 enum class Caller { kLinker, kLibrary };
 
-// The early heap's, or nullptr: the program's malloc is to give it.
+// A block of the early heap; nullptr: it must come from the program's malloc.
 template <Caller caller>
 void* take_early(size_t bytes) {
   const bool early = HostGuard::active() || (caller == Caller::kLinker && bytes <= kLinkerBytesMax);
@@ -62,7 +62,7 @@ void* realloc_for(void* block, size_t bytes) {
   return moved;
 }
 
-// What the linker keeps no relocation for: it looks malloc up itself, and keeps the four addresses
+// The linker has no relocations for these: it looks malloc up itself, and keeps the four addresses
 // as constants.
 int redirect_linker(ErrorText* why) {
   const auto inside = reinterpret_cast<const void*>(g_linker_text.begin);
@@ -83,15 +83,14 @@ int redirect_linker(ErrorText* why) {
     if (found > 0) continue;
     return why->set(found < 0 ? found : -ENOTSUP,
                     "this program has a malloc of its own, and the calls of the dynamic linker to "
-                    "it cannot be %s (%s); "
-                    "use the malloc of libc or jemalloc's shared library",
+                    "it cannot be %s (%s); use the malloc of libc or jemalloc's shared library",
                     found < 0 ? "changed" : "found",
                     found < 0 ? errno_name(found) : gnu_get_libc_version());
   }
   return 0;
 }
 
-// `required`: it calls them.
+// `required`: the library is known to call all four.
 int redirect_library(const void* inside, bool required, ErrorText* why) {
   Redirected calls[] = {
       {"malloc", reinterpret_cast<void*>(&malloc_for<Caller::kLibrary>), 0},
@@ -104,8 +103,7 @@ int redirect_library(const void* inside, bool required, ErrorText* why) {
     if (rc == 0 && (call.slots > 0 || !required)) continue;
     return why->set(rc < 0 ? rc : -ENOTSUP,
                     "this program has a malloc of its own, and the calls of libc to it cannot be "
-                    "%s (%s); use the "
-                    "malloc of libc or jemalloc's shared library",
+                    "%s (%s); use the malloc of libc or jemalloc's shared library",
                     rc < 0 ? "changed" : "found", rc < 0 ? errno_name(rc) : call.name);
   }
   return 0;
@@ -119,9 +117,8 @@ int program_malloc_prepare(ErrorText* why) {
   if (caller_is_runtime(called))
     return why->set(-EINVAL,
                     "LD_PRELOAD names an allocator before Lunar's library, so that malloc is not "
-                    "tiered; put Lunar's "
-                    "first, as `lunar run` does");
-  // as the linker finds them, which is not always what is called
+                    "tiered; put Lunar's first, as `lunar run` does");
+  // the addresses that the linker finds, which calls do not always reach
   g_program.malloc = reinterpret_cast<void* (*)(size_t)>(dlsym(RTLD_DEFAULT, "malloc"));
   g_program.calloc = reinterpret_cast<void* (*)(size_t, size_t)>(dlsym(RTLD_DEFAULT, "calloc"));
   g_program.realloc = reinterpret_cast<void* (*)(void*, size_t)>(dlsym(RTLD_DEFAULT, "realloc"));

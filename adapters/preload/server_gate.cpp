@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input gate (gate/gate.h) under `lunar run -- redis-server`: the same as in the Redis module,
-// by the same redirected calls of the main program. Not by interposition: other programs must not
-// pay for read() and close().
+// The input gate (gate/gate.h) under `lunar run -- redis-server`. As in the Redis module, it
+// redirects calls of the main program. It does not interpose read() and close(), for which other
+// programs would pay.
 //
-// Also what the Redis module asks of this library when it is loaded on top.
+// The Redis module calls the functions below when it is loaded into such a server.
 //
 // Threading: started by the library's constructor, before the program has threads.
 #include "gate/gate.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// syscall(), libc's way to make any system call. One that this library stands in for is served as
-// libc's function of that name is: maps of the tier that are unmapped, moved or advised so are no
-// surprise to the pager, and Lunar's own descriptors stay open. All others go to the kernel. So do
-// the calls of this library itself and of what it is linked from (--wrap=syscall).
+// syscall(), libc's way to make any system call. A call whose libc function this library replaces
+// is served like that function: the pager learns of tiered maps that are unmapped, moved or
+// advised, and Lunar's own descriptors stay open. All others go to the kernel, as do the calls of
+// this library itself and of the code linked into it (--wrap=syscall).
 //
 // Threading: any thread; also before the constructor has run.
 #include <errno.h>
@@ -23,7 +23,7 @@ namespace lunar::preload {
 namespace {
 
 constexpr int kFutexLockPi2 = 13;       // FUTEX_LOCK_PI2, from 5.14
-constexpr unsigned kFutexTurns = 1000;  // the page may be evicted again before the kernel looks
+constexpr unsigned kFutexTurns = 1000;  // the page may be evicted again before the kernel reads it
 
 template <class T>
 T* pointer(long argument) {
@@ -32,8 +32,9 @@ T* pointer(long argument) {
 
 long number_of(const void* address) { return reinterpret_cast<long>(address); }
 
-// A call about memory, by `caller`. False: it is none. By functions that are not exported: the
-// program may have overwritten the exported ones with a jump to code that ends here.
+// Serves a call about memory for `caller`. False: it is another call. Uses functions that are not
+// exported: the program may have overwritten the exported ones with a jump to code that calls
+// syscall().
 bool memory_call(long number, const long (&a)[6], const void* caller, long* result) {
   auto* const address = pointer<void>(a[0]);
   const auto bytes = static_cast<size_t>(a[1]);
@@ -99,7 +100,7 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
   }
 }
 
-// The word of a futex call at which the kernel does not wait for page faults: it answers EFAULT.
+// The word of a futex call for which the kernel does not serve page faults: it returns EFAULT.
 void* impatient_word(const long (&a)[6], unsigned turn) {
   switch (static_cast<int>(a[1]) & FUTEX_CMD_MASK) {
     case FUTEX_LOCK_PI:
@@ -117,14 +118,15 @@ void* impatient_word(const long (&a)[6], unsigned turn) {
   }
 }
 
-// Until the word is there when the kernel looks. What the program may not touch stays EFAULT.
+// Repeats the call until the word is in DRAM when the kernel reads it. EFAULT remains for memory
+// that the program may not touch.
 long futex_call(const long (&a)[6]) {
   const size_t page_bytes = lunar::sys::page_bytes();
   long result = lunar::sys::kernel_call(SYS_futex, a);
   for (unsigned turn = 0; result == -EFAULT && turn < kFutexTurns; ++turn) {
     void* word = impatient_word(a, turn);
     if (word == nullptr || lunar::region_find(word) == nullptr) break;
-    // as a write would: the copy-on-write gate answers EFAULT, too
+    // like a write, because the kernel also returns EFAULT for a page that is shared copy-on-write
     char* page = static_cast<char*>(word) - reinterpret_cast<uintptr_t>(word) % page_bytes;
     if (lunar::sys::advise(page, page_bytes, MADV_POPULATE_WRITE) < 0) break;
     result = lunar::sys::kernel_call(SYS_futex, a);
@@ -137,7 +139,7 @@ long futex_call(const long (&a)[6]) {
 
 using namespace lunar::preload;
 
-// What this library calls as syscall().
+// syscall() for this library itself.
 extern "C" __attribute__((visibility("hidden"))) long __wrap_syscall(long number, ...) noexcept {
   va_list rest;
   va_start(rest, number);
@@ -160,7 +162,7 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (number == SYS_futex) return futex_call(a);
   if (number == SYS_io_uring_setup || number == SYS_io_uring_register)
     return ring_by_call(number, a);
-  // cleared when the thread has ended (thread_family.cpp)
+  // the kernel clears this word when the thread has ended (thread_family.cpp)
   if (number == SYS_set_tid_address)
     lunar::pager_keep(pointer<void>(a[0]), sizeof(int), lunar::Keep::kThreadEnd);
   long result;

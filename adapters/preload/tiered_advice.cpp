@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// madvise and mlock on tiered memory. One table maps each advice of the kernel; unknown advice is
-// refused, as a kernel refuses it: passed on, it could drop or replace pages behind the pager's
-// back.
+// madvise and mlock on tiered memory. One table maps each advice of the kernel. Unknown advice is
+// refused, as a kernel would refuse it, because in the kernel it could drop or replace pages unseen
+// by the pager.
 //
-// Threading: any thread. The lock of the maps is not held while advice waits for I/O: a program
-// that unmaps the range meanwhile races with itself.
+// Threading: any thread. The lock of the maps is not held while advice waits for I/O: if the
+// program unmaps the range in the meantime, that is its own race.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -15,7 +15,7 @@
 namespace lunar::preload {
 namespace {
 
-// The kernel's uapi, also what is newer than the headers at hand.
+// The kernel's numbers, some of which are newer than the headers.
 enum Advice : int {
   kNormal = 0,
   kRandom = 1,
@@ -47,7 +47,7 @@ enum Advice : int {
 };
 
 enum class Effect : uint8_t {
-  kNothing,      // a hint for what tiered memory does not have
+  kNothing,      // a hint that means nothing for tiered memory
   kUsual,        // LUNAR_NORMAL
   kReadAhead,    // LUNAR_SEQUENTIAL
   kNoReadAhead,  // LUNAR_RANDOM
@@ -56,13 +56,13 @@ enum class Effect : uint8_t {
   kDrop,         // zeros from now on; locked pages are refused
   kDropLocked,   // zeros from now on, locked or not
   kEvict,        // to the LUN now
-  kGuard,        // this and the following: also for what is only reserved
+  kGuard,        // this and the following also apply to a reservation
   kUnguard,
   kHuge,      // the kernel's while memory is plain; tiered memory has small pages
   kHandOver,  // the map leaves the tier first; the heap's and API regions' memory cannot: EINVAL
-  kKernel,    // the kernel's to do: it leaves contents alone
-  kRefuse,    // what the kernel answers for memory like this, or a promise that would be broken:
-              // EINVAL
+  kKernel,    // passed to the kernel: it does not change contents
+  kRefuse,    // EINVAL: the kernel refuses it for memory like this, or Lunar could not keep the
+              // promise
 };
 
 struct Rule {
@@ -76,12 +76,12 @@ constexpr Rule kRules[] = {
     {kSequential, Effect::kReadAhead},
     {kWillNeed, Effect::kFetch},
     {kDontNeed, Effect::kDrop},
-    {kFree, Effect::kDrop},         // at once: nothing promises how long the old content lasts
+    {kFree, Effect::kDrop},         // at once, as the old content may go at any time
     {kRemove, Effect::kRefuse},     // for files
     {kDontFork, Effect::kNothing},  // a child sees tiered memory
     {kDoFork, Effect::kNothing},
-    {kMergeable,
-     Effect::kNothing},  // merged pages are copy-on-write, which eviction could lose writes to
+    // merged pages are copy-on-write: eviction could lose writes to them
+    {kMergeable, Effect::kNothing},
     {kUnmergeable, Effect::kNothing},
     {kHugePage, Effect::kHuge},
     {kNoHugePage, Effect::kHuge},
@@ -95,7 +95,7 @@ constexpr Rule kRules[] = {
     {kPopulateWrite, Effect::kTouch},
     {kDontNeedLocked, Effect::kDropLocked},
     {kCollapse, Effect::kHuge},
-    {kHwPoison, Effect::kKernel},  // for CAP_SYS_ADMIN: the page is lost, and SIGBUS as anywhere
+    {kHwPoison, Effect::kKernel},  // needs CAP_SYS_ADMIN: the page is lost, as anywhere
     {kSoftOffline, Effect::kKernel},
     {kGuardInstall, Effect::kGuard},
     {kGuardRemove, Effect::kUnguard},
@@ -115,8 +115,8 @@ bool wholly_committed(char* begin, char* end) {
   return true;
 }
 
-// One piece after the other; a hole is reported (-ENOMEM) after the rest, as madvise and mlock do
-// not. `apply`: (mapping, address, bytes).
+// Calls apply(mapping, address, bytes) for one piece after the other. A hole is reported (-ENOMEM)
+// after the rest, as madvise does.
 template <class Apply>
 int for_pieces(char* address, size_t bytes, Apply apply) {
   if (maps_are_gone(bytes)) return -ENOMEM;
@@ -139,7 +139,8 @@ int for_pieces(char* address, size_t bytes, Apply apply) {
   return result;
 }
 
-int lock_error(int rc) { return rc == -EFAULT ? -ENOMEM : rc; }  // a guard page: what mlock says
+// On a guard page, mlock fails with ENOMEM.
+int lock_error(int rc) { return rc == -EFAULT ? -ENOMEM : rc; }
 
 }  // namespace
 
@@ -193,8 +194,8 @@ int maps_advise(char* address, size_t bytes, int advice) {
     plain = wholly_committed(address, address + bytes);
   }
   if (plain) return advise_tiered(address, bytes, advice);
-  // A reservation has nothing to advise on, but it can hold guard pages, and what the kernel keeps
-  // for a mapping.
+  // Most advice has no effect on a reservation, but it can have guard pages and settings that the
+  // kernel keeps per mapping.
   bool reserved_too = rule != nullptr && rule->effect >= Effect::kGuard;
   return for_pieces(address, bytes, [=](const Mapping& now, char* at, size_t part) {
     if (now.kind == MappingKind::kForeign) return sys::advise(at, part, advice);

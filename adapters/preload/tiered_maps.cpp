@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See tiered_maps.h. A change goes through the range piece by piece: a piece is the part of one
-// interval, or of one gap. The table changes after the pager agreed, so that a refusal (-ENOMEM)
-// leaves what was done before it consistent.
+// interval, or of one gap. The table changes only after the pager has succeeded, so that everything
+// is consistent after a failure (-ENOMEM).
 #include "tiered_maps.h"
 
 #include <errno.h>
@@ -40,8 +40,9 @@ bool has_address_space(size_t bytes) {
   return sys::unmap(at, bytes) == 0;
 }
 
-// For a map of `bytes` and those that follow. Where address space is limited (ulimit -v), it takes
-// at most half of what is left, as the program maps other things too; and `bytes` at least.
+// Creates a region for a map of `bytes` and later maps. Where address space is limited (ulimit -v),
+// the region takes at most half of what is left, because the program maps other things, but at
+// least `bytes`.
 int create_region_for(size_t bytes, unsigned flags, Region** out) {
   const size_t least = round_up(bytes, kHugeBytes);
   size_t wanted = round_up(2 * pager_lun_bytes(), kHugeBytes);
@@ -61,7 +62,7 @@ int add_area(size_t bytes, unsigned flags, Area** out) {
   if (count == kAreasMax || bytes > kMapBytesMax) return -ENOTSUP;
   Region* region = nullptr;
   if (create_region_for(bytes, flags, &region) < 0) {
-    // Not left to the kernel, as it would be memory above the budget.
+    // The kernel must not serve it: that would be memory above the budget.
     pager_say_limited(bytes);
     return -ENOMEM;
   }
@@ -75,8 +76,8 @@ int add_area(size_t bytes, unsigned flags, Area** out) {
   return 0;
 }
 
-// The lowest free place, or nullptr. A large one is on a huge page's boundary, as the kernel would
-// place it; of smaller ones the holes would be too many.
+// The lowest free place, or nullptr. Large maps begin at a huge page's boundary, as in the kernel;
+// for smaller maps that would leave too many holes.
 char* place_in(const Area& area, size_t bytes) {
   char* place = nullptr;
   if (bytes >= kAlignedBytesMin &&
@@ -90,7 +91,7 @@ Mapping tiered(int prot, bool committed) {
 }
 Mapping foreign(int prot) { return {nullptr, nullptr, prot, MappingKind::kForeign, false}; }
 
-// What was charged at commit.
+// Takes back the charge of a committed piece.
 void uncharge(const Area& area, const char* begin, size_t bytes) {
   if ((area.flags & kRegionChargeOnTouch) == 0)
     region_forget(area.region, area.offset(begin), bytes);
@@ -98,7 +99,7 @@ void uncharge(const Area& area, const char* begin, size_t bytes) {
     region_uncommit_on_touch(area.region, area.offset(begin), bytes);
 }
 
-// Charges a piece that is not committed yet, and does no more.
+// Charges a piece that is not committed yet, and does nothing else.
 int charge(Area* area, char* begin, size_t bytes) {
   if ((area->flags & kRegionChargeOnTouch) != 0)
     return region_commit_on_touch(area->region, area->offset(begin), bytes);
@@ -107,7 +108,7 @@ int charge(Area* area, char* begin, size_t bytes) {
   return -ENOMEM;
 }
 
-// What is the kernel's there ends, and the place is free.
+// Unmaps a foreign piece: the place is free.
 int end_foreign(Area* area, char* begin, char* end) {
   const int rc =
       region_reclaim(area->region, area->offset(begin), static_cast<size_t>(end - begin), false);
@@ -115,7 +116,7 @@ int end_foreign(Area* area, char* begin, char* end) {
   return rc;
 }
 
-// MAP_FIXED over a foreign piece, which a refusal must not cost: charged first.
+// MAP_FIXED over a foreign piece. Charges first, so that a refusal leaves the piece intact.
 int replace_foreign(Area* area, char* begin, char* end, int prot) {
   const auto bytes = static_cast<size_t>(end - begin);
   int rc = prot == PROT_NONE ? 0 : charge(area, begin, bytes);
@@ -143,18 +144,18 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot) 
     return 0;
   }
   if (!committed) return commit_piece(area, begin, end, prot);
-  // What is written to the old map is gone, and what the new one forbids is not written to it.
+  // The old content is lost. Meanwhile no thread may write what the new map's protection forbids.
   int rc = (old->prot & ~prot) == 0 ? 0 : sys::protect(begin, bytes, old->prot & prot);
   if (rc == 0) rc = pager_discard(begin, bytes, Discard::kMapping);
-  // Whatever the table says: a raw mprotect may have changed it.
+  // Done in any case: a raw mprotect may have changed the protection unseen by the table.
   if (rc == 0) rc = sys::protect(begin, bytes, prot);
   if (rc == 0) g_table.set(begin, end, tiered(prot, true));
   return rc;
 }
 
-// MAP_FIXED of anything else: the kernel's from now on.
+// MAP_FIXED of anything else: the range becomes foreign.
 int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
-  // A map that cannot be made must not cost the contents: try it elsewhere first.
+  // A map that cannot be made must leave the contents intact: it is tried elsewhere first.
   void* trial = nullptr;
   int rc = sys::map(nullptr, bytes, prot, flags & ~MAP_FIXED & ~MAP_POPULATE & ~MAP_LOCKED, fd,
                     offset, &trial);
@@ -173,8 +174,8 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
   return 0;
 }
 
-// From now on the kernel's: generated code that is about to be executable, as all code is, and what
-// a forked child is to find empty.
+// Makes a piece foreign that becomes executable (generated code), because the kernel owns all code,
+// or that a forked child is to find empty.
 int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   size_t done = 0;
   int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin),
@@ -185,8 +186,8 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   return rc;
 }
 
-// A guard of so many bytes has been made, up to `guard_end`. Above it lies a stack, which will be
-// used from its top on.
+// A range of `guard_bytes` that ends at `guard_end` has become a guard. If a stack lies above it,
+// the stack's top page is filled ahead, because the stack is used from its top.
 void fill_stack_above(const Area& area, char* guard_end, size_t guard_bytes) {
   if (guard_bytes > kGuardBytesMax || guard_end == area.limit) return;
   const Mapping* above = nullptr;
@@ -196,7 +197,7 @@ void fill_stack_above(const Area& area, char* guard_end, size_t guard_bytes) {
     pager_fill_ahead(top - sys::page_bytes());
 }
 
-// The end of what is tiered from `begin` on without a gap, at most `end`.
+// The end of the tiered pieces from `begin` on without a gap, at most `end`.
 char* tiered_until(char* begin, char* end) {
   const Mapping* piece = nullptr;
   while (begin < end) {
@@ -292,8 +293,7 @@ int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, ch
   return *place == nullptr ? -ENOTSUP : 0;
 }
 
-// Always emptied: what was only reserved may have been made accessible behind our back (a raw
-// mprotect).
+// Clears reservations as well: a raw mprotect may have made them accessible.
 int give_back(Area* area, char* begin, char* end) {
   if (int rc = region_clear(area->region, area->offset(begin), static_cast<size_t>(end - begin));
       rc < 0)
@@ -421,15 +421,15 @@ int maps_detach(const char* address) {
   const Mapping* piece = nullptr;
   char* begin = const_cast<char*>(address);
   char* end = g_table.piece(begin, area->limit, &piece);
-  // What stays of the piece is another segment's. The call has succeeded whatever comes of the
-  // place.
+  // The rest of the piece belongs to another segment. The detach has succeeded even if the place
+  // cannot be freed.
   if (piece != nullptr && piece->kind == MappingKind::kForeign)
     (void)foreign_left(area, begin, end);
   return 0;
 }
 
 int maps_unmap(char* address, size_t bytes) {
-  if (pager_forked_past_us()) return 0;  // there is nothing
+  if (pager_forked_past_us()) return 0;  // this process has none of the maps
   MapsLock lock;
   return unmap_pieces(area_of(address), address, address + bytes);
 }
@@ -438,7 +438,7 @@ int maps_leave(char* address, size_t bytes, bool replace) {
   if (maps_are_gone(bytes)) return -ENOMEM;
   MapsLock lock;
   char* end = address + bytes;
-  if (is_foreign(address, end)) return 0;  // the kernel knows what is there
+  if (is_foreign(address, end)) return 0;
   if (!replace && !g_table.is_free(address, end)) return -EINVAL;
   if (g_table.reserve() < 0) return -ENOMEM;
   constexpr int kPlaceholder = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
@@ -454,7 +454,7 @@ int maps_protect(char* address, size_t bytes, int prot) {
   for (const Mapping* piece; address < end;) {
     if (g_table.reserve() < 0) return -ENOMEM;
     char* stop = g_table.piece(address, end, &piece);
-    if (piece == nullptr) return -ENOMEM;  // up to here it is changed
+    if (piece == nullptr) return -ENOMEM;  // the pieces before it are changed, as by the kernel
     Mapping now = *piece;
     int rc = 0;
     size_t part = static_cast<size_t>(stop - address);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiered maps: the program's large anonymous maps, kept in pager regions ("areas") of this library,
-// with the semantics of the kernel's calls. mmap_family.cpp decides which maps are tiered; these
-// functions do the work.
+// Tiered maps are the program's large anonymous maps. They lie in pager regions ("areas") of this
+// library, and behave as with the kernel's calls. mmap_family.cpp decides which maps are tiered;
+// these functions do the work.
 //
 //   area 0..n   one pager region each: charged at commit, or (MAP_NORESERVE) on touch; areas are
 //               added as needed
-//   table       which parts are mapped, and how (mapping_table.h)
+//   table       the parts that are mapped, and how (mapping_table.h)
 //
-// Threading: any thread. One lock protects areas and table; it is held with all signals blocked
-// (handlers of the program may map), and never while the program's content is read. Results are 0 /
-// -errno; errno is not changed here.
+// Threading: any thread. One lock protects areas and table. It is held with all signals blocked,
+// because handlers of the program may map, and never while the program's content is read. Results
+// are 0 or -errno; errno does not change.
 #pragma once
 #include <sys/types.h>
 
@@ -41,8 +41,9 @@ bool areas_overlap(const void* begin, size_t bytes);
 // The lowest address above `address`, at most `end`, where an area starts or ends. Lock-free.
 char* area_boundary(char* address, char* end);
 
-// Runs `ours` on the parts of a range where `find` finds something, `plain` on the rest, in address
-// order; stops at the first error. boundary: where the part that begins at an address ends.
+// Runs `ours` on the parts of a range where `find` finds something, and `plain` on the rest, in
+// address order; stops at the first error. boundary(address, end) is the end of the part that
+// begins at an address.
 template <class Find, class Boundary, class Ours, class Plain>
 int for_parts(char* address, char* end, Find find, Boundary boundary, Ours ours, Plain plain) {
   for (char* stop; address < end; address = stop) {
@@ -54,24 +55,24 @@ int for_parts(char* address, char* end, Find find, Boundary boundary, Ours ours,
   return 0;
 }
 
-// Whether this process was forked by a raw system call, and has none of the maps: the following
-// calls refuse then (-ENOMEM), without a lock, which another thread of the parent's may have held.
-// Says so, once.
+// Whether this process was forked by a raw system call, and has none of the maps. The calls below
+// then fail (-ENOMEM) without the lock, which another thread of the parent may have held. Logs one
+// line.
 bool maps_are_gone(size_t bytes);
-// mmap without MAP_FIXED. -ENOTSUP: not for the tier (above 16 TiB, or no further area); leave it
-// to the kernel. -ENOMEM: no room, also where only address space is short; a line was logged.
+// mmap without MAP_FIXED. -ENOTSUP: the map is not for the tier (above 16 TiB, or no further area),
+// and is left to the kernel. -ENOMEM: there is no room, or no address space; a line was logged.
 [[nodiscard]] int maps_create(char* hint, size_t bytes, int prot, int flags, void** out);
-// For each of these: the range is within one area, page-aligned, not empty.
+// pre, for each of these: the range is within one area, page-aligned, not empty.
 [[nodiscard]] int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd,
                              off_t offset);
 [[nodiscard]] int maps_unmap(char* address, size_t bytes);
-// Makes the range the kernel's, for a call of the program that maps something there: 1, and a
-// placeholder is there. 0: it has been the kernel's. replace: over what is mapped. -EINVAL: there
-// is something, and it may not be replaced.
+// Hands the range to the kernel, for a call of the program that maps something there. 1: a
+// placeholder is mapped there. 0: the range belonged to the kernel already. replace: the range may
+// be in use. -EINVAL: it is in use, and `replace` is false.
 [[nodiscard]] int maps_leave(char* address, size_t bytes, bool replace);
-// The kernel has moved what the program had put there to another place: the places are free.
+// Called when the kernel has moved a foreign map away from there: the range is free now.
 void maps_moved_away(char* address, size_t bytes);
-// shmdt of what is attached in an area.
+// shmdt of a segment that is attached in an area.
 [[nodiscard]] int maps_detach(const char* address);
 [[nodiscard]] int maps_protect(char* address, size_t bytes, int prot);
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
@@ -80,19 +81,19 @@ void maps_moved_away(char* address, size_t bytes);
 // pre: `old_address` is in an area.
 [[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
                              char* wanted, void** out);
-// mremap of plain private anonymous memory that takes it into the tier: a map with its content at
-// another address. prot: its protection.
+// mremap of plain private anonymous memory into the tier: makes a map with its content at another
+// address. prot: its protection.
 [[nodiscard]] int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot,
                                void** out);
-// madvise on tiered memory that needs no table (pages of the heap, and committed maps).
-// tiered_advice.cpp has the table of all advice.
+// madvise on tiered memory without a look into the table of maps (pages of the heap, and committed
+// maps). tiered_advice.cpp lists all advice.
 [[nodiscard]] int advise_tiered(char* address, size_t bytes, int advice);
 // mlock2 (with its flags) and munlock.
 [[nodiscard]] int maps_lock(char* address, size_t bytes, unsigned flags);
 [[nodiscard]] int maps_unlock(char* address, size_t bytes);
 
-// The lock is held across fork(), so that the child's copy is consistent. Called by the forking
-// thread, before and after.
+// Hold the lock across fork(), so that the child's copy is consistent. Called by the forking
+// thread, before and after the fork.
 void maps_lock_for_fork();
 void maps_unlock_after_fork();
 
@@ -106,18 +107,18 @@ class MapsLock {
   MapsLock& operator=(const MapsLock&) = delete;
 };
 
-// All under MapsLock.
+// pre, for all of these: MapsLock is held.
 MappingTable& maps_table();
 [[nodiscard]] int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area,
                               char** place);
-// commit_piece: makes a piece accessible, charged (unless the pager is active, where touches are
-// charged), and enters it in the table. give_back: makes what is tiered in a range inaccessible,
-// empty, uncharged; the table stays. pre: the range is tiered. An error leaves all of it charged.
+// commit_piece: makes a piece accessible, charges it (unless touches are charged), and enters it
+// into the table. give_back: makes a range inaccessible, empty and uncharged, and leaves the table
+// unchanged. pre: the range is tiered. After an error all of it is still charged.
 [[nodiscard]] int commit_piece(Area* area, char* begin, char* end, int prot);
 [[nodiscard]] int give_back(Area* area, char* begin, char* end);
 [[nodiscard]] int unmap_pieces(Area* area, char* begin, char* end);
-// The kernel has unmapped a foreign piece, or parts of it: these are free, where no other map has
-// come to lie there.
+// Called when the kernel has unmapped a foreign piece, or parts of it: these are free now, except
+// where another map has been placed.
 [[nodiscard]] int foreign_left(Area* area, char* begin, char* end);
 
 }  // namespace lunar::preload

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// mremap on tiered maps: shrink, grow in place, else move; a move takes evicted pages along without
-// I/O, and is safe while other threads run (pager_move).
+// mremap on tiered maps: shrinks, grows in place, or else moves. A move takes evicted pages along
+// without I/O, and is safe while other threads run (pager_move).
 //
-// Differences from the kernel's, on purpose: a map may be resized across what it would call several
-// areas when they are alike; MREMAP_FIXED to a place outside the tier is refused (-ENOMEM): plain
-// memory there would escape the budget. Plain memory that grows to the size of what is tiered comes
-// in by a copy (maps_take_in).
+// It differs from the kernel's on purpose: neighbouring maps that are alike are resized as one, and
+// MREMAP_FIXED to a place outside the tier fails (-ENOMEM), because plain memory there would escape
+// the budget. Plain memory that grows to the size of a tiered map is copied into the tier
+// (maps_take_in).
 // Threading: as tiered_maps.h; the lock is held across a move.
 #include <errno.h>
 #include <string.h>
@@ -26,8 +26,8 @@ struct Request {
   size_t new_bytes;
   int flags;
   char* wanted;  // MREMAP_FIXED
-  Mapping old;   // what the whole old range is
-  bool locked;   // its end is: what is added will be, too
+  Mapping old;   // of the whole old range
+  bool locked;   // the end of the old range is locked, so added memory will be
   char* old_end() const { return old_begin + old_bytes; }
 };
 
@@ -48,7 +48,7 @@ int check(const Request& request, size_t page) {
   return apart ? 0 : -EINVAL;
 }
 
-// Makes [begin, begin+bytes) like `like`, empty. pre: free.
+// Makes [begin, begin+bytes) an empty map like `like`. pre: the range is free.
 int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
   int rc = like.committed ? commit_piece(area, begin, begin + bytes, like.prot) : 0;
   if (rc < 0)
@@ -58,7 +58,7 @@ int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
   return rc;
 }
 
-// What mremap adds to a locked map is locked. -EAGAIN: too much is.
+// Locks memory that mremap adds to a locked map. -EAGAIN: too much is locked.
 int lock_added(Area* area, char* begin, size_t bytes, const Request& request) {
   if (!request.locked || !request.old.committed || bytes == 0 || pager_pin(begin, bytes) == 0)
     return 0;
@@ -66,7 +66,8 @@ int lock_added(Area* area, char* begin, size_t bytes, const Request& request) {
   return -EAGAIN;
 }
 
-// Whether MREMAP_FIXED may put a map there. What is the kernel's there ends, as it would.
+// Finds the area for MREMAP_FIXED, and unmaps foreign pieces there, as the kernel would. -ENOMEM:
+// the place is not within one area.
 int find_fixed(const Request& request, Area** area) {
   *area = area_of(request.wanted);
   if (*area == nullptr || request.new_bytes > static_cast<size_t>((*area)->limit - request.wanted))
@@ -80,8 +81,8 @@ int find_fixed(const Request& request, Area** area) {
   return 0;
 }
 
-// All of [begin, end) is committed afterwards. What was so before stays as it is, in use perhaps,
-// or is `emptied`; the rest is as `prot` says.
+// Commits all of [begin, end). Pages already committed are kept, or cleared if `emptied`; the
+// others get `prot`.
 int commit_rest(Area* area, char* begin, char* end, int prot, bool emptied) {
   const Mapping* piece = nullptr;
   for (char* stop; begin < end; begin = stop) {
@@ -96,8 +97,8 @@ int commit_rest(Area* area, char* begin, char* end, int prot, bool emptied) {
   return 0;
 }
 
-// Contents go to [place, +keep); a thread that uses what is there sees it change page by page.
-// Behind them a longer map is empty.
+// Moves the contents to [place, place + keep). A thread that uses the map there sees it change page
+// by page. The rest of a longer map is empty.
 int replace(const Request& request, Area* area, size_t keep) {
   char *place = request.wanted, *end = place + request.new_bytes;
   if (!request.old.committed) {
@@ -140,8 +141,7 @@ int move_map(const Request& request, void** out) {
   const size_t keep = request.old_bytes < request.new_bytes ? request.old_bytes : request.new_bytes;
   rc = fixed ? replace(request, area, keep) : fill_new(request, area, place, keep);
   if (rc < 0) {
-    if (fixed)
-      (void)unmap_pieces(area, place, place + request.new_bytes);  // as the kernel may leave it
+    if (fixed) (void)unmap_pieces(area, place, place + request.new_bytes);  // as in the kernel
     return rc;
   }
   if ((request.flags & MREMAP_DONTUNMAP) == 0)
@@ -150,8 +150,8 @@ int move_map(const Request& request, void** out) {
   return rc;
 }
 
-// The program's own file or shared map inside an area: the kernel moves it, and what it leaves
-// behind is free.
+// A foreign map (a file, shared memory) inside an area: the kernel moves it, and its old place is
+// free.
 int remap_foreign(const Request& request, void** out) {
   if ((request.flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return -ENOMEM;
   int rc = sys::remap(request.old_begin, request.old_bytes, request.new_bytes, request.flags,
@@ -162,7 +162,7 @@ int remap_foreign(const Request& request, void** out) {
   return foreign_left(request.area, request.old_begin + kept, request.old_end());
 }
 
-// What the kernel holds of [from, from + bytes); the rest is zeros, there as here.
+// Copies the pages of [from, from + bytes) that are present; the others are zeros on both sides.
 int copy_present(char* to, char* from, size_t bytes) {
   constexpr size_t kAtOnce = 512;
   const size_t page = sys::page_bytes();
@@ -174,10 +174,10 @@ int copy_present(char* to, char* from, size_t bytes) {
       for (end = first + 1; end < n && (!known || present[end] == present[first]);) ++end;
       if (known && present[first] == 0) continue;
       const size_t part = at + first * page;
-      // an answer where a plain read would be SIGSEGV
+      // peek fails where a plain read would raise SIGSEGV
       const int rc = sys::peek(from + part, to + part, (end - first) * page);
       if (rc == -EFAULT) return rc;
-      if (rc < 0) memcpy(to + part, from + part, (end - first) * page);  // refused to us (a filter)
+      if (rc < 0) memcpy(to + part, from + part, (end - first) * page);  // a filter refuses peek
     }
   }
   return 0;
@@ -224,7 +224,7 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   if (piece == nullptr) return -EFAULT;
   *out = old_address;
   if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) == 0 &&
-      request.new_bytes <= request.old_bytes)  // of several, too
+      request.new_bytes <= request.old_bytes)  // the range may have several pieces
     return unmap_pieces(request.area, old_address + request.new_bytes, request.old_end());
   if (stop != request.old_end()) return -EFAULT;
   request.old = *piece;

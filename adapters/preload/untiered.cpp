@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much anonymous memory in DRAM is outside the tier, and of what kind: what /proc/self/smaps
-// shows, except for what the pager owns. The cost is that of the page tables (milliseconds a GiB).
+// Counts the anonymous memory in DRAM outside the tier, by kind: all of /proc/self/smaps except for
+// the pager's memory. The cost is a walk of the page tables (milliseconds per GiB).
 //
 // Threading: the thread that ends the process, also in a signal handler's _exit: allocates nothing,
 // reads through a small buffer.
@@ -19,7 +19,7 @@
 namespace lunar::preload {
 namespace {
 
-constexpr unsigned kMappingsMax = 65536;  // of a process that has more, the first ones
+constexpr unsigned kMappingsMax = 65536;  // further mappings are not counted
 
 uint64_t number(const char** at, int base) {
   uint64_t value = 0;
@@ -31,15 +31,15 @@ uint64_t number(const char** at, int base) {
   }
 }
 
-// A mapping in smaps, and where its anonymous pages count as far as they are not the pager's.
+// A mapping in smaps, and the figure that counts its anonymous pages outside of the tier.
 struct SmapsMapping {
   char* begin = nullptr;
   char* end = nullptr;
-  uint64_t* outside = nullptr;  // nullptr: nowhere
+  uint64_t* outside = nullptr;  // nullptr: not counted
 };
 
-// By its first line: "start-end perms offset device inode path". Private maps of /dev/zero are
-// anonymous memory.
+// Reads the first line of a mapping: "start-end perms offset device inode path". Private maps of
+// /dev/zero are anonymous memory.
 SmapsMapping mapping_of(UntieredMemory* memory, const char* line) {
   const char* at = line;
   const uint64_t start = number(&at, 16), end = *at == '-' ? number(&++at, 16) : 0;
@@ -67,8 +67,7 @@ uint64_t present_bytes(const char* begin, const char* end) {
   return pages * page;
 }
 
-// The kernel shows tiered memory and what the program has put next to it as one mapping where they
-// are alike.
+// The kernel shows tiered memory and memory next to it as one mapping where they are alike.
 void count_anonymous(UntieredMemory* memory, const SmapsMapping& mapping, uint64_t bytes) {
   uint64_t outside = 0;
   bool tiered = false;

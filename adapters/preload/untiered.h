@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Anonymous memory that Lunar does not tier: raw mmap, brk, small maps, stacks, written pages of
-// private file mappings. See untiered.cpp.
+// Counts anonymous memory that Lunar does not tier: raw mmap, brk, small maps, stacks, written
+// pages of private file mappings. See untiered.cpp.
 #pragma once
 #include <cstddef>
 #include <cstdint>
