@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a walk through a whole table reads of one bucket: a step of the lookup for everything in it,
-// not for one key (save_ahead.h). Tables are those of databases and those of collections.
+// Looks up the memory that a walk through a whole table reads for one bucket: one step for
+// everything in the bucket, not for one key (save_ahead.h). The tables are those of databases and
+// of collections.
 //
 //   holds              servers         a bucket leads to
 //   kObjects           7.0, 8.0        entries: key, object
@@ -8,11 +9,10 @@
 //   kTexts, kPairs     7.0, 8.0        entries: member; member and value (hashes of 7.0). Sets of
 //                                      8.0 have marked pointers in place of entries
 //   kFieldPairs        8.0             entries of hashes: name of a field, value
-//   kScores            7.0, 8.0        entries of sorted sets: member, and the score in the skip
-//                                      list's node
+//   kScores            7.0, 8.0        entries of sorted sets: member, and the skip list's node
 //   kTableTexts, kTableFields, kNodes  Valkey: members; fields with their values; nodes of skip
 //                                      lists
-//   kListNodes         all             no table: a list's nodes, one after the other
+//   kListNodes         all             not a table: a list's nodes, one after the other
 //
 // Threading: as lookup_steps.h. Allocates nothing.
 #pragma once
@@ -41,9 +41,9 @@ constexpr size_t bucket_bytes(Holds holds) {
   return in_tables(holds) ? sizeof(BucketView) : sizeof(EntryView*);
 }
 
-// Whether nothing that is to be fetched is missing for the bucket at `slot`; if something is,
-// *lookup.missing has it. *at_value: the last piece of it is a value, or a member, which the walk
-// reads when it comes to this bucket and not before. database: of kObjects and kKeyedObjects.
+// True: the bucket at `slot` lacks nothing that must be fetched; else *lookup.missing has the
+// missing pieces. *at_value: the last of these is a value, or a member, which the walk reads when
+// it comes to this bucket and not earlier. database: for kObjects and kKeyedObjects.
 bool bucket_there(KeyLookup& lookup, const char* slot, Holds holds, const DatabaseView* database,
                   bool* at_value);
 
@@ -52,8 +52,8 @@ struct Collection {
   const void* at;
   Holds holds;
 };
-// Adds those of the bucket at `slot` of a database to `out`, which has `count` of at most `max`; of
-// objects in DRAM only. Returns how many it has then.
+// Adds the collections in the bucket at `slot` of a database to out[count..max), if their objects
+// are in DRAM. Returns the new count.
 unsigned collections_of(const ServerLayout& layout, const char* slot, Holds holds, Collection* out,
                         unsigned count, unsigned max);
 

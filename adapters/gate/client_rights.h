@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the gate may look up keys for a client: only if the server itself, asked at that moment,
-// would let the client run the command on them. The gate remembers nothing between two reads, so it
-// need not watch AUTH, HELLO, RESET, ACL and CONFIG: it uses the user that the client's structure
-// names now, and that user's present rights.
+// Decides whether the gate may look up keys for a client: only if the server itself, asked at that
+// moment, would let the client run the command on them. The gate remembers nothing between two
+// reads, so it need not watch AUTH, HELLO, RESET, ACL and CONFIG: it uses the client's current
+// user, and that user's current rights.
 //
 //   authRequired(client)            yes ──► nothing is looked up
 //   client ─► user                  the default user, or the one that the server has under that
@@ -13,11 +13,10 @@
 //                                   command's arguments; and RM_ACLCheckKeyPermissions for the keys
 //                                   that *our* table names, should the two differ
 //
-// The calls are symbols of the server (RM_: Redis, VM_: Valkey); the flags are believed after a
-// user made for it has shown them (check).
+// The calls are symbols of the server (RM_: Redis, VM_: Valkey). rights_check makes a user and
+// compares the flags before they are trusted.
 //
-// Threading: the server's main thread, inside read(). The questions allocate with the server's
-// malloc.
+// Threading: the server's main thread, inside read(). The server's checks allocate with its malloc.
 #pragma once
 #include "command_keys.h"
 #include "layout.h"
@@ -38,7 +37,7 @@ class Rights {
   bool none() const { return user == nullptr; }
   const UserView* user = nullptr;  // nullptr: nothing may be looked up
   bool all = false;                // every command on every key
-  ModuleUser* handle = nullptr;    // made for the first question
+  ModuleUser* handle = nullptr;    // made for the first check
 };
 
 // Finds the symbols. False: *why says which is missing.
@@ -46,7 +45,7 @@ class Rights {
 // Makes a user, gives it rights, and compares. 0, or -1 with *why: the server's users look
 // different. Main thread, inside read().
 [[nodiscard]] int rights_check(ErrorText* why);
-// pre: rights_check was right.
+// pre: rights_check has returned 0.
 void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out);
 // Whether the command may run, including its keys. keys: nullptr if it has none. pre:
 // !rights->none().

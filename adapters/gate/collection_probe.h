@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that collections are laid out as the views of lookup_steps.h have them: it reads the first
-// ones of each kind that a lookup meets by system calls that fail on a wild pointer, and facts
-// stored in two places must agree. If one does not fit, lookups stay out of that kind (its object
-// is still looked up), with one line in the log.
+// Checks that collections are laid out like the views of lookup_steps.h. It reads the first
+// collections of each kind by a system call that fails on a wild pointer, and compares facts that
+// are stored in two places. If one does not fit, lookups no longer enter collections of that kind
+// (they still look up the object), and the log has one line.
 //
 // Threading: any; the results are atomic. Allocates nothing. A probe may have to wait for a page, a
 // few times in the life of a server.
@@ -13,9 +13,9 @@ namespace lunar::redis {
 
 constexpr unsigned kProbesEach = 8;
 
-// Checks a collection once. True: it fits; also for anything that is none of those kinds.
+// Checks a collection once. True: it fits, or is of none of those kinds.
 [[nodiscard]] bool collection_fits(Keyspace keyspace, const ObjectView& object);
-// The same, with the result remembered. pre: the object can be read.
+// The same, with the result remembered per kind. pre: the object can be read.
 bool collection_known(Keyspace keyspace, const ObjectView& object);
 
 }  // namespace lunar::redis

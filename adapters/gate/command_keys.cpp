@@ -234,14 +234,14 @@ constexpr CommandKeys kCommands[] = {
     one("XACKDEL", kValue),
     one("XDELEX", kValue),
     one("XCFGSET", kValue),
-    // scripts: the keys they name
+    // scripts: the keys that the call names
     counted("EVAL", 2),
     counted("EVALSHA", 2),
     counted("EVAL_RO", 2),
     counted("EVALSHA_RO", 2),
     counted("FCALL", 2),
     counted("FCALL_RO", 2),
-    // sets of vectors: their elements are not known
+    // sets of vectors: their layout is not known
     one("VADD", kObject),
     one("VCARD", kObject),
     one("VDIM", kObject),
@@ -255,20 +255,19 @@ constexpr CommandKeys kCommands[] = {
     one("VREM", kObject),
     one("VSETATTR", kObject),
     one("VSIM", kObject),
-    // our own: what they say and do is about values' memory, which they do not read
+    // Lunar's own: they act on the memory of values, which they do not read
     range("LUNAR", 2, -1, 1, kObject),
 };
 
-// Which of them go beyond the top level of values.
+// The commands that read beyond the top level of values.
 struct Reaching {
   Reach reach;
-  const char* names;  // apart by a blank, each with one behind it
+  const char* names;  // each followed by a blank
 };
 constexpr Reaching kReaching[] = {
     {Reach::kAll,
      "GET GETEX GETSET GETDEL MGET LCS BITCOUNT BITPOS BITOP DUMP SORT SORT_RO MIGRATE HGETALL "
-     "HKEYS HVALS SMEMBERS "
-     "SUNION SUNIONSTORE ZUNION ZUNIONSTORE LPOS LREM LINSERT DIGEST "},
+     "HKEYS HVALS SMEMBERS SUNION SUNIONSTORE ZUNION ZUNIONSTORE LPOS LREM LINSERT DIGEST "},
     {Reach::kFirst, "COPY "},
     {Reach::kSmallest, "SINTER SINTERSTORE SINTERCARD ZINTER ZINTERSTORE ZINTERCARD "},
     {Reach::kLikeFirst, "SDIFF SDIFFSTORE ZDIFF ZDIFFSTORE "},
@@ -297,7 +296,7 @@ constexpr uint32_t hash_of(const char* text, size_t bytes) {
   return hash ^ hash >> 15;
 }
 
-// The table with the reach of each command. Names that it does not have are left over.
+// The table with the reach of each command. left_over: names in kReaching that it does not have.
 struct Table {
   std::array<CommandKeys, std::size(kCommands)> command;
   unsigned left_over = 0;
@@ -376,7 +375,7 @@ unsigned first_member(const CommandKeys& keys, const Command& command) {
   if (keys.member != kBehindFields) return static_cast<unsigned>(keys.member);
   unsigned i = 2;
   while (i < command.kept && !same_word(command.argument[i], "FIELDS")) ++i;
-  return i + 2;  // their count is between
+  return i + 2;  // the number of fields is between
 }
 
 bool has_word(const Command& command, unsigned from, unsigned end, const char* upper_case) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which arguments of a command are keys, and how much of a key's value the command is sure to read.
+// The arguments of a command that are keys, and the part of a key's value that the command is sure
+// to read.
 //
-// This is the gate's own table. The server's getKeysFromCommand wants the arguments as server
-// objects (allocated, or built by hand to a version's layout), answers in a structure that changes
-// between versions, and does not tell whether a value is read. Commands that are not in the table
-// (of a module, renamed or newer ones) are passed without lookup. A wrong entry costs a lookup, or
-// a fault, but never a wrong reply.
+// This is the gate's own table. The server's getKeysFromCommand takes the arguments as server
+// objects (allocated, or built by hand to a version's layout), returns a structure that changes
+// between versions, and does not say whether a value is read. Commands that are not in the table
+// (those of modules, renamed or newer ones) are passed without lookup. A wrong entry costs a
+// lookup, or a fault, but never a wrong reply.
 //
 // Threading: constant data.
 #pragma once
@@ -17,42 +18,40 @@ namespace lunar::redis {
 
 enum class KeyForm : uint8_t {
   kRange,     // first, last (negative: from the end), step
-  kCounted,   // argument `first` says how many keys follow it, `step` apart; `last`, if not 0, is
+  kCounted,   // argument `first` is the number of keys after it, `step` apart; `last`, if not 0, is
               // one more key
-  kStreams,   // the first half of what follows the word STREAMS, which is looked for from argument
-              // `first` on
-  kStored,    // `first`, and what follows each word STORE or STOREDIST from argument `last` on
-  kMigrated,  // `first`; if that is empty, all that follows the word KEYS
+  kStreams,   // the first half of the arguments after the word STREAMS, at `first` or later
+  kStored,    // `first`, and the argument after each word STORE or STOREDIST from `last` on
+  kMigrated,  // `first`; if that is empty, all arguments after the word KEYS
 };
 enum class Wants : uint8_t {
   kObject,      // the entry, the key and the object: the command describes the value
   kValue,       // also the value's top level
-  kFreed,       // also what freeing the value reads: the command deletes or overwrites it
-  kFreedLater,  // likewise, but large ones are freed by another thread
-  kMoves,       // of the first key its object, of the others what freeing reads
-  kStores,      // of the first key what freeing reads, of the others their values
-  kDepends,     // on the other arguments (freed_lookup.cpp)
+  kFreed,       // also memory read to free the value: the command deletes or overwrites it
+  kFreedLater,  // like kFreed, but another thread frees large values
+  kMoves,       // first key: kObject; others: kFreed
+  kStores,      // first key: kFreed; others: kValue
+  kDepends,     // one of the above, by the other arguments (freed_lookup.cpp)
 };
 
-// How much of a value is sure to be read beyond its top level.
+// The part of a value that the command is sure to read beyond its top level.
 enum class Reach : uint8_t {
   kTop,
   kAll,    // everything of each key's value
   kFirst,  // everything of the first key's value
-  // sets, sorted sets: of the smallest and of those not much larger; the server looks the
-  // smallest's members up in the others
+  // sets, sorted sets: everything of the smallest and of those that are not much larger; the server
+  // looks the members of the smallest up in the others
   kSmallest,
-  kLikeFirst,  // likewise, the first one's
-  kIndexes,    // list, sorted set: elements between the indexes in the two arguments behind the key
-  kIndex,      // list: the element of the index behind the key
-  // sorted set: everything, when the two arguments behind the key are its ends; else nothing that
-  // can be told
+  kLikeFirst,  // the same with the first instead of the smallest
+  kIndexes,    // list, sorted set: elements between the indexes in the two arguments after the key
+  kIndex,      // list: the element of the index after the key
+  // sorted set: everything, if the two arguments after the key are its ends; else not known
   kScores,
-  kScan,     // buckets from the cursor behind the key on
-  kBytes,    // string: between the offsets in the two arguments behind the key
-  kIds,      // stream: between the ids in the two arguments behind the key
-  kIdsBack,  // the same, the last one first
-  kSince,    // stream: from the id on that belongs to the key
+  kScan,     // buckets from the cursor after the key on
+  kBytes,    // string: bytes between the offsets in the two arguments after the key
+  kIds,      // stream: entries between the ids in the two arguments after the key
+  kIdsBack,  // the same, the last entry first
+  kSince,    // stream: entries from the key's id on
 };
 
 struct CommandKeys {
@@ -60,12 +59,12 @@ struct CommandKeys {
   KeyForm form;
   int8_t first, last, step;
   Wants wants;
-  // arguments that name members of the keys' hashes, sets or sorted sets; 0: none
+  // the first argument that names a member of a hash, set or sorted set, and their step; 0: none
   int8_t member, member_step;
   Reach reach = Reach::kTop;
 };
 
-// CommandKeys::member: they follow the word FIELDS and their number
+// CommandKeys::member: the members follow the word FIELDS and their number
 constexpr int8_t kBehindFields = -1;
 
 constexpr bool reaches_all(Reach reach) {
@@ -76,11 +75,11 @@ constexpr bool reaches_all(Reach reach) {
 // nullptr: unknown, or a command without keys.
 const CommandKeys* find_command_keys(Slice name);
 
-// Calls see(argument index) for each key of the command that is among the arguments kept.
+// Calls see(argument index) for each key of the command among the arguments kept.
 template <class See>
 void for_each_key(const CommandKeys& keys, const Command& command, See see);
 
-// The first argument that names a member; 0: none does; command.kept or more: it is not there.
+// The first argument that names a member. 0: none does; command.kept or more: it was not kept.
 unsigned first_member(const CommandKeys& keys, const Command& command);
 // "17" -> 17; -1: not a small number.
 int small_number(Slice text);
@@ -89,7 +88,7 @@ int chosen_database(const Command& command);
 // "-17" -> -17. False: not a number of up to 18 characters.
 bool signed_number(Slice text, int64_t* out);
 bool same_word(Slice text, const char* upper_case);
-// Whether one of the arguments [from, end) that are kept is that word.
+// Whether one of the kept arguments in [from, end) is that word.
 bool has_word(const Command& command, unsigned from, unsigned end, const char* upper_case);
 
 template <class See>

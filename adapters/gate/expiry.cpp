@@ -15,12 +15,12 @@ namespace {
 
 constexpr unsigned kWindows = 4;
 constexpr uint64_t kWindow = 64;          // places for entries
-constexpr unsigned kRoundsOfWindow = 12;  // then what is still missing is left to faults
+constexpr unsigned kRoundsOfWindow = 12;  // then pages that are still missing are left to faults
 constexpr uint64_t kTurnNs = 300'000, kRestNs = 100'000'000;
 constexpr uint64_t kBucketsInTurn = 1 << 14;
-// of a look: twice what the server's cycle begins with
+// of one check: twice as many as the server's cycle begins with
 constexpr uint64_t kSampledMax = 40, kBucketsMax = 800;
-constexpr int64_t kHorizonMs = 150;  // more than the server's cycle is away
+constexpr int64_t kHorizonMs = 150;  // longer than the time to the server's next cycle
 constexpr uint32_t kPauseOfExpiry = 1 << 2;
 
 enum class State : uint8_t { kIdle, kActive, kResting };
@@ -28,7 +28,7 @@ enum class State : uint8_t { kIdle, kActive, kResting };
 struct Window {
   bool used = false;
   int database = 0;
-  uint64_t cursor = 0, left = 0;  // buckets still to do, from where
+  uint64_t cursor = 0, left = 0;  // the next bucket; buckets left
   unsigned rounds = 0;
   uint64_t sampled = 0, expired = 0;
   AheadFetch fetch;
@@ -39,7 +39,7 @@ struct Server {
   void (*propagate)() = nullptr;
   int (*paused)(uint32_t) = nullptr;  // (7.0's takes nothing)
   int (*is_master)() = nullptr;
-  int* enabled = nullptr;          // of active expiry; then its effort
+  int* enabled = nullptr;          // active expiry; the next field is its effort
   const int* importing = nullptr;  // Valkey: nothing expires meanwhile
   const int* debug = nullptr;      // 0: the server refuses DEBUG
 };
@@ -47,13 +47,13 @@ struct Server {
 struct Expiry {
   Server server;
   State state = State::kIdle;
-  bool off = false;      // the server's setting says no, and that is ours
-  bool left = false;     // to the server: a client's wish is to come, or holds
-  bool was_off = false;  // its setting, since then
+  bool off = false;      // the gate has switched the server's setting off
+  bool left = false;     // a client has switched expiry off: it is left to the server
+  bool was_off = false;  // the server's setting has been off since then
   Window window[kWindows];
   int database = 0;
-  bool busy = false;           // a window had much that was due: all of them are used
-  unsigned quiet = 0;          // databases one after the other in which little was due
+  bool busy = false;           // a window had many due keys: all windows are used
+  unsigned quiet = 0;          // successive databases with few due keys
   uint64_t empty_buckets = 0;  // since a key was seen in this database
   uint64_t rest_until = 0;
   uint64_t until = 0;  // the end of this turn
@@ -68,7 +68,7 @@ int64_t wall_ms() {
   return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
 }
 
-// All that expiring this key reads.
+// Whether all memory is in DRAM that the expiry of this key reads.
 bool is_in(NonresidentRanges* missing, const DatabaseView& database,
            const ExpiryTable::Entry& entry) {
   KeyLookup lookup{gate().layout, missing};
@@ -83,8 +83,8 @@ bool is_in(NonresidentRanges* missing, const DatabaseView& database,
   return lookup.misses == 0;
 }
 
-// Expires what is due in a bucket and in. An expiry changes the chain, and may end a rehash: then
-// the bucket is looked up again.
+// Expires the keys of a bucket that are due and in DRAM (`all`: all due keys). An expiry changes
+// the chain, and may end a rehash; the bucket is then looked up again.
 void expire_bucket(Window& window, const DatabaseView& database, uint64_t cursor, bool all) {
   Expiry& e = g_expiry;
   for (unsigned again = 0; again < ExpiryTable::kEntriesMax; ++again) {
@@ -98,7 +98,7 @@ void expire_bucket(Window& window, const DatabaseView& database, uint64_t cursor
       if (e.now_ms <= entry[i].due_ms) continue;
       const bool in = is_in(&window.fetch.missing, database, entry[i]);
       if ((!in && !all) || e.server.try_expire(&database, entry[i].at, e.now_ms) == 0) continue;
-      e.server.propagate();  // each by itself: the server's cycle makes no transaction of them
+      e.server.propagate();  // one by one, as in the server's cycle
       ++window.expired;
       ahead_counters().expired += 1;
       if (!in) ahead_counters().expired_cold += 1;
@@ -111,7 +111,7 @@ void expire_bucket(Window& window, const DatabaseView& database, uint64_t cursor
   }
 }
 
-// How stale the table is here tells whether to go on.
+// The share of due keys in this window decides whether the database goes on.
 void end_window(Window& window) {
   Expiry& e = g_expiry;
   window.used = false;
@@ -127,8 +127,8 @@ void end_window(Window& window) {
   ++e.database;
 }
 
-// Until its time in the turn is over, or something is missing. The window is free again when all of
-// it has been done.
+// Works on a window until the time of the turn is over, or pages are missing. The window is free
+// again when all of it is done.
 void do_window(Window& window) {
   const DatabaseView& database = *gate().layout.database(window.database);
   const bool all = window.rounds >= kRoundsOfWindow;
@@ -152,7 +152,7 @@ void do_window(Window& window) {
   if (!late || window.left == 0) end_window(window);
 }
 
-// The next window of the tables, or nothing when all databases are quiet.
+// Begins the next window of the tables. False: all databases are quiet.
 bool next_window(Window& window) {
   Expiry& e = g_expiry;
   unsigned databases = 0;
@@ -177,7 +177,7 @@ bool next_window(Window& window) {
   return false;
 }
 
-// Whether the server's cycle would soon meet a key that is due, or a piece that is missing.
+// Whether the server's cycle would soon meet a due key, or a missing page.
 bool something_due() {
   Gate& g = gate();
   const int64_t by = wall_ms() + kHorizonMs;
@@ -199,7 +199,7 @@ bool something_due() {
   return false;
 }
 
-// Whether the server itself would expire keys, and nothing else in the same cycle.
+// Whether the server's cycle would expire keys, and no fields of hashes.
 bool may_expire() {
   const Server& server = g_expiry.server;
   if (server.is_master() == 0 || server.paused(kPauseOfExpiry) != 0) return false;
@@ -242,7 +242,7 @@ bool left_to_server() {
   return e.left;
 }
 
-// Keys that were looked at are left to the server.
+// Gives up all windows: their keys are left to the server.
 void stop() {
   Expiry& e = g_expiry;
   for (Window& window : e.window) window.used = false;

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks up what a command reads of a value that it only frees: of a string the byte before its
-// text, which tells where its memory starts; of a collection the pointers to the memory of its
-// parts. The allocator itself reads nothing of freed memory.
+// Looks up the memory that a command reads of a value that it only frees. For a string that is the
+// byte before its text, which says where the string's memory starts; for a collection, the pointers
+// to its parts. The allocator itself does not read freed memory.
 //
-// Lists, hash tables, sets and sorted sets are read up to a bound, as the main thread frees them;
-// what UNLINK hands to another thread is not. Threading: as key_lookup.h.
+// Lists, hash tables, sets and sorted sets that the main thread frees are looked up, up to a bound.
+// Values that UNLINK passes to another thread are not. Threading: as key_lookup.h.
 #pragma once
 #include "lookup_steps.h"
 
 namespace lunar::redis {
 
-// What `command` wants of its key number `nth`: Wants::kObject, kValue, kFreed or kFreedLater,
-// never one that depends on other arguments.
+// The memory that `command` needs of its key number `nth`: Wants::kObject, kValue, kFreed or
+// kFreedLater.
 Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth);
 
-// Whether the command takes keys, or members that it names, out of their table.
+// Whether the command removes keys, or members that it names, from their table.
 bool takes_out(const CommandKeys& keys, Wants wants);
 
-// later: a collection that is large is freed by another thread.
+// later: another thread frees large collections.
 void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later);
 
 }  // namespace lunar::redis

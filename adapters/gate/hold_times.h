@@ -20,12 +20,12 @@ struct HoldTimes {
     const unsigned bucket = (top - kFirstBit) * 4 + static_cast<unsigned>(ns >> (top - 2) & 3);
     return bucket < kBuckets ? bucket : kBuckets - 1;
   }
-  // Where the bucket ends.
+  // The end of the bucket.
   static uint64_t most_ns(unsigned bucket) {
     return uint64_t{5 + bucket % 4} << (kFirstBit + bucket / 4 - 2);
   }
 
-  // The time that `part` of the holds since `before` did not exceed; 0: there were none.
+  // The time that the share `part` of the holds since `before` did not exceed; 0: no holds.
   uint64_t quantile_ns(const HoldTimes& before, double part) const {
     uint64_t all = 0, seen = 0;
     for (unsigned b = 0; b < kBuckets; ++b) all += count[b] - before.count[b];

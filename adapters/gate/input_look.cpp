@@ -11,7 +11,7 @@
 namespace lunar::redis {
 namespace {
 
-// Scripts and transactions may add any number, as commands may that are not known here.
+// False for scripts, transactions and unknown commands: they may add any number of keys.
 bool adds_few_keys(const Command& command, const CommandKeys* keys) {
   if (command.kept == 0) return true;
   if (keys != nullptr)
@@ -58,7 +58,7 @@ void Look::scan(size_t bytes, Time time) {
   share = g.shares.of(rights_.user);
 }
 
-// Commands up to the first one that lacks something.
+// Scans commands up to the first one that lacks something.
 void Look::pass() {
   Gate& g = gate();
   for (bool first = true; at_ < progress_.bytes + bytes_; first = false) {
@@ -69,7 +69,7 @@ void Look::pass() {
       case Next::kPart:
         waits = Waits::kPart;
         return;
-      case Next::kColdArguments:  // which user those behind it run as is not known
+      case Next::kColdArguments:  // the user of the following commands is not known yet
         if (last) return g.work.timeouts.add(), pass_rest();
         waits = Waits::kCold;
         return;
@@ -77,7 +77,7 @@ void Look::pass() {
         break;
     }
     if (!first) cursor = {.bytes_max = lookup_bytes_max()};
-    if (missing.units == 0) {  // those before it were enough for one look
+    if (missing.units == 0) {  // the commands before it were enough for one look
       cursor.counted = true;
       waits = Waits::kCold;
       return;
@@ -95,7 +95,7 @@ void Look::pass() {
   }
 }
 
-// Commands behind the first cold one.
+// Scans commands after the first cold one.
 void Look::look_ahead() {
   for (unsigned n = 0;
        n < kLookAhead && at_ < progress_.bytes + bytes_ && missing.units != 0 && !missing.full();
@@ -114,25 +114,24 @@ Look::Next Look::next() {
       begun ? parse_rest(text, bytes, progress_.taken, progress_.left, progress_.bulk, &g.command)
             : parse_command(text, bytes, &g.command);
   if (parse == Parse::kBad) return Next::kOpaque;
-  // When it is all there is, the server's own rules for it (errors, idle clients) are to hold.
+  // A lone partial command is passed on, so that the server's own error and idle rules apply.
   if (parse == Parse::kMore)
     return first || g.command.bytes > kPartialMax ? Next::kOpaque : Next::kPart;
   if (first && g.command.bytes <= progress_.bytes)
-    return Next::kOpaque;  // the server waits for something else
+    return Next::kOpaque;  // the server has this command already, and waits for something else
   if (begun) {
     const Arguments taken = g.layout.arguments_taken(*client_, progress_, &g.command, &missing);
     if (taken != Arguments::kThere)
       return taken == Arguments::kCold ? Next::kColdArguments : Next::kOpaque;
   }
   keys_ = g.command.kept == 0 ? nullptr : find_command_keys(g.command.argument[0]);
-  // Which user those behind it run as is not known yet.
+  // The user of the following commands is not known yet.
   if (keys_ == nullptr && g.command.kept != 0 && changes_rights(g.command)) return Next::kOpaque;
   at_ += g.command.bytes;
   return Next::kCommand;
 }
 
-// Whether the command lacks nothing, or is none of the client's business. cursor: as
-// look_up_command.
+// True: the command lacks nothing, or the client may not run it. cursor: as for look_up_command.
 bool Look::look_up(LookupCursor* cursor) {
   Gate& g = gate();
   if (g.command.kept == 0) return true;
@@ -148,7 +147,7 @@ bool Look::look_up(LookupCursor* cursor) {
   return eviction_has_victim(g.command.bytes, &missing) && there;
 }
 
-// A command without keys: what it changes for those behind it, and for the gate, if its client may
+// Follows the effect of a command without keys on later commands and on the gate, if its client may
 // run it.
 void Look::follow() {
   Gate& g = gate();
@@ -164,8 +163,8 @@ void Look::follow() {
     database_ = chosen;
 }
 
-// Each command once. Those that came in one read behind more cold ones than are looked at stay
-// uncounted.
+// Counts each command once. Commands that one look does not reach, because they come after too many
+// cold ones, are not counted.
 void Look::count(bool cold, LookupCursor* cursor) const {
   Gate& g = gate();
   if (time_ == Time::kFirst) {
@@ -177,7 +176,7 @@ void Look::count(bool cold, LookupCursor* cursor) const {
       g.prefixes.note(g.command.argument[key], cold);
     }
   } else if (cold && cursor != nullptr && !cursor->counted && cursor->idle != 0) {
-    g.work.seen_cold.add();  // what was looked at first was there
+    g.work.seen_cold.add();  // the first look found nothing missing
   }
   if (cold && cursor != nullptr) cursor->counted = true;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One look at what a client has sent, in two phases: pass() goes up to the first command that lacks
-// something, and look_ahead() adds what those behind it lack.
+// One look at a client's input, in two phases: pass() goes up to the first command that lacks
+// something, and look_ahead() adds the pages that later commands lack.
 //
-//   commands that lack nothing │ what waits
-//   `good` bytes               │ kCold: a command whose pages are `missing`, and all behind it
+//   commands that lack nothing │ input that waits
+//   `good` bytes               │ kCold: a command whose pages are `missing`, and all after it
 //                              │ kPart: the start of a command
 //
 // Threading: the main thread, inside read(). Allocates no more than client_rights.h and
@@ -18,33 +18,34 @@ class Look {
   enum class Time : uint8_t {
     kFirst,  // nothing of the input has been held
     kAgain,
-    kLast,  // its first command has waited enough: it goes on, whatever it lacks
+    kLast,  // the first command has waited long enough: it goes on, even if it lacks pages
   };
   enum class Waits : uint8_t { kNothing, kPart, kCold };
 
-  // buffer: what the server is about to read into.
+  // buffer: the server's buffer, into which it is about to read.
   Look(int fd, const void* buffer);
-  // Whether it is the descriptor of a client whose input can be scanned. If not, all of it goes on.
+  // Whether the descriptor is that of a client whose input can be scanned. If not, all input goes
+  // on.
   bool possible() const { return client_ != nullptr; }
-  // Looks at the `bytes` in the buffer.
+  // Scans the `bytes` in the buffer.
   void scan(size_t bytes, Time time);
-  // Nothing waits, whatever it is.
+  // Makes all input go on.
   void pass_rest();
 
   size_t good = 0;
   Waits waits = Waits::kNothing;
-  // Of kCold; nothing missing: the look was too short.
+  // for kCold; empty: the look ended early
   NonresidentRanges missing;
-  LookupCursor cursor;     // of the first cold command; set before the scan if there is one from an
-                           // earlier look
+  // of the first cold command; the caller sets it before the scan if an earlier look has one
+  LookupCursor cursor;
   Share* share = nullptr;  // of the client's user; nullptr: no memory
 
  private:
   enum class Next : uint8_t {
-    kCommand,        // the next one is in Gate::command, and at_ is behind it
-    kPart,           // its start
-    kColdArguments,  // what the server has of it is not all in DRAM
-    kOpaque,         // it and what follows is not for the gate
+    kCommand,        // the command is in Gate::command, and at_ is after it
+    kPart,           // there is only its start
+    kColdArguments,  // the server's part of it is not all in DRAM
+    kOpaque,         // neither it nor the rest is for the gate
   };
   Next next();
   void pass();
@@ -54,7 +55,7 @@ class Look {
   void count(bool cold, LookupCursor* cursor) const;
 
   const ClientView* client_ = nullptr;
-  Progress progress_;  // the server's in the client's input: positions count from its text
+  Progress progress_;  // of the server in the client's input: positions count from its text
   size_t bytes_ = 0, at_ = 0;
   Time time_ = Time::kFirst;
   Rights rights_;

@@ -16,22 +16,22 @@ struct CommandLookup {
   const DatabaseView& database;
   const CommandKeys& keys;
   const Command& command;
-  const LookupCursor* cursor;  // nullptr: behind a cold command
+  const LookupCursor* cursor;  // nullptr: the command comes after a cold one
   KeyLookup& lookup;
   ValueLookup& whole;
   bool wholly = false;                 // values are looked up as a whole,
-  uint64_t elements_max = UINT64_MAX;  // if they have no more
+  uint64_t elements_max = UINT64_MAX;  // up to so many elements
   unsigned nth = 0;                    // the next key
 
-  // nullptr: there is none, or it is missing.
+  // nullptr: the key has no object, or the object is missing.
   const ObjectView* object_of(unsigned argument) {
     const auto* object =
         static_cast<const ObjectView*>(lookup.look_up(database.keys, command.argument[argument]));
     return object != nullptr && lookup.have(object, sizeof *object) ? object : nullptr;
   }
 
-  // Where sets are compared, the smallest bounds which others are looked up as a whole. False: it
-  // is not known yet.
+  // If the command compares sets, the size of the smallest (or first) set bounds the size of those
+  // that are looked up as a whole. False: that size is not known yet.
   bool bound_elements() {
     if (keys.reach != Reach::kSmallest && keys.reach != Reach::kLikeFirst) return true;
     unsigned n = 0, sources = 0;
@@ -63,8 +63,8 @@ struct CommandLookup {
       whole.pass(n);
   }
 
-  // Whether all is there that freeing the value reads. Keys that were found so are not gone through
-  // again; all of one at least each look.
+  // Whether all memory is in DRAM that freeing the value reads. Earlier looks have settled the keys
+  // before the cursor; each look does at least one key.
   bool freed(const ObjectView& object, Wants wants, unsigned n) {
     if (cursor != nullptr && n < cursor->key) return true;
     const unsigned misses = lookup.misses;

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looks up a key in the server's dictionaries without touching a page that is not resident: it asks
-// the pager before each step, and records what the step lacks instead of reading it. With the
-// missing pages in DRAM, the next lookup gets one step further: table slot, entry, key, object,
-// value.
+// the pager before each step, and records missing pages instead of reading them. When these are in
+// DRAM, the next lookup gets one step further: table slot, entry, key, object, value.
 //
 // A page may be evicted between the check and the use: then it is an ordinary fault. Only lookups
 // tell the pager of hits: the clock hand skips, once, pages that a lookup relies on, and a command
 // that lacks nothing at the first look makes its pages one degree hotter, so that heat counts the
 // uses of a page since the hand passed.
 //
-// Threading: the server's main thread only, while it reads a client's input: nothing changes
-// meanwhile (while it waits in epoll_wait, threads of other modules may change keys). Allocates
-// nothing.
+// Threading: the server's main thread only, while it reads a client's input, so that nothing
+// changes (while it waits in epoll_wait, threads of modules may change keys). Allocates nothing.
 #pragma once
 #include "command_keys.h"
 #include "layout.h"
@@ -23,27 +21,27 @@ namespace lunar::redis {
 constexpr unsigned kRangesMax = 64;  // missing pieces of one round
 // units of work in one look at a client's input: a bucket, a page or a node is one, an entry four
 constexpr unsigned kLookUnits = 3000;
-// of one value, if it is not looked up as a whole; the rest is left to faults
+// looked up of one value, unless it is looked up as a whole; the rest is left to faults
 constexpr size_t kValueBytesMax = 256 * 1024;
 
 struct NonresidentRanges {
   unsigned count = 0;
   uint64_t bytes = 0, bytes_max = UINT64_MAX;  // full when bytes_max is reached
-  unsigned units = UINT32_MAX;  // of work that this look may still take, if that is bounded
+  unsigned units = UINT32_MAX;  // of work that this look may still take; UINT32_MAX: no bound
   lunar_range range[kRangesMax];
   bool full() const { return count == kRangesMax || bytes >= bytes_max; }
   void add(const void* address, size_t bytes);
-  // unless it is in one of so many last ranges
+  // Adds the bytes unless they are in one of the last `among` ranges.
   void add_new(const void* address, size_t bytes, unsigned among);
   void forget() { count = 0, bytes = 0; }
   void clear() { forget(), units = UINT32_MAX; }  // for the next look
   void work(unsigned n) { units = units > n ? units - n : 0; }
 };
 
-// Adds to *missing what `command` lacks on the keys of `database`. True: nothing, all of it is
-// resident. first_look: the command has not been held. cursor: if not nullptr, whole values are
-// looked up if the command reads them (value_lookup.h), from the cursor on; nullptr: only their top
-// level. False with nothing missing: the look has done enough work.
+// Adds the pages that `command` lacks for its keys in `database` to *missing. True: it lacks none.
+// first_look: the command has not been held. cursor: if the command reads whole values
+// (value_lookup.h), they are looked up from the cursor on; nullptr: only their top level is. False
+// with nothing missing: the look has done enough work.
 [[nodiscard]] bool look_up_command(const ServerLayout& layout, const DatabaseView& database,
                                    const CommandKeys& keys, const Command& command, bool first_look,
                                    LookupCursor* cursor, NonresidentRanges* missing);

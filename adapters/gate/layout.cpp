@@ -12,8 +12,7 @@ namespace lunar::redis {
 namespace {
 
 constexpr const char* kIoThread = "io_thd_";
-// that the server has taken, before such ones are believed
-constexpr unsigned kArgumentsChecked = 64;
+constexpr unsigned kArgumentsChecked = 64;  // later ones are trusted
 
 }  // namespace
 
@@ -76,7 +75,7 @@ const ClientView* ServerLayout::client_of(int fd, uint64_t replication_flags) co
   const bool known = event.read_handler == handlers_[0] || event.read_handler == handlers_[1] ||
                      event.read_handler == handlers_[2];
   if (event.data == nullptr || event.read_handler == nullptr || !known)
-    return nullptr;  // its data is something else
+    return nullptr;  // the event's data is no connection
   const void* connection = event.data;
   if (transport_of(event.read_handler, at<const void*>(connection, 0)) < 0 ||
       at<int32_t>(connection, shape_->connection_fd) != fd ||
@@ -121,7 +120,7 @@ bool ServerLayout::progress_of_master(const ClientView& master, const void* buff
   return progress_behind(master, at<uint64_t>(&master, shape_->client_buffer + 8u), buffer, out);
 }
 
-// `used`: bytes at the start of its buffer that are done with.
+// `used`: bytes at the start of its buffer that the server has executed.
 bool ServerLayout::progress_behind(const ClientView& client, uint64_t used, const void* buffer,
                                    Progress* out) const {
   const char* text = at<const char*>(&client, shape_->client_buffer);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts which key prefixes clients use, and which of them hit cold memory. It samples one in
+// Counts how often clients use each key prefix, and how often its keys are cold. It samples one in
 // kEvery commands at their first lookup. A prefix is the name up to and including its first ':', or
 // up to its first digit, at most kBytes.
 //
-// The table keeps kWays prefixes per set. A new one replaces the least used one after others have
-// used up that one's count: frequent prefixes stay, names without prefixes pass through. It touches
-// none of the server's memory.
+// The table keeps kWays prefixes per set. Each sample of an unknown prefix takes one from the count
+// of the least used prefix, and replaces it when the count is used up: frequent prefixes stay,
+// names without prefixes do not. It touches none of the server's memory.
 //
 // Threading: the server's main thread. Allocates nothing; some twenty nanoseconds per sample.
 #pragma once
@@ -28,14 +28,15 @@ class Prefixes {
  public:
   static constexpr unsigned kEvery = 8, kSets = 64, kWays = 4, kMost = kSets * kWays;
 
-  // pre: called once a command.
+  // pre: called once per command.
   void note(Slice key, bool cold) {
     if (++commands_ % kEvery == 0) sample(key, cold);
   }
   void sample(Slice key, bool cold);
   // Halves all counts, so that old ones are forgotten.
   void age();
-  // Copies the counts of all samples that are not forgotten to `out` (kMost entries).
+  // Copies the prefixes to `out` (room for kMost). Returns their number. *samples: all samples,
+  // aged.
   unsigned copy(PrefixUse* out, uint64_t* samples) const;
 
   static size_t prefix_of(Slice key);

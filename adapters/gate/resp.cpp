@@ -20,7 +20,7 @@ Parse parse_header(const char* data, size_t bytes, char mark, uint64_t limit, ui
     const char c = data[at];
     if (c == '\r') break;
     if (c < '0' || c > '9' || (at > 1 && number == 0))
-      return Parse::kBad;  // signs, leading zeros: for the server
+      return Parse::kBad;  // signs and leading zeros are left to the server
     number = number * 10 + static_cast<uint64_t>(c - '0');
     if (number > limit) return Parse::kBad;
   }
@@ -50,8 +50,7 @@ Parse parse_arguments(const char* data, size_t bytes, size_t at, uint64_t count,
     at += line;
     if (bytes - at < length + 2) return more(out, at + length + 2);
     if (out->kept < kArgumentsKept) out->argument[out->kept++] = {data + at, length};
-    at += length +
-          2;  // the two bytes behind an argument are not looked at: the server does not either
+    at += length + 2;  // like the server, this ignores the two bytes after an argument
   }
   out->bytes = at;
   return Parse::kCommand;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// RESP: whole commands in a client's bytes, as redis-server would cut them (multibulk and inline).
+// A parser of RESP: finds whole commands in a client's bytes, as redis-server would (multibulk and
+// inline).
 //
-// The parser keeps no state: it is given the bytes from the start of a command, and says where the
-// command ends, that more bytes are needed, or that the command is not for the gate. It copies
+// The parser keeps no state. It gets the bytes from the start of a command, and returns the
+// command's end, or that more bytes are needed, or that the command is not for the gate. It copies
 // nothing and allocates nothing; arguments point into the bytes. A caller with part of a command
-// parses again when more has arrived; the arguments present bound the cost of one call.
+// parses again when more has arrived; the number of arguments present bounds the cost of one call.
 //
-// Threading: none. What it calls kBad is not an error to report: the server sees the same bytes and
-// gives its own answer.
+// Threading: none. kBad is not an error to report: the server sees the same bytes and gives its own
+// answer.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +20,7 @@ struct Slice {
   size_t bytes = 0;
 };
 
-// positions kept; further arguments are counted and skipped
+// further arguments are counted, but not kept
 constexpr unsigned kArgumentsKept = 4096;
 constexpr size_t kInlineMax = 16 * 1024;      // a longer line is kBad
 constexpr size_t kHeaderMax = 32;             // "*1234\r\n": a longer one is kBad
@@ -33,18 +34,19 @@ enum class Parse {
 };
 
 struct Command {
-  // of the whole command; for kMore: how many are needed at least (more than there are)
+  // of the whole command; for kMore: the bytes needed at least (more than there are)
   size_t bytes = 0;
-  uint64_t count = 0;  // arguments, the name among them; 0: an empty line
-  unsigned kept = 0;   // of them in `argument`
+  uint64_t count = 0;  // arguments, with the name; 0: an empty line
+  unsigned kept = 0;   // arguments in `argument`
   Slice argument[kArgumentsKept];
 };
 
 // pre: bytes > 0
 [[nodiscard]] Parse parse_command(const char* data, size_t bytes, Command* out);
-// Parses the rest of a command of which the first `taken` arguments are elsewhere: `left` follow,
-// the first of them of `bulk` bytes, or with its header (-1). All counts start here; the arguments
-// elsewhere are counted as kept, as far as there is room, and the caller fills them in.
+// Parses the rest of a command whose first `taken` arguments are elsewhere: `left` arguments
+// follow, the first with `bulk` bytes and without a header, or with its header (-1). Bytes count
+// from here. The `taken` arguments count as kept, up to kArgumentsKept, and the caller fills them
+// in.
 [[nodiscard]] Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left,
                                int64_t bulk, Command* out);
 

@@ -12,21 +12,20 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kGroup = 256;      // buckets of one key or so
+constexpr unsigned kGroup = 256;      // buckets with about one key each
 constexpr unsigned kTableGroup = 32;  // buckets of up to 7 keys
 constexpr unsigned kRoundsMax = 24;
 constexpr unsigned kMarkersMax = SkippedPages::kMax / 2;
-constexpr unsigned kSpansMax = 16;         // small tables that are gone through at once
-constexpr uint64_t kSpansMembers = 1024;   // of these, members together
-constexpr unsigned kCollectionsMax = 128;  // that are noted before they are gone through
+constexpr unsigned kSpansMax = 16;         // small tables that are read together
+constexpr uint64_t kSpansMembers = 1024;   // members of these tables together
+constexpr unsigned kCollectionsMax = 128;  // collections noted before they are read
 constexpr unsigned kNodesGroup = 48;       // nodes of a list
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
-constexpr uint64_t kPatienceNs = 4000000000;  // for the saver to get to a marker
-// of the saver, for a marker to be set
+constexpr uint64_t kPatienceNs = 4000000000;  // for the saver to reach a marker
+// kPacePatienceNs: the saver's, until a marker is ahead
 constexpr uint64_t kPaceNs = 20000, kPacePatienceNs = 1000000000;
 
-// The last marker, as the saver sees it: as long as its page is what it was, the saver is behind
-// the reader.
+// The last marker, for the saver: while its page has not changed, the saver is behind the reader.
 struct LastMarker {
   std::atomic<PageView> page{};
   std::atomic<uint64_t> before{0};
@@ -41,7 +40,7 @@ struct LastMarker {
   }
 };
 
-// What was brought in, and how far the saver is.
+// The pages brought in ahead of the saver, and the saver's progress.
 class Lead {
  public:
   void start(uint64_t pages_max) {
@@ -53,8 +52,8 @@ class Lead {
   void forget_last() { last_.set(PageView(), 0); }
   const SkippedPages& skipped() const { return markers_; }
   void brought_in(uint64_t pages) { total_ += pages; }
-  // Everything brought in before is used up when the saver gets here. False: this page cannot be a
-  // marker, or there are enough.
+  // Makes the page a marker: when the saver reaches it, it has used all pages brought in before.
+  // False: the page cannot be a marker, or there are enough.
   bool mark(const void* address) {
     const PageView page = page_view(address);
     const uint64_t mark = page.evicted_mark();
@@ -65,8 +64,8 @@ class Lead {
     last_.set(page, mark);
     return true;
   }
-  // Waits until there may be more, or `stop`. A saver that got ahead has left its markers behind,
-  // and they may be evicted again: they are given up.
+  // Waits until more pages may be brought in, or `stop`. If the saver is ahead, its markers may
+  // have been evicted again and look unreached: after kPatienceNs they are given up.
   void wait(const std::atomic<bool>& stop) {
     const uint64_t since = sys::now_ns();
     for (;;) {
@@ -87,7 +86,7 @@ class Lead {
   void look() {
     unsigned last = 0;
     for (unsigned i = 0; i < markers_.count; ++i) {
-      if (markers_.page[i].is_still(before_[i])) continue;  // evicted anew, it has another time
+      if (markers_.page[i].is_still(before_[i])) continue;  // false also if it was evicted again
       reached_ = at_[i];
       last = i + 1;
     }
@@ -106,7 +105,7 @@ class Lead {
   uint64_t total_ = 0, reached_ = 0, max_ = 0;
 };
 
-// Buckets that are gone through together.
+// Buckets that are read together.
 struct Span {
   const char* first = nullptr;
   unsigned count = 0;
@@ -120,8 +119,8 @@ struct SaveAhead {
   Lead lead;
   NonresidentRanges missing{};
   std::atomic<bool> stop{false};
-  std::atomic<bool> reading{false};  // the saver keeps behind
-  bool running = false;              // a thread that save_ahead_stop joins
+  std::atomic<bool> reading{false};  // the saver must stay behind
+  bool running = false;              // there is a thread for save_ahead_stop to join
   pthread_t thread{};
   bool stopped() const { return stop.load(std::memory_order_relaxed); }
 
@@ -145,7 +144,8 @@ void SaveAhead::fetch() {
   missing.clear();
 }
 
-// Of all spans, round after round, what is missing. One page of a value is left out.
+// Fetches the missing pages of all spans, round after round. One page of a value is left out as the
+// marker.
 void SaveAhead::group(Span* spans, unsigned count, const DatabaseView* database) {
   bool marked = false, more = true;
   for (unsigned round = 0; round < kRoundsMax && more && !stopped(); ++round) {
@@ -195,12 +195,12 @@ void SaveAhead::list(const QuicklistView* list) {
       next = at;
       break;
     }
-    if (next == node) return;  // it does not get on
+    if (next == node) return;  // no progress
     node = next;
   }
 }
 
-// Small tables together, others each by itself.
+// Reads small tables together, and large ones one by one.
 void SaveAhead::collections(const Collection* some, unsigned count) {
   Span spans[kSpansMax];
   unsigned n = 0;
@@ -314,7 +314,7 @@ void run(void*) {
 
 void save_ahead_start(const ServerLayout& layout) {
   if (!pager_active() || !anything_cold())
-    return;  // else the saver would only wait for a reader that finds nothing
+    return;  // the saver must not wait for a reader that finds nothing
   SaveAhead& a = g_ahead;
   a.layout = &layout;
   a.missing.count = 0;
@@ -334,7 +334,7 @@ void save_ahead_keep_behind() {
   if (!a.reading.load(std::memory_order_acquire) || a.lead.last().ahead()) return;
   const uint64_t since = sys::now_ns();
   while (a.reading.load(std::memory_order_acquire) && !a.lead.last().ahead()) {
-    // not begun again
+    // the saver does not wait again
     if (sys::now_ns() - since > kPacePatienceNs)
       return a.reading.store(false, std::memory_order_relaxed);
     sys::sleep_ns(kPaceNs);

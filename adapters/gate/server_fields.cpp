@@ -13,17 +13,17 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kWordsBehindName = 16;  // in an entry of the table
+constexpr unsigned kWordsBehindName = 16;  // the pointer is among so many words after the name
 
 struct Image {
   uintptr_t begin = UINTPTR_MAX, end = 0;            // of the whole program
-  uintptr_t text_begin = UINTPTR_MAX, text_end = 0;  // what is never written: names
+  uintptr_t text_begin = UINTPTR_MAX, text_end = 0;  // read-only segments, with the names
   uintptr_t data_begin = 0, data_end = 0, zero_end = 0;
   bool has(uintptr_t at) const { return at >= begin && at < end; }
 };
 
 int read_image(dl_phdr_info* info, size_t, void* out) {
-  auto& image = *static_cast<Image*>(out);  // the main program is the first one told
+  auto& image = *static_cast<Image*>(out);  // the main program comes first
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& header = info->dlpi_phdr[i];
     if (header.p_type != PT_LOAD) continue;
@@ -54,7 +54,7 @@ const Image& image() {
 
 bool is_text(uintptr_t at, const char* name) {
   const size_t bytes = strlen(name) + 1;
-  // Segments that are not written lie together, before those that are.
+  // The read-only segments lie together, before the writable ones.
   const uintptr_t end =
       image().text_end < image().data_begin ? image().text_end : image().data_begin;
   return at >= image().text_begin && at < end && end - at >= bytes &&

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the server exports; and variables of it that have no symbol, found by what is known to point
-// at them:
-//   - a field of `server` that is one of its settings: through the program's table of settings, by
-//     the name, and close after it a pointer into `server`. There must be exactly one such entry
-//   - a static variable: by the shape of what it points to
+// Finds symbols that the server exports, and variables without a symbol by the pointers to them:
+//   - a field of `server` that is one of its settings: the program's table of settings has its
+//     name, and close after that a pointer into `server`. There must be exactly one such entry
+//   - a static variable: by the shape of the memory that it points to
 //
 // Threading: the server's main thread. Allocates nothing. Candidates are read by a system call that
 // fails on a wild pointer.
@@ -17,9 +16,9 @@
 
 namespace lunar::redis {
 
-// nullptr: it exports no such symbol.
+// The address of an exported symbol; nullptr: there is none.
 void* server_export(const char* name);
-// Into *out, of whatever type. False: likewise.
+// The same into *out, of any type. False: there is none.
 template <class T>
 [[nodiscard]] bool find_export(const char* name, T* out) {
   *out = reinterpret_cast<T>(server_export(name));
@@ -34,9 +33,9 @@ template <class T>
 // The field that holds setting `name`; nullptr: not found, or more than one.
 void* server_setting(const char* name);
 
-// Calls fits(pointer) for each word of the program's variables that may be a pointer to memory
-// outside of them. Returns the address of the one word for which it was true; nullptr: none, or
-// more than one.
+// Calls fits(pointer) for each word of the program's variables that may point to memory outside of
+// the program. Returns the address of the only word for which it was true; nullptr: there is none,
+// or more than one.
 void** program_pointer(bool (*fits)(const void* pointer));
 
 }  // namespace lunar::redis

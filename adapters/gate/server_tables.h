@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys and the expiries of a database, for each kind of server (layout.h): how many there are,
-// one at random, and a walk over the expiries in the order of the server's own cursor.
+// The keys and the expiries of a database, for each kind of server (layout.h): their number, a
+// random key, and a walk over the expiries in the order of the server's own cursor.
 //
 //   Redis 7.0                cursor 0, 1, 2, 3 ...       buckets one after the other
-//   Redis 8.0, Valkey 8.1    cursor 0, 4, 2, 6, 1 ...    its highest bit counts first, as for SCAN:
-//                                                      right also when a table grows or shrinks
+//   Redis 8.0, Valkey 8.1    cursor 0, 4, 2, 6, 1 ...    the order of SCAN (next_scanned), which
+//                                                      stays valid when a table changes its size
 //
 // Threading: as ahead.h. Allocates nothing.
 #pragma once
@@ -15,12 +15,12 @@
 
 namespace lunar::redis {
 
-// The server's functions that the two below call. False: one is missing.
+// Finds the server's functions that the two functions below call. False: one is missing.
 [[nodiscard]] bool find_table_functions(Keyspace keyspace);
 // store: keys or expiries of a database.
 uint64_t entries_in(const void* store);
-// Chosen by the server's own function; nullptr: there is none. Reads the store as the server does,
-// by faults.
+// A key that the server's own function chooses; nullptr: there is none. Reads the store with
+// faults, as the server does.
 const char* random_key(void* store);
 
 // pre: a database has one table of expiries (no cluster of Redis 8.0 or Valkey).
@@ -32,16 +32,17 @@ class ExpiryTable {
     int64_t due_ms;
   };
   explicit ExpiryTable(const DatabaseView& database);
-  // The number of buckets, of the larger table if there are two. 0: nothing to look at. The server,
-  // too, ignores a table that is less than a hundredth full: it will shrink.
+  // The number of buckets, of the larger table if there are two. 0: there is nothing to do, or the
+  // table is less than a hundredth full: the server also ignores such a table, which will shrink.
   uint64_t buckets() const { return buckets_; }
-  // Entries that a bucket is made for.
+  // The places for entries in a bucket.
   unsigned places() const { return table_ != nullptr ? 7 : 1; }
   // The cursor of the next bucket.
   uint64_t after(uint64_t cursor) const;
-  // Copies the entries of a bucket, in both tables, up to what is missing. Returns their number.
+  // Copies the entries of a bucket, in both tables, up to the first missing page. Returns their
+  // number.
   unsigned bucket(KeyLookup& lookup, uint64_t cursor, Entry* out) const;
-  // The key of an entry, all of it resident; nullptr: it is missing.
+  // The key of an entry, if all of it is resident; nullptr: it is missing.
   static const char* key_of(KeyLookup& lookup, const Entry& entry);
 
  private:

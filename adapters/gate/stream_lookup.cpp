@@ -21,7 +21,7 @@ struct Id {
   unsigned char byte[kIdBytes];
 };
 
-// A node's parts by its first word: iskey:1, isnull:1, iscompr:1, size:29.
+// A node; its first word has iskey:1, isnull:1, iscompr:1, size:29.
 struct Node {
   const unsigned char* at;
   uint32_t word;
@@ -31,7 +31,7 @@ struct Node {
   unsigned size() const { return word >> 3; }
   unsigned children() const { return one_child() ? size() != 0 : size(); }
   bool sound() const { return size() <= (one_child() ? kIdBytes : kChildrenMax); }
-  unsigned pointers() const { return (4 + size() + 7) / 8 * 8; }  // where they begin
+  unsigned pointers() const { return (4 + size() + 7) / 8 * 8; }  // offset of the first
   unsigned bytes() const { return pointers() + 8 * (children() + (has_value() ? 1 : 0)); }
   const unsigned char* key_byte(unsigned n) const { return at + 4 + n; }
   const unsigned char* pointer(unsigned n) const {
@@ -41,8 +41,9 @@ struct Node {
   }
 };
 
-// Goes through the values of ids from `low` to `high`, in order or backwards. See: bool
-// have(address, bytes), bool node(), and bool value(pointer, Id) which false ends.
+// Goes through the values of ids from `low` to `high`, in order or backwards. See has bool
+// have(address, bytes), bool node_missing(), bool node(), and bool value(pointer, Id); false of the
+// latter three ends the walk.
 template <class See>
 struct Tree {
   See& see;
@@ -50,7 +51,7 @@ struct Tree {
   bool backward;
   Id id{};
 
-  // False: no further.
+  // False: the walk has ended.
   bool visit(const unsigned char* at, unsigned depth) {
     if (!see.have(at, 4)) return see.node_missing();
     Node node{at, 0};
@@ -69,7 +70,7 @@ struct Tree {
     }
     return true;
   }
-  // No id that begins like this is in the range.
+  // Whether no id with this beginning is in the range.
   bool outside(unsigned bytes) const {
     return memcmp(id.byte, low.byte, bytes) < 0 || memcmp(id.byte, high.byte, bytes) > 0;
   }
@@ -111,10 +112,10 @@ bool parse_id(Slice text, bool last, Id* out) {
 struct Pages {
   ValueLookup& whole;
   KeyLookup& lookup;
-  uint64_t most;  // values that may be looked at
+  uint64_t most;  // values to look up
   uint64_t seen = 0, whole_to = 0;
   bool all = true, exact = true;  // exact: all values so far are resident
-  Id last{};                      // of the last of these
+  Id last{};                      // id of the last of these
 
   bool have(const void* at, size_t bytes) { return lookup.have(at, bytes); }
   bool node() { return whole.work(2); }
@@ -142,7 +143,7 @@ struct Range {
   uint64_t most = UINT64_MAX;
 };
 
-// False: it reads nothing that can be told.
+// False: the part that the command reads is not known.
 bool range_of(const Command& command, const CommandKeys& keys, unsigned argument,
               const StreamView& stream, Range* out) {
   unsigned options = argument + 3;
@@ -190,15 +191,14 @@ bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stre
   bool floor = true;
   if (cursor->at != 0) {
     memcpy(range.backward ? range.high.byte : range.low.byte, cursor->id, kIdBytes);
-  } else if (!range.backward &&
-             memcmp(&range.low, &kFirst, sizeof kFirst) !=
-                 0) {  // the listpack that the first id may be in has a lower one
+  } else if (!range.backward && memcmp(&range.low, &kFirst, sizeof kFirst) != 0) {
+    // The first id may be in a listpack with a lower id.
     Pages before{whole, lookup, 1};
     (void)Tree<Pages>{before, kFirst, range.low, true}.visit(stream->tree->head, 0);
     floor = before.all;
   }
   (void)Tree<Pages>{pages, range.low, range.high, range.backward}.visit(stream->tree->head, 0);
-  const uint64_t again = cursor->at == 0 ? 0 : 1;  // the one that it goes on from
+  const uint64_t again = cursor->at == 0 ? 0 : 1;  // the listpack from which this look continues
   if (floor && pages.whole_to > again) {
     cursor->at += pages.whole_to - again;
     memcpy(cursor->id, pages.last.byte, kIdBytes);
@@ -217,7 +217,7 @@ void stream_lookup_check() {
   if (make == nullptr || insert == nullptr || free_tree == nullptr || make_stream == nullptr ||
       free_stream == nullptr)
     return;
-  struct Put {  // memory is read by a call that fails on a wild pointer first
+  struct Put {  // first reads all memory by a call that fails on a wild pointer
     uint64_t values = 0, wrong = 0;
     Id last{};
     static bool have(const void* at, size_t bytes) {
@@ -237,8 +237,8 @@ void stream_lookup_check() {
   };
   constexpr uint64_t kIds = 200;
   RaxView* tree = make();
-  for (uint64_t n = 0; n < kIds;
-       ++n) {  // some that share all but the last byte, some that share little
+  for (uint64_t n = 0; n < kIds; ++n) {
+    // Some ids differ only in the last byte, others in many.
     Id id{};
     const uint64_t ms = 1700000000000 + n / 4 * 4 * (n % 8 < 4 ? 1 : 7919);
     put(&id, 0, ms);

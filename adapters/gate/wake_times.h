@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the fetch threads run soon after they are woken: the time from a wake-up to the first
-// request that is taken. A wake-up whose requests an awake thread takes before it says nothing; it
-// is forgotten as soon as a thread finds nothing to do, so that its time is not added to that of a
-// later request.
+// Measures whether the fetch threads run soon after they are woken: the time from a wake-up to the
+// first request that a thread takes. If a thread that was awake takes the requests first, the
+// wake-up says nothing. It is forgotten as soon as a thread finds nothing to do, so that its time
+// is not added to that of a later request.
 //
 // Threading: woken() and late() on the main thread, the others on any. A wake-up that is lost in a
 // race is not counted.
@@ -17,12 +17,12 @@ class WakeTimes {
   static constexpr unsigned kLookedAt = 16;
   static constexpr uint64_t kLateNs = 1'000'000;  // 20 to 100 us on an idle CPU
 
-  // Threads are about to be woken, for `pending` requests that no thread has taken.
+  // Called before threads are woken for `pending` requests that no thread has taken.
   void woken(uint64_t now, uint32_t pending) {
     uint64_t none = 0;
     if (pending != 0) woken_ns_.compare_exchange_strong(none, now, std::memory_order_relaxed);
   }
-  // Whether taken() is to be called: spares a look at the clock.
+  // Whether taken() must be called. Saves a look at the clock.
   bool waited_for() const { return woken_ns_.load(std::memory_order_relaxed) != 0; }
   void taken(uint64_t now) {
     const uint64_t since = woken_ns_.exchange(0, std::memory_order_relaxed);
@@ -30,11 +30,11 @@ class WakeTimes {
     wakes_.fetch_add(1, std::memory_order_relaxed);
     if (now > since + kLateNs) late_.fetch_add(1, std::memory_order_relaxed);
   }
-  // A thread has found no request.
+  // Called when a thread has found no request.
   void nothing_there() {
     if (waited_for()) woken_ns_.store(0, std::memory_order_relaxed);
   }
-  // After every kLookedAt wake-ups, whether most of them were late; else false.
+  // True: most of the last kLookedAt wake-ups were late. False until so many are measured.
   bool late() {
     const uint32_t wakes = wakes_.load(std::memory_order_relaxed);
     if (wakes < kLookedAt) return false;
@@ -45,7 +45,7 @@ class WakeTimes {
   }
 
  private:
-  std::atomic<uint64_t> woken_ns_{0};  // of a wake-up that no thread has followed yet; 0: none
+  std::atomic<uint64_t> woken_ns_{0};  // time of a wake-up with no request taken yet; 0: none
   std::atomic<uint32_t> wakes_{0}, late_{0};
 };
 
