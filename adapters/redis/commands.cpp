@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// See commands.h. Keys that do not exist are skipped; the reply says how many were acted upon, as
-// UNLINK and TOUCH do.
+// See commands.h. Keys that do not exist are skipped; the reply is the number of the others, as for
+// UNLINK and TOUCH.
 //
-// A pin is on memory, not on a name: when a pinned key is overwritten its new value is not pinned,
-// and the old place stays pinned until LUNAR UNPIN without keys. Pages are shared by neighbours, so
-// the pins are kept in a list: unpinning one key leaves pages that another pin covers pinned.
+// A pin holds memory, not a name: when a pinned key is overwritten, its new value is not pinned,
+// and the old place stays pinned until LUNAR UNPIN without keys. Neighbours share pages, so the
+// pins are kept in a list: when one key is unpinned, pages that another pin covers stay pinned.
 #include "commands.h"
 
 #include <errno.h>
@@ -54,7 +54,7 @@ int pin(const lunar_range& piece) {
   lunar_range pages = page_range(piece);
   for (unsigned i = 0; i < g_pins.count; ++i)
     if (same(g_pins.pages[i], pages))
-      return tier().pin(pages.address, pages.bytes);  // again: it may have been freed meanwhile
+      return tier().pin(pages.address, pages.bytes);  // again: the memory may have been freed since
   if (g_pins.count == kPinsMax) return -EMFILE;
   int rc = tier().pin(pages.address, pages.bytes);
   if (rc == 0) g_pins.pages[g_pins.count++] = pages;
@@ -153,8 +153,8 @@ int memory_command(Context* context, String** words, int count) {
   return kOk;
 }
 
-// Calls `act` for the tiered pieces of each key that exists; replies how many did. A negative
-// result ends it with an error.
+// Calls `act` for the tiered pieces of each key that exists, and replies with the number of these
+// keys. A negative result of `act` ends it with an error.
 template <class Act>
 int for_keys(Context* context, String** words, int count, Act act) {
   if (count < 3) return arity_error(context);
@@ -233,8 +233,7 @@ int help_command(Context* context, String**, int) {
       "    Figures of the tier: budget, residents, faults, LUN (as INFO lunar).",
       "MEMORY <key> [<key> ...]",
       "    Where the value lies: bytes, of these tiered, pages of these in DRAM. 'covers' says "
-      "whether that is the "
-      "whole value",
+      "whether that is the whole value",
       "    or only its top structure (hash tables, skip lists, quick lists, streams).",
       "HOT <key> [<key> ...]",
       "    Keep what is in DRAM of the keys' values there longer.",
@@ -248,8 +247,7 @@ int help_command(Context* context, String**, int) {
       "    Undo PIN; without keys, of all.",
       "TOP [COUNT <count>]",
       "    Prefixes of the keys that clients asked for lately, by how often ('hot'), and by how "
-      "often something of the "
-      "key was not",
+      "often something of the key was not",
       "    in DRAM ('cold'): one in 8 of the commands that the gate looks up, counts are halved "
       "each minute.",
       "HELP",
@@ -340,7 +338,7 @@ int describe(Command* command, const Subcommand& subcommand) {
 }  // namespace
 
 bool commands_free(Context* context) {
-  // GetCommand gives those of the own module only
+  // GetCommand finds commands of this module only
   Reply* reply = g_api.Call(context, "COMMAND", "cc", "INFO", "lunar");
   if (reply == nullptr) return true;
   Reply* first =

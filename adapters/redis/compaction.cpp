@@ -13,7 +13,7 @@ namespace lunar::redis {
 namespace {
 
 constexpr unsigned kBatch = 128;
-constexpr uint64_t kScanNsMax = 2000000;   // keys may be cold, too
+constexpr uint64_t kScanNsMax = 2000000;   // keys may also be cold
 constexpr uint64_t kRestNs = 60000000000;  // after a pass that moved next to nothing
 
 struct Pass {
@@ -34,7 +34,7 @@ void on_key(Context*, String* name, Key* key, void*) {
   if (block != nullptr && heap_in_sparse_slab(key_block_inside(*block))) g_batch[g_count++] = block;
 }
 
-// False: all of the keyspace has been gone through.
+// Collects blocks for a batch. False: the pass has reached the end of the keyspace.
 bool collect(Context* context) {
   const uint64_t end = sys::now_ns() + kScanNsMax;
   while (g_count < kBatch && sys::now_ns() < end) {
@@ -56,7 +56,7 @@ void move_batch() {
     const size_t head = key_block_head(*g_batch[i]);
     char* block = static_cast<char*>(key_block_inside(*g_batch[i])) - head;
     if (head == SIZE_MAX || !heap_in_sparse_slab(block))
-      continue;  // those moved before it have filled it
+      continue;  // values that were moved before have filled it
     const size_t bytes = heap_usable_size(block);
     char* moved = static_cast<char*>(heap_move(block));
     if (moved == nullptr) continue;
@@ -70,7 +70,8 @@ void move_batch() {
 
 void end_pass(uint64_t holes) {
   ++g_counters.passes;
-  // Each pass has less to do than the one before: what is left then cannot be moved.
+  // Each pass finds less than the one before. If it moves next to nothing, the remaining holes
+  // cannot be filled.
   if (g_pass.moved < g_pass.seen / 100 + 1) {
     g_rest_until_ns = sys::now_ns() + kRestNs;
     g_rest_below = holes + holes / 4;

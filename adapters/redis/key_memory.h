@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the value of a key lies. From the open key comes its object; from the object its memory:
+// Finds the memory of a key's value. The open key leads to its object, and the object to its
+// memory:
 //   strings, and values in one piece (listpack, intset)   everything
 //   hash tables, skip lists, quick lists, streams         the object and its top structure only:
 //                                                         nodes and elements are not walked
-// The server's structures are not part of the module API: the two used (an open key, an object) are
-// checked at load on probes.
+// The module API does not include the server's structures. The two that are used here (an open key,
+// an object) are checked at load on probes.
 //
-// Threading: the server's main thread. Looking a key up touches its dictionary entry, as any
-// command does; the value itself is not touched.
+// Threading: the server's main thread. A lookup touches the dictionary entry of the key, as any
+// command does, but not the value.
 #pragma once
 #include <cstdint>
 
@@ -23,24 +24,26 @@ struct KeyMemory {
   bool whole = false;  // the pieces are the whole value
   const char* encoding = "";
   lunar_range pieces[kPiecesMax] = {};  // tiered pieces first
-  unsigned count = 0, tiered = 0;       // tiered: how many of them are
+  unsigned count = 0, tiered = 0;       // pieces; tiered ones
 };
 
-// Whether the layouts are what they must be. pre: before the others.
+// Checks the layouts. Called before the functions below. False: they are not known.
 bool key_memory_check(Context* context);
 bool key_memory_known();
 KeyMemory key_memory(Context* context, String* name);
 
-// Pages of the tiered pieces: bytes they cover, and how many of these are in DRAM.
+// Counts the bytes of the pages that the tiered pieces cover, and those of pages in DRAM.
 void key_memory_resident(const KeyMemory& memory, uint64_t* bytes, uint64_t* resident);
 
-// A value that is one block, which its object alone points to: it may be moved (compaction.h).
+// A value that is one block to which only its object points: it may be moved (compaction.h).
 struct KeyBlock;
-// an open key's. nullptr: its value is something else, or others use it too
+// The block of an open key. nullptr: its value is not one block, or others use it as well.
 KeyBlock* key_memory_block(const String* name, Key* key);
-void* key_block_inside(const KeyBlock& block);  // some address in it; the value is not touched
-// how far that is behind its start: reads it. SIZE_MAX: no such block
+// An address in the block; does not touch the value.
+void* key_block_inside(const KeyBlock& block);
+// The offset of that address from the block's start; reads the value. SIZE_MAX: it is not known.
 size_t key_block_head(const KeyBlock& block);
-void key_block_set(KeyBlock& block, void* inside);  // where that address is now
+// Sets that address after the block was moved.
+void key_block_set(KeyBlock& block, void* inside);
 
 }  // namespace lunar::redis

@@ -15,7 +15,7 @@ constexpr uint64_t kNsPerMs = 1000000;
 uint64_t g_threshold_ms = 0;  // 0: the monitor is off
 
 void sample(const char* event, uint64_t ns) {
-  // The server takes samples below its threshold out, but not while the monitor is off.
+  // The server drops samples below its threshold, but not while the monitor is off.
   if (g_threshold_ms != 0 && ns >= g_threshold_ms * kNsPerMs)
     g_api.LatencyAddSample(event, static_cast<long long>(ns / kNsPerMs));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for cold data, in the server's own latency monitor (LATENCY LATEST|HISTORY|RESET|GRAPH), if
-// they reach latency-monitor-threshold:
+// Reports waits for cold data to the server's own latency monitor (LATENCY
+// LATEST|HISTORY|RESET|GRAPH), if they reach latency-monitor-threshold:
 //   lunar-fault   the wait of the server's main thread, and of every client with it, for one page
 //   lunar-stall   its waits for pages between two waits for events, all faults together
 //   lunar-hold    the wait of a client's command at the input gate, while other clients go on
@@ -12,7 +12,7 @@
 
 namespace lunar::redis {
 
-// Does nothing where the server has no monitor for modules, or does not tell its cron.
+// Does nothing if the server has no monitor for modules, or no cron event.
 void latency_start(Context* context);
 
 }  // namespace lunar::redis

@@ -23,24 +23,25 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kStepsOfMargin = 32;  // committed bytes between two looks
+constexpr unsigned kStepsOfMargin = 32;  // a step: committed bytes between two checks
 constexpr uint64_t kStepLeast = 64 * kKiB;
-constexpr uint64_t kBulkLeast = 1 * kMiB;   // the server takes no less
-constexpr uint64_t kPerClient = 64 * kKiB;  // what an ordinary connection may have in any case
+constexpr uint64_t kBulkLeast = 1 * kMiB;   // the server accepts no less
+constexpr uint64_t kPerClient = 64 * kKiB;  // an ordinary connection may have this in any case
 constexpr int64_t kTellAgainNs = 60000000000;
-constexpr unsigned kCommandsBetween = 16;  // looks at figures that are not ours to read in one load
+// under `lunar run` committed bytes cost a call: checked once in so many commands
+constexpr unsigned kCommandsBetween = 16;
 
 enum class State : uint8_t { kOk, kLow, kHeld, kFull };
 const char* const kStateNames[] = {"ok", "low", "held", "full"};
 
-Context* g_context = nullptr;  // for the filter, which has none
+Context* g_context = nullptr;  // for the filter, which is given none
 bool g_following = false, g_scheduled = false;
-uint64_t g_look_at = 0;      // committed bytes from which on the filter looks
+uint64_t g_look_at = 0;      // committed bytes at which the filter checks next
 uint64_t g_purged_at = 0;    // the fewest committed bytes since the last purge
-uint64_t g_used_then = 0;    // the most that was used since
+uint64_t g_used_then = 0;    // the most used bytes since then
 bool g_nearly_full = false;  // the next allocations may find no room
 State g_state = State::kOk;
-bool g_capped = false;  // logged: the user's maxmemory is more than the LUN takes
+bool g_capped = false;  // logged: the user's maxmemory is above the ceiling
 
 uint64_t ceiling_of(const Space& space) {
   return (settings().tier.forks ? space.capacity / 2 : space.capacity) / 8 * 7;
@@ -51,7 +52,7 @@ uint64_t step_of(const Space& space) {
   return step < kStepLeast ? kStepLeast : step;
 }
 
-// What maxmemory would be if nothing but the user and the size of the LUN counted.
+// maxmemory by the user's setting and the size of the LUN alone.
 uint64_t base_of(const Space& space) {
   const uint64_t own = limit_own(Limit::kData), ceiling = ceiling_of(space);
   return own != 0 && own < ceiling ? own : ceiling;
@@ -69,11 +70,11 @@ uint64_t data_limit(const Space& space, uint64_t base) {
     wanted = space.counted > excess + kMiB ? space.counted - excess : kMiB;
     if (wanted > holds) wanted = holds;
   }
-  // Some holes there are always, and half of what is up to the edge may be theirs.
+  // There are always some holes: up to half of the space between limit and edge is left to them.
   return wanted + space.margin() / 4 > base ? base : wanted;
 }
 
-// Buffers come and go with every command: small differences are not followed.
+// Small differences are ignored, because buffers come and go with every command.
 bool worth_it(uint64_t before, uint64_t after) {
   return before == 0 || after < before / 8 * 7 || after > before / 8 * 9;
 }
@@ -90,8 +91,8 @@ void follow_clients(Context* context, const Space& space) {
     (void)limit_set(context, Limit::kClients, wanted);
 }
 
-// A value is allocated as its length is read, and copied when it grows: old and new are there at
-// once, for two clients.
+// The server allocates a value when it has read the length, and copies it when it grows. So old and
+// new value exist at once, for two clients.
 void follow_bulk(Context* context, const Space& space) {
   if (!limit_known(Limit::kBulk)) return;
   uint64_t wanted = space.capacity / 16 < space.free / 4 ? space.capacity / 16 : space.free / 4;
@@ -103,7 +104,7 @@ void follow_bulk(Context* context, const Space& space) {
 State state_of(const Space& space, uint64_t wanted, uint64_t base) {
   if (space.committed > space.edge) return State::kFull;
   if (wanted < base && space.committed > space.limit / 8 * 7) return State::kHeld;
-  // Holes and buffers have taken half of what they may before maxmemory has to follow.
+  // Holes and buffers have taken half of their space before maxmemory must be lowered.
   const uint64_t uncounted = space.committed > space.counted ? space.committed - space.counted : 0,
                  most = ceiling_of(space);
   return space.counted + uncounted > space.limit / 8 * 7 &&
@@ -112,7 +113,8 @@ State state_of(const Space& space, uint64_t wanted, uint64_t base) {
              : State::kOk;
 }
 
-// A line when it gets worse, and when it is over; not again within a minute.
+// Logs a line when the state gets worse, and when space is no longer short. A better state counts
+// only a minute after the last change.
 void tell(Context* context, const Space& space, State state, uint64_t wanted) {
   static State told = State::kOk;
   static int64_t told_ns = 0;
@@ -132,8 +134,7 @@ void tell(Context* context, const Space& space, State state, uint64_t wanted) {
                          : "maxmemory is lowered further, writes are refused or keys evicted";
   g_api.Log(context, "warning",
             "LUN space runs short: %s committed for %s of data and buffers (the rest are holes), "
-            "at %s %s; %s (%s now); "
-            "give a larger size",
+            "at %s %s; %s (%s now); give a larger size",
             format_size(space.committed).text, format_size(space.counted).text,
             format_size(space.end).text,
             settings().tier.forks ? "a fork would be refused" : "an allocation would fail", what,
@@ -211,8 +212,8 @@ void on_command(CommandFilterContext* command) {
   if (__builtin_expect(g_nearly_full, 0)) script_guard(g_context, command);
 }
 
-// Data is not evicted for the stream of replicas that do not take it: the server counts that for no
-// maxmemory, but it lies in the LUN. Not inside a command, which may be such a replica's.
+// Prevents that data is evicted for the stream of slow replicas: the server does not count it for
+// maxmemory, but it lies in the LUN. Not called inside a command, which may be such a replica's.
 void end_slow_replicas(Context* context) {
   if (g_state < State::kHeld) return;
   const Space space = space_now(true);
@@ -227,7 +228,7 @@ void end_slow_replicas(Context* context) {
 void on_cron(Context* context) {
   end_slow_replicas(context);
   follow(context, false);
-  static bool packing = false;  // once begun, until there are few holes
+  static bool packing = false;  // continues until there are few holes
   packing |= g_state != State::kOk;
   if (!packing) return;
   const Space space = space_now(true);
@@ -270,7 +271,7 @@ void memory_limit_start(Context* context) {
 
 void memory_limit_recheck(Context* context) {
   if (!tier().started() || g_scheduled) return;
-  // Not inside the CONFIG SET that changed it.
+  // By a timer: this may be inside the CONFIG SET that changed the limit.
   g_scheduled = true;
   (void)g_api.CreateTimer(context, 1, on_timer, nullptr);
 }

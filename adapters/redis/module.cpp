@@ -3,9 +3,9 @@
 //
 //   loadmodule liblunar-redis.so dram 4gb lun /dev/nvme1n1
 //
-// Order of a load: what can fail without side effects comes first (calls, arguments, configuration,
-// commands), then the tier, then what only the tier makes useful (maxmemory, the gate). A refusal
-// is one log line, and the server decides what it means: at start it ends.
+// Order of a load: first the steps that fail without side effects (calls, arguments, configuration,
+// commands), then the tier, then the steps that need it (maxmemory, the gate). A refusal is one log
+// line, and the server decides what follows: at start it exits.
 //
 // Threading: the server's main thread. This code and everything under it runs inside the server: no
 // exceptions, no stdio.
@@ -42,8 +42,8 @@ int refuse(Context* context, const char* why) {
   return kError;
 }
 
-// The runtime writes its own warnings without the server's help: into the server's log file, where
-// people look.
+// The runtime writes its own warnings without the server's help. They go into the server's log
+// file, where people look.
 void log_beside_the_server(Context* context) {
   Options& options = settings().tier;
   if (options.log_file != nullptr && options.log_file[0] != '\0') return;
@@ -98,9 +98,7 @@ int load(Context* context, String** arguments, int count) {
   if (missing != nullptr) {
     (void)why.set(0,
                   "this server is too old: it has no RedisModule_%s; the module needs Redis 7.0 or "
-                  "newer, or Valkey "
-                  "(`lunar run -- "
-                  "redis-server` serves older ones)",
+                  "newer, or Valkey (`lunar run -- redis-server` serves older ones)",
                   missing);
     return refuse(context, why.text);
   }
@@ -111,8 +109,8 @@ int load(Context* context, String** arguments, int count) {
   if (info_register(context) < 0) return refuse(context, "the server refuses a section of INFO");
   if (start_tier_of_server(context, &why) < 0) return refuse(context, why.text);
   g_loaded = true;
-  // Behind everything that may fail: Valkey 8.1 crashes when it takes commands with subcommands
-  // back from a module that was not loaded.
+  // Comes after everything that may fail: Valkey 8.1 crashes when it removes commands with
+  // subcommands of a module that was not loaded.
   if (commands_register(context, &why) < 0)
     g_api.Log(context, "warning", "%s: the tier works, its commands do not", why.text);
   if (!key_memory_check(context))

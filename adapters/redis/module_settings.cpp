@@ -33,11 +33,11 @@ int set_argument(const char* name, const char* value, ErrorText* why) {
   const OptionInfo* option = index < 0 ? nullptr : &option_info(static_cast<size_t>(index));
   if (option != nullptr &&
       ((!option->flag && strcmp(option->name, "forks") != 0) || strcmp(option->name, "mmap") == 0))
-    return why->set(-EINVAL,
-                    "loadmodule: '%.48s' is not for this module; give dram, lun, size, forks, "
-                    "gate, gate-hold-ms, gate-threads, "
-                    "handlers, follow, log, log_file or stats_file",
-                    name);
+    return why->set(
+        -EINVAL,
+        "loadmodule: '%.48s' is not for this module; give dram, lun, size, forks, gate, "
+        "gate-hold-ms, gate-threads, handlers, follow, log, log_file or stats_file",
+        name);
   char origin[80];
   format_to(origin, sizeof(origin), index >= 0 ? "loadmodule %s" : "loadmodule", name);
   return options_set(&settings().tier, name, value, origin, why);
@@ -45,7 +45,7 @@ int set_argument(const char* name, const char* value, ErrorText* why) {
 
 // ---- CONFIG -------------------------------------------------------------------------------------
 
-String* g_lun_text = nullptr;  // what GET hands out: the server does not free it
+String* g_lun_text = nullptr;  // the last reply to GET, which the server does not free
 
 String* get_lun(const char*, void*) {
   if (g_lun_text != nullptr) g_api.FreeString(nullptr, g_lun_text);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Functions that run in each of the server's cron loops (`hz`, by default ten times a second). A
-// server accepts one subscriber per module and event, and does not ask a module that holds a timer
-// whether it may be unloaded. Threading: the server's main thread.
+// server accepts one subscriber per module and event. (A repeated timer would not do: a server
+// refuses to unload a module with a timer before it asks the module.) Threading: the server's main
+// thread.
 #pragma once
 #include "module_abi.h"
 

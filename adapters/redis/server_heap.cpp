@@ -26,8 +26,7 @@ struct Original {
 };
 constinit Original g_original;
 
-// While the LUN is full: its heap is not asked for each allocation again, unless there is no other
-// place.
+// While the LUN is full, an allocation tries the last resort before the heap.
 bool full() { return __builtin_expect(last_resort_open(), 0); }
 
 void* tiered_malloc(size_t bytes) {
@@ -57,10 +56,10 @@ void* tiered_realloc(void* pointer, size_t bytes) {
   return __builtin_expect(moved != nullptr, 1) ? moved : last_resort_resize(pointer, bytes);
 }
 
-// The heap's handlers run inside; what libc allocates there for the child's service threads must
-// not be tiered.
+// The pager's fork handlers run inside the call. libc's allocations there for the child's service
+// threads must not be tiered.
 pid_t guarded_fork() {
-  heap_purge();  // what is free counts as committed, and the child is promised as much
+  heap_purge();  // free pages count as committed, and the child is promised as much
   sys::ScopedSignalBlock signals;  // a handler's fork would take what was reserved for this one
   if (pager_fork_check() < 0) {
     errno = ENOMEM;
@@ -103,8 +102,7 @@ int server_heap_check(ErrorText* why) {
   if (alloc == nullptr || dlsym(RTLD_DEFAULT, "je_mallctl") != nullptr)
     return why->set(-ENOTSUP,
                     "this server carries its own allocator (not the shared libjemalloc.so.2), "
-                    "which cannot be tiered from a "
-                    "module; %s",
+                    "which cannot be tiered from a module; %s",
                     kUseRun);
   if (jemalloc == nullptr || !same_library(alloc, jemalloc))
     return why->set(-ENOTSUP,
@@ -115,7 +113,7 @@ int server_heap_check(ErrorText* why) {
       return why->set(-ENOTSUP, "this server's malloc is that of %s and its %s that of %s; %s",
                       library_of(alloc), name, library_of(found), kUseRun);
   void* ignored;
-  return program_redirect("malloc", alloc, &ignored, why);  // that it can be done
+  return program_redirect("malloc", alloc, &ignored, why);  // a trial that changes nothing
 }
 
 int server_heap_start(ErrorText* why) {
@@ -137,7 +135,7 @@ int server_heap_start(ErrorText* why) {
     ++done;
   }
   if (rc == 0) {
-    (void)heap_step_out();     // what the thread's cache holds is from before
+    (void)heap_step_out();     // the thread's cache holds memory from before
     heap_free(heap_alloc(1));  // binds this thread
     return 0;
   }

@@ -21,8 +21,8 @@ struct Value {
 Value g_values[kLimits] = {{"maxmemory"}, {"maxmemory-clients"}, {"proto-max-bulk-len"}};
 constexpr size_t kTextBytes = 256;
 void (*g_changed)(Context*) = nullptr;
-bool g_told = false;       // the server tells of changes
-String* g_text = nullptr;  // what GET hands out: the server does not free it
+bool g_told = false;       // the server has an event for changes
+String* g_text = nullptr;  // the last reply to GET, which the server does not free
 
 Value& value_of(Limit limit) { return g_values[static_cast<unsigned>(limit)]; }
 
@@ -39,8 +39,7 @@ String* get_text(const char*, void*) {
   return g_text = g_api.CreateString(nullptr, text, length);
 }
 
-// NAME OWN HOLDS, again and again. Anything else is skipped: it says nothing about the limits that
-// hold.
+// Reads repeated NAME OWN HOLDS. Skips anything else, which says nothing about the limits in force.
 int set_text(const char*, String* given, void*, String**) {
   size_t length = 0;
   const char* text = g_api.StringPtrLen(given, &length);
@@ -61,7 +60,7 @@ int set_text(const char*, String* given, void*, String**) {
   return kOk;
 }
 
-// False: the server does not have it, or it is a percentage (of maxmemory), which is left to the
+// False: the server has no such limit, or it is a percentage (of maxmemory), which is left to the
 // user.
 bool read(Context* context, const char* name, uint64_t* out) {
   char text[32];
@@ -72,7 +71,7 @@ bool read(Context* context, const char* name, uint64_t* out) {
   return true;
 }
 
-// A value that is not ours is the user's.
+// A value that the module has not set is the user's. True: the user has changed it.
 bool refresh(Context* context, Value& value) {
   uint64_t now = 0;
   const bool was_known = value.known;
@@ -115,7 +114,7 @@ bool limit_set(Context* context, Limit limit, uint64_t bytes) {
   if (!value.known) return false;
   if (value.holds == bytes) return true;
   const uint64_t before = value.holds;
-  value.holds = bytes;  // before the server tells of the change
+  value.holds = bytes;  // before the server's event for the change
   char digits[32];
   format_to(digits, sizeof(digits), "%llu", static_cast<unsigned long long>(bytes));
   Reply* reply = g_api.Call(context, "CONFIG", "ccc", "SET", value.name, digits);

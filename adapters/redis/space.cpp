@@ -10,7 +10,7 @@
 namespace lunar::redis {
 namespace {
 
-constexpr uint64_t kBlur = 1 * kMiB;  // the figures below are not of one moment
+constexpr uint64_t kBlur = 1 * kMiB;  // error of the figures below, which are not of one moment
 
 void ask_server(Space* space) {
   ServerInfo* info = g_api.GetServerInfo(nullptr, "memory");

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// How full the LUN is, and where its limits are. What counts is what the allocator has *committed*:
-// each such page is promised a slot, whether it holds values or holes between values.
+// How full the LUN is, and where its limits are. The bytes that the allocator has *committed*
+// count: each such page is promised a slot, whether it holds values or holes between values.
 //
 //   0 ........ limit ...... edge ...... end          committed bytes
 //              data may     half way    forks yes: from here on a fork is refused (half of the LUN:
 //              grow to      to the      a child is promised as much as its parent holds)
 //              here         end         forks no: an allocation fails
 //
-// The limit is 7/8 of the end. The eighth above it is for allocations between two looks, and for
-// what no limit of the server counts: buffers of replicas and of the append-only file. While a
-// child lives, its share is taken: limit and edge keep as far from the end of what is left then.
+// The limit is 7/8 of the end. The eighth above it is for allocations between two checks, and for
+// buffers that no limit of the server counts: those of replicas and of the append-only file. While
+// a child lives, its share is taken; limit and edge then keep their distance from the end of the
+// rest.
 //
 // Threading: the server's main thread.
 #pragma once
@@ -18,7 +19,7 @@
 namespace lunar::redis {
 
 struct Space {
-  uint64_t capacity = 0;  // of the LUN, as far as this process can have it
+  uint64_t capacity = 0;  // the part of the LUN that this process can have
   uint64_t committed = 0;
   uint64_t free = 0;    // can still be promised
   uint64_t forked = 0;  // promised to children that live
@@ -27,11 +28,11 @@ struct Space {
   uint64_t counted = 0;  // of that, what it compares with maxmemory
   uint64_t clients = 0;  // of that, buffers of ordinary clients
   uint64_t connections = 0;
-  uint64_t streams = 0;  // what replicas have not taken, beyond the backlog: not in `counted`
+  uint64_t streams = 0;  // not received by replicas, beyond the backlog; not in `counted`
 
   uint64_t margin() const { return end - limit; }
   uint64_t forks_refused_at() const { return capacity / 2; }  // when no child lives
-  // kept free for a child: data may not grow into it
+  // kept free for a child
   uint64_t fork_reserve() const { return capacity > end + forked ? capacity - end - forked : 0; }
   uint64_t holes() const { return committed > used ? committed - used : 0; }
 };
@@ -39,7 +40,7 @@ struct Space {
 Space space_now(bool server);
 // Committed bytes, roughly: one load where the tier is the module's own.
 uint64_t space_committed_now();
-// Gives back what the allocator holds free.
+// Makes the allocator give back its free pages.
 void space_purge();
 
 }  // namespace lunar::redis

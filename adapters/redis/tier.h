@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tier that serves this server: the module's own, or that of the preload library when the
-// server runs under `lunar run` (then its lunar_* calls are used and nothing is started). Both
-// speak lunar/lunar.h.
+// The tier that serves this server: the module's own, or that of the preload library if the server
+// runs under `lunar run` (the module then uses its lunar_* calls and starts nothing). Both have the
+// calls of lunar/lunar.h.
 // Threading: started on the main thread; the calls are those of lunar.h.
 #pragma once
 #include "base/error.h"
@@ -22,9 +22,9 @@ struct Tier {
   int (*pin)(const void*, size_t) = nullptr;
   int (*unpin)(const void*, size_t) = nullptr;
   int (*is_tiered)(const void*) = nullptr;
-  // gives back what the allocator holds free; nullptr: an older preload library
+  // makes the allocator give back its free pages; nullptr: an older preload library
   void (*purge)() = nullptr;
-  const GateCalls* gate = nullptr;  // nullptr: none was started
+  const GateCalls* gate = nullptr;  // nullptr: no gate, or one of another version
   bool started() const { return owner != TierOwner::kNone; }
 };
 const Tier& tier();
