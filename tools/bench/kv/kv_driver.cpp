@@ -90,7 +90,9 @@ KvTally& KvDriver::tally() {
   }
   const int phase = phase_.load(std::memory_order_acquire);
   if (phase != kWarm && !mine->measuring) {
+    const uint64_t mismatches = mine->mismatches;  // a wrong value counts also in the warm-up
     *mine = KvTally();
+    mine->mismatches = mismatches;
     mine->measuring = true;
     measured_.store(true, std::memory_order_relaxed);
   }
@@ -114,7 +116,7 @@ RunResult KvDriver::result(const Counters& before, const Counters& after) {
   if (!error_.empty()) throw std::runtime_error(error_);
   KvTally all;
   for (const auto& one : tallies_) {
-    all.mismatches += one->mismatches;  // also those of the warm-up
+    all.mismatches += one->mismatches;
     if (!one->measuring) continue;
     all.latencies.merge(one->latencies);
     all.reads += one->reads;
