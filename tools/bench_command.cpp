@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench`: starts lunar-bench in the place of this process. The benches are a program of
-// their own, which a system may lack: with them `lunar` would take four times as long to build.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// `lunar bench`: replaces this process by lunar-bench. The benches are a program of their own,
+// which a system may lack, because with them `lunar` would take four times as long to build.
 #include <errno.h>
 #include <unistd.h>
 
@@ -24,7 +23,7 @@ int cmd_bench(int, char** argv) {
             program.c_str());
   else
     fprintf(stderr, "lunar bench: %s: %s\n", program.c_str(), strerror(errno));
-  return 1;  // as when a bench fails
+  return kExitNo;  // as when a bench fails
 }
 
 }  // namespace lunar::tools

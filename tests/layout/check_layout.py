@@ -68,7 +68,7 @@ ROOMS = {
     "pager": [{"account", "page"}, {"state"}, {"space", "table"}, {"evict"}, {"fault"},
               {"activation"}, {"fork"},
               {"."}],
-    "tools": [{"support", "subcommands"}, {"lun", "kv", "bench"}, {"bench/io"},
+    "tools": [{"support"}, {"subcommands"}, {"lun", "kv", "bench"}, {"bench/io"},
               {"bench/fault", "bench/kv", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }

@@ -270,7 +270,7 @@ def test_blank_places(directory):
         assert b"it was blank and is a store now" in told and b"held before" not in told
         assert as_json("check", broken)["verdict"] == "clean", "a broken load leaves a store"
         told = run("load", broken, given=dump[:-1]).stderr
-        assert b"what it held before is kept" in told
+        assert b"its earlier pairs are kept" in told
     for place in (blank, empty):
         done("load", place, given=dump)
         assert pairs_of(place) == pairs and as_json("check", place)["verdict"] == "clean"

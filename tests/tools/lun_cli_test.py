@@ -128,7 +128,7 @@ def test_wrong_words(directory):
     refused(["create", f"{path}#x", "--size"], ["--size needs a value"], [path])
     refused(["create", f"{path}#x"], ["no size", "--size"], [path])
     refused(["create", path, "--size", "1m"], [path, "#NAME"], [path])
-    refused(["create"], ["too few words"])
+    refused(["create"], ["URI#NAME is required"])
     refused(["list", path, "--yes"], ["--yes"], [path])
     refused(["info", path, path], ["one word too many"], [path])
     refused(["check", f"{path}#first"], ["#first", "the device alone"], [path])
@@ -341,7 +341,7 @@ def test_damage(directory):
     verdict = as_json("check", path, code=1)
     assert verdict.get("verdict") == "needs repair" and verdict["problems"] == 1
     assert as_json("check", path, "--repair", "--yes",
-                   code=1)["verdict"] == "mended", "repair of one damaged copy"
+                   code=1)["verdict"] == "repaired", "repair of one damaged copy"
     assert as_json("check", path)["verdict"] == "clean", "check after the repair"
     names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
     assert names == {"first", "second"}
@@ -390,7 +390,7 @@ def test_looks(directory):
     told = untouched(path, "check", path, "--json", code=1)
     assert told["verdict"] == "needs repair" and told["extents_used"] == extents
     assert as_json("check", path, "--repair", "--yes",
-                   code=1)["verdict"] == "mended", "repair of a damaged copy"
+                   code=1)["verdict"] == "repaired", "repair of a damaged copy"
     told = as_json("check", path)
     assert told["extents_used"] == extents and not told["findings"], (
         f"the dead LUN was not freed: {told}")
@@ -408,7 +408,7 @@ def test_erased_head(directory):
     patch(path, 0, bytes(4096))   # what follows is there: not blank, but nothing anybody knows
     refused(["create", f"{path}#x", "--size", "1m", "--format"], ["unknown data"], [path])
     assert as_json("check", path, "--repair", "--yes",
-                   code=1)["verdict"] == "mended", "repair of an erased block"
+                   code=1)["verdict"] == "repaired", "repair of an erased block"
     done("check", path)
     patch(path, 0, bytes(65536))
     refused(["list", path], ["lunar lun check"], [path], code=3)
@@ -416,7 +416,7 @@ def test_erased_head(directory):
     refused(["create", f"{path}#x", "--size", "1m", "--format"], ["--erase=lunar", "check"], [path])
     refused(["check", path], [path], [path], code=3)
     assert as_json("check", path, "--repair", "--yes",
-                   code=1)["verdict"] == "mended", "repair of an erased head"
+                   code=1)["verdict"] == "repaired", "repair of an erased head"
     luns = as_json("list", path)["devices"][0]["virtual_luns"]
     assert [lun["name"] for lun in luns] == ["first"], "the LUN came back"
     done("check", path)
@@ -588,6 +588,13 @@ def test_loop_device(directory, attach):
         refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"],
                 ["in use", device], [backing])
         mounted(directory, device)
+
+
+def test_list_of_members(directory, attach):
+    """The command that lists a stripe is quoted, because the shell splits at ;."""
+    devices = [attach(blank(directory, f"member{i}.img", 16)) for i in range(2)]
+    done("create", f"stripe:{';'.join(devices)}#x", "--size", "1m", "--format")
+    assert "lunar lun list 'stripe:URI;URI'" in done("list")
 
 
 def test_read_only_device(directory, attach):

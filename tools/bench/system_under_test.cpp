@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See system_under_test.h. Two pipes; a child that does not answer in time is an error, not a wait
-// without end. Threading: one thread. May not be used by runtime/ (it allocates).
+// See system_under_test.h. Two pipes connect the bench with the child.
 #include "tools/bench/system_under_test.h"
 
 #include <fcntl.h>
@@ -13,12 +12,31 @@
 #include <cstring>
 #include <iostream>
 #include <stdexcept>
+#include <tuple>
+#include <utility>
 
 namespace lunar::tools {
 
 namespace {
 constexpr double kStartSecondsMax = 60;
+
+// The ends of the pipes for the child, until it has started.
+struct ChildEnds {
+  int in = -1, out = -1;
+  ~ChildEnds() {
+    if (in >= 0) close(in);
+    if (out >= 0) close(out);
+  }
+};
+
+// Returns the end for reading and the end for writing.
+std::pair<int, int> make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
+  return {ends[0], ends[1]};
 }
+}  // namespace
 
 SystemUnderTest::SystemUnderTest(const Setup& setup, SetupJournal& journal)
     : system_(setup.system), journal_(journal) {
@@ -36,19 +54,16 @@ void SystemUnderTest::start(const Setup& setup) {
     cgroup_.emplace(journal_, *setup.cgroup, system_, setup.limit_bytes, setup.swap);
     start.cgroup_procs = cgroup_->group.procs_path();
   }
-  int in[2], out[2];
-  if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) {
-    throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
+  {
+    ChildEnds child;
+    std::tie(child.in, to_child_) = make_pipe();
+    std::tie(from_child_, child.out) = make_pipe();
+    start.standard_input = child.in;
+    start.standard_output = child.out;
+    std::vector<std::string> arguments{"/proc/self/exe", setup.child};
+    arguments.insert(arguments.end(), setup.arguments.begin(), setup.arguments.end());
+    process_ = Process(arguments, start);
   }
-  to_child_ = in[1];
-  from_child_ = out[0];
-  start.standard_input = in[0];
-  start.standard_output = out[1];
-  std::vector<std::string> arguments{"/proc/self/exe", setup.child};
-  arguments.insert(arguments.end(), setup.arguments.begin(), setup.arguments.end());
-  process_ = Process(arguments, start);
-  close(in[0]);
-  close(out[1]);
   const std::string line = read_line(kStartSecondsMax);
   if (line != "ready")
     throw std::runtime_error(line.compare(0, 6, "error ") == 0 ? line.substr(6) : line);
@@ -57,7 +72,7 @@ void SystemUnderTest::start(const Setup& setup) {
 SystemUnderTest::~SystemUnderTest() { end(); }
 
 void SystemUnderTest::end() {
-  if (to_child_ >= 0) close(to_child_);  // its end: it quits
+  if (to_child_ >= 0) close(to_child_);  // the child ends at the end of its input
   if (!interrupted()) (void)process_.wait(5);
   process_.kill_and_wait();
   if (from_child_ >= 0) close(from_child_);

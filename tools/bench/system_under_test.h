@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The system under test as a bench sees it: a child process in a memory cgroup that makes one run
-// on command; and the child's side. Threading: one thread. May not be used by runtime/ (it
-// allocates).
+// A system under test: a child process in a memory cgroup that makes one run per order; and the
+// child's side of it.
+// Threading: one thread.
 #pragma once
 #include <functional>
 #include <memory>
@@ -21,11 +21,11 @@ class SystemUnderTest {
  public:
   struct Setup {
     std::string system;                  // "lunar", "swap"
-    std::vector<std::string> arguments;  // of the child
+    std::vector<std::string> arguments;  // for the child
     uint64_t limit_bytes = 0;
     bool swap = false;                  // its cgroup may swap
-    std::optional<CgroupPlace> cgroup;  // none: no limit but its own
-    std::string child = "child";        // the `lunar bench` command that it is
+    std::optional<CgroupPlace> cgroup;  // none: it has no cgroup
+    std::string child = "fault-child";  // its word after `lunar bench`
   };
   // Starts the child and waits until it is ready. Throws std::runtime_error with the child's
   // reason.
@@ -35,8 +35,8 @@ class SystemUnderTest {
   SystemUnderTest& operator=(const SystemUnderTest&) = delete;
 
   const std::string& system() const { return system_; }
-  // Sends one order and waits for its result, at most `seconds_max`. Throws std::runtime_error:
-  // none, or "error".
+  // Sends one order and waits for its result. Throws std::runtime_error after `seconds_max`, or if
+  // the child answers "error TEXT" or ends.
   RunResult order(const std::string& line, double seconds_max);
   uint64_t peak_bytes() const { return cgroup_ ? cgroup_->group.peak_bytes() : 0; }
 
@@ -52,10 +52,11 @@ class SystemUnderTest {
   std::string pending_;
 };
 
-// Carries out an order, whose first word is the verb; throws std::exception.
+// Executes an order, whose first word is the verb. Throws std::exception.
 using OrderTaker = std::function<RunResult(const std::string& verb, std::istringstream& words)>;
-// The main() of a child: what `open` gives takes the orders of standard input; one line on standard
-// output says "ready", and one each the result, or "error TEXT", which ends it. The exit code.
+// The main() of a child. `open` returns the function that executes the orders of standard input.
+// The child prints "ready", then one result per order, or "error TEXT", after which it ends.
+// Returns the exit code.
 int answer_orders(Flags& flags, int argc, char** argv, const std::function<OrderTaker()>& open);
 
 }  // namespace lunar::tools

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar doctor: a table of what the host offers, then what is missing, each with the command that
-// fixes it; or the same as one JSON object. Exit code 0 when Lunar can run here, 1 when it cannot.
-// Threading: one thread. Changes nothing on the host. May not be used by runtime/ (it allocates).
+// lunar doctor: a table of what the host offers, then the lacks, each with the command that fixes
+// it; or the same as one JSON object. Exit code 0: Lunar can run here. Changes nothing on the host.
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstring>
 
 #include "tools/doctor/doctor_checks.h"
 #include "tools/subcommands.h"
@@ -15,16 +13,7 @@
 namespace lunar::tools {
 namespace {
 
-constexpr char kHelp[] =
-    "Usage: lunar doctor [--json]\n\n"
-    "Shows what this host offers to Lunar and what is missing, with the exact command that fixes "
-    "each lack.\n\n"
-    "  --json      one JSON object: {\"can_run\":..., "
-    "\"checks\":[{\"name\",\"state\",\"value\",\"lack\",\"remedy\"},...]}\n"
-    "  -h, --help  this text\n\n"
-    "Exit code: 0 when Lunar can run here, 1 when it cannot.\n";
-
-std::string as_json(const std::vector<Finding>& findings, bool can_run) {
+JsonWriter as_json(const std::vector<Finding>& findings, bool can_run) {
   JsonWriter json;
   json.open('{')
       .field("lunar", std::string_view(LUNAR_VERSION))
@@ -41,7 +30,7 @@ std::string as_json(const std::vector<Finding>& findings, bool can_run) {
     json.close('}');
   }
   json.close(']').close('}');
-  return json.text() + "\n";
+  return json;
 }
 
 std::string as_table(const std::vector<Finding>& findings, bool can_run) {
@@ -66,31 +55,29 @@ std::string as_table(const std::vector<Finding>& findings, bool can_run) {
 }  // namespace
 
 int cmd_doctor(int argc, char** argv) {
-  bool json = false;
-  for (int i = 1; i < argc; ++i) {
-    if (strcmp(argv[i], "--json") == 0) {
-      json = true;
-    } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-      fputs(kHelp, stdout);
-      return 0;
-    } else {
-      say_unknown("lunar doctor", "argument", argv[i], {"--json", "--help"});
-      return kExitUsage;
-    }
-  }
+  VerbCommand command(
+      "lunar", "doctor",
+      "Shows what this host offers to Lunar and what is missing, with the exact command that fixes "
+      "each lack. JSON: {\"can_run\":..., \"checks\":[{\"name\",\"state\",\"value\",\"lack\","
+      "\"remedy\"},...]}\n\n"
+      "Exit code: 0 when Lunar can run here, 1 when it cannot.");
+  if (const auto code = command.parse(argc, argv)) return *code;
   Options options;
   ErrorText why;
   std::vector<Finding> findings;
   if (options_load(&options, environ, &why) < 0) {
-    findings.push_back({"options", Health::kFail, "not readable", why.text,
-                        "fix the line or variable that is named"});
+    findings.push_back(Finding::fail("options", "not readable", why.text,
+                                     "fix the line or variable that is named"));
     options_defaults(&options);
   }
   for (Finding& finding : examine_host(options)) findings.push_back(std::move(finding));
   bool can_run = true;
   for (const Finding& finding : findings) can_run &= finding.health != Health::kFail;
-  fputs((json ? as_json(findings, can_run) : as_table(findings, can_run)).c_str(), stdout);
-  return can_run ? 0 : 1;
+  if (command.json)
+    print_json(as_json(findings, can_run));
+  else
+    fputs(as_table(findings, can_run).c_str(), stdout);
+  return can_run ? kExitDone : kExitNo;
 }
 
 }  // namespace lunar::tools

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See doctor_checks.h: kernel interfaces, privileges and limits, memory, storage, installation.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// See doctor_checks.h.
 #include "tools/doctor/doctor_checks.h"
 
 #include <dirent.h>
@@ -49,8 +48,6 @@ const char* health_name(Health health) {
 
 namespace {
 
-std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
-
 bool has_capability(unsigned number) {
   std::string status = read_text("/proc/self/status").value_or("");
   size_t at = status.find("CapEff:");
@@ -71,73 +68,66 @@ std::string chosen(const std::string& text) {
 Finding check_kernel() {
   utsname name{};
   uname(&name);
-  Finding finding{"kernel", Health::kOk,
-                  text_of("%s %s, pages of %s", name.release, name.machine,
-                          size_text(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))).c_str()),
-                  "", ""};
+  const std::string value =
+      text_of("%s %s, pages of %s", name.release, name.machine,
+              size_text(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))).c_str());
   ErrorText why;
-  if (sys::kernel_check(&why) < 0) {
-    finding.health = Health::kFail;
-    finding.lack = why.text;
-    finding.remedy = probe_container().inside()
-                         ? "start the container with `--security-opt seccomp=unconfined`, or with "
-                           "a profile that allows them"
-                         : "run without the system call filter, or with one that allows them";
-  }
-  return finding;
+  if (sys::kernel_check(&why) == 0) return Finding::ok("kernel", value);
+  return Finding::fail(
+      "kernel", value, why.text,
+      probe_container().inside()
+          ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that "
+            "allows them"
+          : "run without the system call filter, or with one that allows them");
 }
 
 Finding check_userfaultfd() {
-  UffdState state = probe_userfaultfd();
+  const UffdState state = probe_userfaultfd();
   if (state.error)
-    return {"userfaultfd", Health::kFail, "not available", userfaultfd_lack(state),
-            userfaultfd_remedy(state)};
-  return {"userfaultfd", Health::kOk, "available, with UFFDIO_MOVE and UFFDIO_POISON", "", ""};
+    return Finding::fail("userfaultfd", "not available", userfaultfd_lack(state),
+                         userfaultfd_remedy(state));
+  return Finding::ok("userfaultfd", "available, with UFFDIO_MOVE and UFFDIO_POISON");
 }
 
 Finding check_userfaultfd_rights() {
-  UffdState state = probe_userfaultfd();
-  std::string value =
+  const UffdState state = probe_userfaultfd();
+  const std::string value =
       state.sysctl >= 0 ? text_of("vm.unprivileged_userfaultfd = %d", state.sysctl) : "no sysctl";
   if (!state.device_there)
-    return {"userfaultfd rights", Health::kInfo, value + ", no /dev/userfaultfd", "", ""};
-  bool open_to_us = access("/dev/userfaultfd", R_OK | W_OK) == 0;
-  return {"userfaultfd rights", Health::kInfo,
-          value + (open_to_us ? ", /dev/userfaultfd open to this user"
-                              : ", /dev/userfaultfd closed to this user"),
-          "", ""};
+    return Finding::info("userfaultfd rights", value + ", no /dev/userfaultfd");
+  const bool open_to_us = access("/dev/userfaultfd", R_OK | W_OK) == 0;
+  return Finding::info("userfaultfd rights",
+                       value + (open_to_us ? ", /dev/userfaultfd open to this user"
+                                           : ", /dev/userfaultfd closed to this user"));
 }
 
 Finding check_io_uring() {
-  int rc = probe_io_uring();
-  std::string sysctl = read_line("/proc/sys/kernel/io_uring_disabled");
-  std::string shown = sysctl.empty() ? "" : ", kernel.io_uring_disabled = " + sysctl;
-  if (rc == 0) return {"io_uring", Health::kOk, "available" + shown, "", ""};
-  Finding finding{"io_uring", Health::kWarn,
-                  text_of("refused (%s)%s", errno_name(rc), shown.c_str()),
-                  "each read and write is a system call that waits; one at a time a thread", ""};
-  finding.remedy = sysctl == "1" || sysctl == "2" ? "`sudo sysctl -w kernel.io_uring_disabled=0`"
-                   : rc == -ENOMEM                ? memlock_remedy()
-                   : rc == -EPERM || probe_container().inside()
-                       ? "start the container with `--security-opt seccomp=unconfined`, or with a "
-                         "profile that allows "
-                         "io_uring_setup, io_uring_enter "
-                         "and io_uring_register"
-                       : "boot a kernel with CONFIG_IO_URING";
-  return finding;
+  const int rc = probe_io_uring();
+  const std::string sysctl = read_line("/proc/sys/kernel/io_uring_disabled");
+  const std::string shown = sysctl.empty() ? "" : ", kernel.io_uring_disabled = " + sysctl;
+  if (rc == 0) return Finding::ok("io_uring", "available" + shown);
+  return Finding::warn(
+      "io_uring", text_of("refused (%s)%s", errno_name(rc), shown.c_str()),
+      "each read and write is a system call that waits; one at a time per thread",
+      sysctl == "1" || sysctl == "2" ? "`sudo sysctl -w kernel.io_uring_disabled=0`"
+      : rc == -ENOMEM                ? memlock_remedy()
+      : rc == -EPERM || probe_container().inside()
+          ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that "
+            "allows io_uring_setup, io_uring_enter and io_uring_register"
+          : "boot a kernel with CONFIG_IO_URING");
 }
 
 Finding check_discard_vector() {
   const int rc = probe_discard_vector();
   if (rc == 0)
-    return {"process_madvise", Health::kOk, "DONTNEED on this process, a whole batch a call", "",
-            ""};
+    return Finding::ok("process_madvise", "DONTNEED on this process, one call per batch");
   if (rc == -EPERM)
-    return {"process_madvise", Health::kWarn, "refused (EPERM)", "one madvise a run of pages",
-            "start the container with `--cap-add SYS_PTRACE` (engines' filters allow "
-            "process_madvise then)"};
-  return {"process_madvise", Health::kInfo,
-          "no DONTNEED on this process (kernels before 6.14): one madvise a run of pages", "", ""};
+    return Finding::warn("process_madvise", "refused (EPERM)", "one madvise call per run of pages",
+                         "start the container with `--cap-add SYS_PTRACE` (engines' filters allow "
+                         "process_madvise then)");
+  return Finding::info(
+      "process_madvise",
+      "no DONTNEED on this process (kernels before 6.14): one madvise call per run of pages");
 }
 
 // ---- privileges and limits ----------------------------------------------------------------------
@@ -154,69 +144,67 @@ Finding check_privileges() {
   for (const Named& wanted : kWanted) {
     if (has_capability(wanted.number)) value += std::string(", ") + wanted.name;
   }
-  return {"privileges", Health::kInfo, value, "", ""};
+  return Finding::info("privileges", value);
 }
 
-// In a container the flags with which it is started fix most lacks; each lack names its flag.
+// Most lacks of a container are fixed by a flag at its start. Each lack names its flag.
 Finding check_container() {
   const ContainerState state = probe_container();
   if (!state.inside())
-    return {"container", Health::kInfo,
-            state.filtered ? "none; a system call filter is on" : "none", "", ""};
-  return {
-      "container", Health::kInfo,
-      state.engine + (state.filtered ? ", a system call filter is on" : ", no system call filter"),
-      "", ""};
+    return Finding::info("container", state.filtered ? "none; a system call filter is on" : "none");
+  return Finding::info("container", state.engine + (state.filtered ? ", a system call filter is on"
+                                                                   : ", no system call filter"));
 }
 
 Finding check_memlock() {
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
-  if (limit.rlim_cur == RLIM_INFINITY) return {"memlock limit", Health::kOk, "unlimited", "", ""};
-  std::string value = size_text(limit.rlim_cur);
+  if (limit.rlim_cur == RLIM_INFINITY) return Finding::ok("memlock limit", "unlimited");
+  const std::string value = size_text(limit.rlim_cur);
   if (has_capability(CAP_IPC_LOCK))
-    return {"memlock limit", Health::kOk, value + ", not applied (CAP_IPC_LOCK)", "", ""};
+    return Finding::ok("memlock limit", value + ", not applied (CAP_IPC_LOCK)");
   constexpr uint64_t kEnough = 64 * kMiB;
-  if (limit.rlim_cur >= kEnough) return {"memlock limit", Health::kOk, value, "", ""};
-  return {"memlock limit", Health::kWarn, value,
-          "I/O buffers cannot all be registered, so that each I/O pins its pages",
-          memlock_remedy()};
+  if (limit.rlim_cur >= kEnough) return Finding::ok("memlock limit", value);
+  return Finding::warn("memlock limit", value,
+                       "I/O buffers cannot all be registered, so that each I/O pins its pages",
+                       memlock_remedy());
 }
 
 Finding check_pipe_pages() {
-  std::string text = read_line("/proc/sys/fs/pipe-user-pages-soft");
-  uint64_t pages = strtoull(text.c_str(), nullptr, 10);
-  bool exempt = has_capability(CAP_SYS_RESOURCE) || has_capability(CAP_SYS_ADMIN);
-  std::string value = pages == 0
-                          ? "no limit"
-                          : text_of("%llu pages a user", static_cast<unsigned long long>(pages));
+  const std::string text = read_line("/proc/sys/fs/pipe-user-pages-soft");
+  const uint64_t pages = strtoull(text.c_str(), nullptr, 10);
+  const bool exempt = has_capability(CAP_SYS_RESOURCE) || has_capability(CAP_SYS_ADMIN);
+  const std::string value =
+      pages == 0 ? "no limit"
+                 : text_of("%llu pages per user", static_cast<unsigned long long>(pages));
   if (exempt || pages == 0 || pages >= 4096)
-    return {"pipe pages", Health::kOk,
-            value + (exempt && pages ? ", not applied (privileged)" : ""), "", ""};
-  return {"pipe pages", Health::kWarn, value, "pages leave DRAM in smaller batches",
-          "`sudo sysctl -w fs.pipe-user-pages-soft=16384`"};
+    return Finding::ok("pipe pages", value + (exempt && pages ? ", not applied (privileged)" : ""));
+  return Finding::warn("pipe pages", value, "pages leave DRAM in smaller batches",
+                       "`sudo sysctl -w fs.pipe-user-pages-soft=16384`");
 }
 
 Finding check_open_files() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  std::string value =
+  const std::string value =
       limit.rlim_cur == RLIM_INFINITY
           ? "unlimited"
           : text_of("%llu descriptors", static_cast<unsigned long long>(limit.rlim_cur));
-  if (limit.rlim_cur >= 1024) return {"open files", Health::kOk, value, "", ""};
-  // the program's three, ours, and what activation opens for a moment
+  if (limit.rlim_cur >= 1024) return Finding::ok("open files", value);
+  // the program's three, Lunar's, and those that activation opens for a moment
   constexpr rlim_t kNeeded = 12;
   if (limit.rlim_cur < kNeeded)
-    return {"open files", Health::kFail, value,
-            text_of("Lunar needs %llu, and the program its own",
-                    static_cast<unsigned long long>(kNeeded)),
-            "`ulimit -n 1024`"};
-  return {"open files", Health::kWarn, value, "Lunar's own descriptors lie close to the program's",
-          "`ulimit -n 1024`"};
+    return Finding::fail("open files", value,
+                         text_of("Lunar needs %llu, and the program its own",
+                                 static_cast<unsigned long long>(kNeeded)),
+                         "`ulimit -n 1024`");
+  return Finding::warn("open files", value,
+                       "Lunar's own descriptors have numbers close to the program's",
+                       "`ulimit -n 1024`");
 }
 
-// Reservations and thread stacks count against both, private writable memory against the second.
+// Reservations and thread stacks count against both limits, private writable memory against the
+// second.
 Finding check_memory_limits() {
   std::string value, command;
   const auto add = [&](decltype(RLIMIT_AS) which, const char* name, const char* flag) {
@@ -228,54 +216,56 @@ Finding check_memory_limits() {
   };
   add(RLIMIT_AS, "address space", "ulimit -v");
   add(RLIMIT_DATA, "data", "ulimit -d");
-  if (value.empty()) return {"memory limits", Health::kOk, "none of this process", "", ""};
-  return {"memory limits", Health::kWarn, value,
-          "a heap that the LUN could hold is refused: tiered memory counts against the limit "
-          "although it is not in DRAM",
-          "`" + command + "`"};
+  if (value.empty()) return Finding::ok("memory limits", "none of this process");
+  return Finding::warn(
+      "memory limits", value,
+      "a heap that the LUN could hold is refused: tiered memory counts against the limit although "
+      "it is not in DRAM",
+      "`" + command + "`");
 }
 
 // ---- memory -------------------------------------------------------------------------------------
 
 Finding check_memory(const sys::UsableMemory& memory) {
-  return {"memory", memory.bytes / 4 >= kDramMin ? Health::kOk : Health::kWarn,
-          text_of("%s, %s usable: default DRAM budget %s",
-                  size_text(sys::machine_memory_bytes("MemTotal")).c_str(),
-                  size_text(memory.bytes).c_str(),
-                  size_text(round_down(memory.bytes / 4, kMiB)).c_str()),
-          memory.bytes / 4 >= kDramMin ? "" : "a quarter of it is below the minimum budget",
-          memory.bytes / 4 >= kDramMin ? "" : "`lunar run --dram 16m -- COMMAND`"};
+  const std::string value = text_of("%s, %s usable: default DRAM budget %s",
+                                    size_text(sys::machine_memory_bytes("MemTotal")).c_str(),
+                                    size_text(memory.bytes).c_str(),
+                                    size_text(round_down(memory.bytes / 4, kMiB)).c_str());
+  if (memory.bytes / 4 >= kDramMin) return Finding::ok("memory", value);
+  return Finding::warn("memory", value, "a quarter of it is below the minimum budget",
+                       "`lunar run --dram 16m -- COMMAND`");
 }
 
 Finding check_cgroup(const sys::UsableMemory& memory) {
   if (memory.cgroup_version == 0)
-    return {"memory cgroup", Health::kInfo, "no memory controller is mounted", "", ""};
-  std::string limit = memory.limit_bytes == UINT64_MAX
-                          ? "no limit"
-                          : text_of("limit %s (%s), used %s", size_text(memory.limit_bytes).c_str(),
-                                    memory.limit_file, size_text(memory.used_bytes).c_str());
-  return {"memory cgroup", Health::kOk,
-          text_of("version %d, %s", memory.cgroup_version, limit.c_str()), "", ""};
+    return Finding::info("memory cgroup", "no memory controller is mounted");
+  const std::string limit =
+      memory.limit_bytes == UINT64_MAX
+          ? "no limit"
+          : text_of("limit %s (%s), used %s", size_text(memory.limit_bytes).c_str(),
+                    memory.limit_file, size_text(memory.used_bytes).c_str());
+  return Finding::ok("memory cgroup",
+                     text_of("version %d, %s", memory.cgroup_version, limit.c_str()));
 }
 
 Finding check_overcommit() {
-  std::string mode = read_line("/proc/sys/vm/overcommit_memory");
-  if (mode != "2") return {"overcommit", Health::kOk, "mode " + mode, "", ""};
-  return {"overcommit", Health::kFail, "mode 2 (strict)",
-          "Lunar does not start: memory on the LUN would count against the commit limit",
-          "`sudo sysctl -w vm.overcommit_memory=0`"};
+  const std::string mode = read_line("/proc/sys/vm/overcommit_memory");
+  if (mode != "2") return Finding::ok("overcommit", "mode " + mode);
+  return Finding::fail(
+      "overcommit", "mode 2 (strict)",
+      "Lunar does not start: memory on the LUN would count against the commit limit",
+      "`sudo sysctl -w vm.overcommit_memory=0`");
 }
 
 Finding check_thp() {
-  std::string mode = chosen(read_line("/sys/kernel/mm/transparent_hugepage/enabled"));
-  return {
-      "huge pages", Health::kInfo,
-      mode.empty() ? "not offered" : "transparent: " + mode + " (tiered memory uses system pages)",
-      "", ""};
+  const std::string mode = chosen(read_line("/sys/kernel/mm/transparent_hugepage/enabled"));
+  return Finding::info(
+      "huge pages",
+      mode.empty() ? "not offered" : "transparent: " + mode + " (tiered memory uses system pages)");
 }
 
 Finding check_swap() {
-  std::string text = read_text("/proc/swaps").value_or("");
+  const std::string text = read_text("/proc/swaps").value_or("");
   uint64_t bytes = 0;
   unsigned areas = 0;
   for (size_t at = text.find('\n'); at != std::string::npos && at + 1 < text.size();
@@ -283,10 +273,7 @@ Finding check_swap() {
     unsigned long long kib = 0;
     if (sscanf(text.c_str() + at + 1, "%*s %*s %llu", &kib) == 1) bytes += kib * 1024, ++areas;
   }
-  return {"swap", Health::kInfo,
-          areas ? text_of("%s in %u area%s", size_text(bytes).c_str(), areas, areas == 1 ? "" : "s")
-                : "none",
-          "", ""};
+  return Finding::info("swap", areas ? size_text(bytes) + " in " + counted(areas, "area") : "none");
 }
 
 Finding check_numa() {
@@ -299,17 +286,13 @@ Finding check_numa() {
     }
     closedir(directory);
   }
-  if (nodes == 0) nodes = 1;
-  return {
-      "NUMA", Health::kInfo,
-      text_of("%u node%s, %ld CPUs", nodes, nodes == 1 ? "" : "s", sysconf(_SC_NPROCESSORS_ONLN)),
-      "", ""};
+  return Finding::info("NUMA", text_of("%s, %ld CPUs", counted(std::max(nodes, 1u), "node").c_str(),
+                                       sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
 // ---- storage ------------------------------------------------------------------------------------
 
-// The mounted, writable directory on a disk with the most room: what to name instead of a LUN that
-// does not do.
+// The writable directory on a mounted disk with the most free space, as a remedy for a bad LUN.
 std::string better_directory() {
   std::string best;
   uint64_t most = 0;
@@ -334,26 +317,25 @@ Finding check_lun_place(const Options& options, const sys::UsableMemory& memory)
   Options wanted = options;
   if (wanted.dram == 0) wanted.dram = std::max(round_down(memory.bytes / 4, kMiB), kDramMin);
   std::string why;
-  bool good =
+  const bool good =
       check_lun(wanted, [](const char* name) { return std::string("option ") + name; }, &why);
-  Finding finding{"LUN", good ? Health::kOk : Health::kFail, wanted.lun, why, ""};
+  std::string value = wanted.lun;
   FileSystem fs;
   std::string lun = wanted.lun;
   std::string path = lun.compare(0, 5, "file:") == 0 ? lun.substr(5) : lun;
   if (probe_file_system(path, &fs) == 0)
-    finding.value += text_of(": %s, %s free", fs.kind.c_str(), size_text(fs.free_bytes).c_str());
-  if (!good) {
-    std::string other = better_directory();
-    finding.remedy = other.empty() || other == lun
-                         ? "make a directory on a disk, and name it: `export LUNAR_LUN=DIR`"
-                         : "`export LUNAR_LUN=" + shell_word(other) + "`";
-  }
-  return finding;
+    value += text_of(": %s, %s free", fs.kind.c_str(), size_text(fs.free_bytes).c_str());
+  if (good) return Finding::ok("LUN", value);
+  const std::string other = better_directory();
+  return Finding::fail("LUN", value, why,
+                       other.empty() || other == lun
+                           ? "make a directory on a disk, and name it: `export LUNAR_LUN=DIR`"
+                           : "`export LUNAR_LUN=" + shell_word(other) + "`");
 }
 
 bool is_in_use(const std::string& name) {
   std::string base = "/sys/block/" + name;
-  // Held by device-mapper or md, or divided into partitions.
+  // Device-mapper or md holds the device, or it has partitions.
   if (DIR* holders = opendir((base + "/holders").c_str())) {
     unsigned entries = 0;
     while (readdir(holders)) ++entries;
@@ -369,7 +351,7 @@ bool is_in_use(const std::string& name) {
   }
   struct stat status;
   if (stat(("/dev/" + name).c_str(), &status) != 0) return true;
-  // Mounted (the device number of a mount) or swapped on.
+  // The device is mounted or swapped on.
   std::string device = text_of(" %u:%u ", major(status.st_rdev), minor(status.st_rdev));
   if (read_text("/proc/self/mountinfo").value_or("").find(device) != std::string::npos) return true;
   return read_text("/proc/swaps").value_or("").find("/dev/" + name + " ") != std::string::npos;
@@ -396,16 +378,16 @@ Finding check_block_devices() {
                       size_text(bytes).c_str());
     }
   }
-  return {"free block devices", Health::kInfo, list.empty() ? "none" : list, "", ""};
+  return Finding::info("free block devices", list.empty() ? "none" : list);
 }
 
 Finding check_preload() {
   std::string tried;
   std::string library = find_preload_library(&tried);
-  if (!library.empty()) return {"preload library", Health::kOk, library, "", ""};
-  return {"preload library", Health::kFail, "not found",
-          "`lunar run` has nothing to load into programs; looked at " + tried,
-          "`ninja -C build`, or `sudo meson install -C build`"};
+  if (!library.empty()) return Finding::ok("preload library", library);
+  return Finding::fail("preload library", "not found",
+                       "`lunar run` has nothing to load into programs; looked at " + tried,
+                       "`ninja -C build`, or `sudo meson install -C build`");
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings of `lunar doctor` about what LUNs can be and how their I/O can go: see doctor_checks.h.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// Findings of `lunar doctor` about kinds of LUNs and their I/O: see doctor_checks.h.
 #include <glob.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -28,11 +27,10 @@ std::vector<std::string> matches(const char* pattern) {
   return out;
 }
 
-// Nodes that a URI scheme opens: which there are, and how those that are closed to this user are
-// opened.
+// Lists the nodes that a URI scheme can open, with a remedy for those closed to this user.
 Finding check_nodes(const char* name, const std::vector<std::string>& nodes, const char* scheme,
                     const char* none) {
-  if (nodes.empty()) return {name, Health::kInfo, none, "", ""};
+  if (nodes.empty()) return Finding::info(name, none);
   std::string list, closed;
   for (const std::string& node : nodes) {
     list += (list.empty() ? "" : ", ") + node;
@@ -40,12 +38,11 @@ Finding check_nodes(const char* name, const std::vector<std::string>& nodes, con
     list += " (closed to this user)";
     closed += " " + node;
   }
-  Finding finding{name, closed.empty() ? Health::kOk : Health::kInfo, list, "", ""};
-  if (!closed.empty()) {
-    finding.lack = text_of("this user may not open %s as a LUN (%s:)", closed.c_str() + 1, scheme);
-    finding.remedy = "`sudo setfacl -m u:" + user_name() + ":rw" + closed +
-                     "` (till the next boot; permanently: a udev rule)";
-  }
+  if (closed.empty()) return Finding::ok(name, list);
+  Finding finding = Finding::info(name, list);
+  finding.lack = text_of("this user may not open %s as a LUN (%s:)", closed.c_str() + 1, scheme);
+  finding.remedy = "`sudo setfacl -m u:" + user_name() + ":rw" + closed +
+                   "` (until the next boot; permanently: a udev rule)";
   return finding;
 }
 
@@ -58,22 +55,19 @@ Finding check_window() {
   getrlimit(RLIMIT_MEMLOCK, &limit);
   const std::string most = limit.rlim_cur == RLIM_INFINITY
                                ? "no memlock limit"
-                               : text_of("memlock limit %s", format_size(limit.rlim_cur).text);
-  if (status == 0) return {"registered window", Health::kOk, "available, " + most, "", ""};
-  Finding finding{"registered window", Health::kWarn,
-                  text_of("refused (%s), %s", errno_name(status), most.c_str()),
-                  "each I/O pins its own pages", ""};
-  finding.remedy =
-      status == -ENOMEM ? memlock_remedy() : std::string("allow io_uring (see its line)");
-  return finding;
+                               : text_of("memlock limit %s", size_text(limit.rlim_cur).c_str());
+  if (status == 0) return Finding::ok("registered window", "available, " + most);
+  return Finding::warn(
+      "registered window", text_of("refused (%s), %s", errno_name(status), most.c_str()),
+      "each I/O pins its own pages",
+      status == -ENOMEM ? memlock_remedy() : std::string("allow io_uring (see its line)"));
 }
 
 Finding check_capi() {
   for (const char* const* place = kCapiLibraryPlaces; *place; ++place) {
-    if (access(*place, R_OK) == 0) return {"CAPI library", Health::kInfo, *place, "", ""};
+    if (access(*place, R_OK) == 0) return Finding::info("CAPI library", *place);
   }
-  return {"CAPI library", Health::kInfo, "IBM's libcflsh_block is not installed (only for capi:)",
-          "", ""};
+  return Finding::info("CAPI library", "IBM's libcflsh_block is not installed (only for capi:)");
 }
 
 }  // namespace

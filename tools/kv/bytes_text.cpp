@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values as text: hexadecimal, base64, and what of them JSON can hold as it is.
-// Threading: free functions, no state. May not be used by runtime/ (it allocates).
+// Keys and values as text: hexadecimal, base64, UTF-8 and JSON.
 #include <cstring>
 
 #include "tools/kv/kv_tool.h"
@@ -16,7 +15,7 @@ int digit_of(char c, const char* digits, size_t count) {
   return at ? static_cast<int>(static_cast<const char*>(at) - digits) : -1;
 }
 
-// Bytes that follow the first one of a character; -1: no character begins so.
+// Number of bytes after the first byte of a character; -1: no character begins with it.
 int tail_of(unsigned char first) {
   if (first < 0x80) return 0;
   if (first >= 0xc2 && first < 0xe0) return 1;
@@ -75,7 +74,7 @@ bool from_base64(std::string_view text, std::string* out) {
       if (digit < 0) return false;
       word = word << 6 | static_cast<uint32_t>(digit);
     }
-    if (word & ((1u << 8 * padding) - 1)) return false;  // bits that belong to no byte
+    if (word & ((1u << 8 * padding) - 1)) return false;  // bits beyond the last byte
     for (size_t j = 0; j < 3 - padding; ++j) *out += static_cast<char>(word >> (16 - 8 * j) & 0xff);
   }
   return true;
@@ -87,7 +86,7 @@ bool is_utf8(std::string_view bytes) {
     const int tail = tail_of(first);
     if (tail < 0 || bytes.size() - i <= static_cast<size_t>(tail)) return false;
     const auto second = tail ? static_cast<unsigned char>(bytes[i + 1]) : 0x80u;
-    // Forms longer than needed, halves of pairs, and what lies beyond Unicode.
+    // Overlong forms, surrogates, and numbers beyond Unicode.
     if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
         (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f))
       return false;
@@ -103,7 +102,7 @@ std::string escaped(std::string_view bytes) {
   std::string out;
   for (size_t i = 0; i < bytes.size(); ++i) {
     const auto c = static_cast<unsigned char>(bytes[i]);
-    // U+0080 to U+009F are control characters, too.
+    // U+0080 to U+009F are also control characters.
     const bool control =
         c < 0x20 || c == 0x7f || (c == 0xc2 && i + 1 < bytes.size() && (bytes[i + 1] & 0x60) == 0);
     if (control || (c >= 0x80 && !text)) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See kv_tool.h.
-// Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/kv/kv_tool.h"
 
 #include <errno.h>
@@ -16,45 +15,20 @@
 namespace lunar::tools {
 
 KvCommand::KvCommand(const char* verb, const char* description)
-    : verb_(verb), flags_(description, std::string("lunar kv ") + verb) {
-  flags_
+    : VerbCommand("lunar kv", verb, description) {
+  flags()
       .add("PLACE", place,
            "a file, a block device, or a URI of one, as `lunar lun --help` lists them")
       .required();
-  flags_.add("--json", json, "JSON on standard output");
-  flags_.add(
-      "--dram", dram_,
-      "DRAM budget, a hard limit (default: LUNAR_KV_DRAM, else a quarter of what is available)");
+  flags().add("--dram", dram_,
+              "DRAM budget, a hard limit (default: LUNAR_KV_DRAM, else a quarter of the available "
+              "memory)");
 }
 
 std::optional<int> KvCommand::parse(int argc, char** argv) {
-  try {
-    flags_.parse(argc, argv);
-  } catch (const FlagsError& error) { return flags_.refuse(error); }
+  if (const auto code = VerbCommand::parse(argc, argv)) return code;
   if (place.empty()) return refuse("the place is an empty word; give a path or SCHEME:PATH");
   return std::nullopt;
-}
-
-int KvCommand::refuse(const std::string& text, int code) const {
-  fflush(stdout);
-  fprintf(stderr, "lunar kv %s: %s\n", verb_.c_str(), printable(text).c_str());
-  return code;
-}
-
-int KvCommand::failed(int64_t error, const std::string& text) const {
-  switch (-error) {
-    case EBADMSG:
-    case EUCLEAN:
-      return refuse(text, kKvDamaged);
-    case EIO:
-    case ENOMEM:
-    case ENOSPC:
-    case EMFILE:
-    case ENFILE:
-      return refuse(text, kKvFailed);
-    default:
-      return refuse(text, kKvRefused);
-  }
 }
 
 bool KvCommand::size(const char* flag, const std::string& text, uint64_t* out, int* code) const {
@@ -74,14 +48,15 @@ int KvCommand::dram(uint64_t* bytes) const {
   return 0;
 }
 
-int KvCommand::open(kv::OpenMode mode, kv::Store** out) const {
+int KvCommand::open(kv::OpenMode mode, kv::Store** out, uint64_t log_bytes_most) const {
   ErrorText why;
   int code = 0;
-  const int status = open(mode, out, &why, &code);
+  const int status = open(mode, out, &why, &code, log_bytes_most);
   return status == 0 || code != 0 ? code : failed_to_open(status, why);
 }
 
-int KvCommand::open(kv::OpenMode mode, kv::Store** out, ErrorText* why, int* code) const {
+int KvCommand::open(kv::OpenMode mode, kv::Store** out, ErrorText* why, int* code,
+                    uint64_t log_bytes_most) const {
   kv::StoreOptions options;
   if ((*code = dram(&options.dram_bytes)) != 0) return -EINVAL;
   kv::StorePath store_path;
@@ -97,6 +72,7 @@ int KvCommand::open(kv::OpenMode mode, kv::Store** out, ErrorText* why, int* cod
     if (bytes != 0) store_path.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
   }
   options.log_bytes = 0;
+  options.log_bytes_most = log_bytes_most;
   options.read_only = mode == kv::OpenMode::kReadOnly;
   options.salvage = salvage;
   return kv::persistent_store_open(store_path, &options, out, why);
@@ -108,17 +84,18 @@ bool KvCommand::is_there() const {
 
 int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   std::string text = why.text[0] ? why.text : errno_text(status);
-  // Nothing was done yet: more DRAM is all that it takes.
+  // Nothing was done yet, so a lack of DRAM or space is a refusal.
   if (status == -ENOMEM) return refuse((dram_.empty() ? "LUNAR_KV_DRAM: " : "--dram: ") + text);
-  if (status == -ENOSPC) return refuse(text);  // the place is too small, and as it was
+  if (status == -ENOSPC) return refuse(text);
   std::error_code no_link;
   const std::string target = std::filesystem::read_symlink(place, no_link).string();
   if (status == -ENOENT && !no_link && !is_there())
-    text += text_of("; it is a symbolic link to %s, where nothing is", shell_word(target).c_str());
+    text +=
+        text_of("; it is a symbolic link to %s, which does not exist", shell_word(target).c_str());
   else if (status == -ENOENT)
     text += text_of("; `lunar kv create %s` makes one", shell_word(place).c_str());
   else if (status == -EBADMSG && text.find("--salvage") == std::string::npos)
-    text += "; an earlier dump or a backup may have what it held";
+    text += "; an earlier dump or a backup may have its pairs";
   return failed(status, text);
 }
 
@@ -127,7 +104,7 @@ int KvCommand::flush_and_close(kv::Store* store) const {
   store->close();
   if (status == 0) return 0;
   return failed(status == -EBADMSG ? -EIO : status,
-                text_of("%s: cannot be made durable: %s; the store is what it was before",
+                text_of("%s: cannot be made durable: %s; the store is as it was before",
                         place.c_str(), errno_text(status)));
 }
 
@@ -152,19 +129,17 @@ int visit_pairs(const KvCommand& command, kv::Store* store, const Pairs& pairs) 
                           text_of("%s: stopped: %s", command.place.c_str(), errno_text(status)));
   const std::string check =
       text_of("; `lunar kv check %s` names ", shell_word(command.place).c_str());
-  int code = kKvDone;
+  int code = kExitDone;
   if (report.doubtful != 0)
     code = command.refuse(
-        text_of(
-            "%s: %s may be older than the last value, or have been deleted, as the saved state is "
-            "damaged%sthem",
-            command.place.c_str(), counted(report.doubtful, "pair").c_str(), check.c_str()),
-        kKvDamaged);
+        text_of("%s: %s may be older than the last value, or have been deleted, because the saved "
+                "state is damaged%sthem",
+                command.place.c_str(), counted(report.doubtful, "pair").c_str(), check.c_str()),
+        kExitDamaged);
   if (report.pairs_lost == 0) return code;
-  return command.refuse(
-      text_of("%s: left out %s that cannot be read%swhat is damaged", command.place.c_str(),
-              counted(report.pairs_lost, "pair").c_str(), check.c_str()),
-      kKvDamaged);
+  return command.refuse(text_of("%s: left out %s that cannot be read%sthem", command.place.c_str(),
+                                counted(report.pairs_lost, "pair").c_str(), check.c_str()),
+                        kExitDamaged);
 }
 
 }  // namespace lunar::tools

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar kv: key/value stores that are kept, for people and programs. A file a verb, or a few of a
-// kind. Threading: one thread. May not be used by runtime/ (it allocates).
+// lunar kv: persistent key/value stores, for people and programs. A file has one verb, or a few
+// similar ones.
 #include <cstdio>
-#include <cstring>
 #include <new>
 
 #include "tools/kv/kv_tool.h"
@@ -12,7 +11,7 @@
 namespace lunar::tools {
 namespace {
 
-const Subcommand kVerbs[] = {
+constexpr Subcommand kVerbs[] = {
     {"create", "make a store on a file or device", kv_create},
     {"info", "show what a store is, holds and takes", kv_info},
     {"check", "read all of a store, and name every damaged record", kv_check},
@@ -27,64 +26,37 @@ const Subcommand kVerbs[] = {
 };
 
 std::string kv_help() {
-  std::string out =
+  return wrapped_help(
       "Usage: lunar kv VERB PLACE [ARGUMENT]...\n\n"
       "Key/value stores on a file or device: those of libarkdb with ARK_KV_PERSIST_STORE, and of "
-      "this command.\n"
-      "info, check, get, scan and dump write nothing. No verb opens a store that another process "
-      "writes to.\n\n"
-      "Verbs:\n";
-  for (const Subcommand& verb : kVerbs) out += text_of("  %-8s %s\n", verb.name, verb.summary);
-  out +=
-      "\n`lunar kv VERB --help` has the details; each verb takes --json, and --dram for its "
-      "memory. A word that begins "
-      "with "
-      "-\n"
-      "and is not a flag comes after --.\n\n"
+      "this command. info, check, get, scan and dump write nothing. No verb opens a store that "
+      "another process writes to.\n\n"
+      "Verbs:\n" +
+      summaries(kVerbs) +
+      "\n"
+      "`lunar kv VERB --help` has the details; each verb takes --json, and --dram for its memory. "
+      "A word that begins with - and is not a flag comes after --.\n\n"
       "Exit code: 0 done, 1 a key does not exist (check: damage without loss), 2 refused and "
-      "nothing changed, 3 "
-      "damaged,\n"
-      "4 an I/O error, lack of space or the like stopped it, or a stream broke off after some "
-      "pairs.\n\n"
+      "nothing changed, 3 damaged, 4 an I/O error, lack of space or the like stopped it, or a "
+      "stream broke off after some pairs.\n\n"
       "Examples:\n"
       "  lunar kv create /srv/users.kv --size 10g\n"
       "  lunar kv set /srv/users.kv alice '{\"id\": 1}'\n"
-      "  lunar kv dump /srv/users.kv | lunar kv load /dev/nvme1n1\n";
-  return out;
-}
-
-// A value may be larger than the memory that there is for it. The store ends as by a kill.
-int run_verb(const Subcommand& verb, int argc, char** argv) {
-  try {
-    return verb.run(argc, argv);
-  } catch (const std::bad_alloc&) {
-    fprintf(stderr,
-            "lunar kv %s: no memory is left for a value or for what it lists; what was durable is "
-            "kept. Give it more "
-            "(ulimit -v, the memory of its cgroup)\n",
-            verb.name);
-    return kKvFailed;
-  }
+      "  lunar kv dump /srv/users.kv | lunar kv load /dev/nvme1n1\n");
 }
 
 }  // namespace
 
 int cmd_kv(int argc, char** argv) {
-  if (argc < 2) {
-    fputs(kv_help().c_str(), stderr);
-    return kKvRefused;
+  try {
+    return run_subcommand("lunar kv", "verb", kVerbs, kv_help(), argc, argv);
+  } catch (const std::bad_alloc&) {  // a large value; the store ends as by a kill
+    fprintf(stderr,
+            "lunar kv %s: no memory is left for a value or a list; durable pairs are kept. Allow "
+            "more memory (ulimit -v, the memory cgroup)\n",
+            argv[1]);
+    return kExitFailed;
   }
-  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-    fputs(kv_help().c_str(), stdout);
-    return 0;
-  }
-  std::vector<std::string> known = {"--help"};
-  for (const Subcommand& verb : kVerbs) {
-    if (strcmp(argv[1], verb.name) == 0) return run_verb(verb, argc - 1, argv + 1);
-    known.push_back(verb.name);
-  }
-  say_unknown("lunar kv", "verb", argv[1], known);
-  return kKvRefused;
 }
 
 }  // namespace lunar::tools

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar kv get, set, del and scan.
-// Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
 #include <unistd.h>
 
@@ -15,14 +14,14 @@ namespace {
 
 constexpr char kHexHelp[] = "keys, and values on the command line, are hexadecimal: 00ff61";
 
-// Words of the line as bytes. False: refused, *code says how to end.
-bool take_words(const KvCommand& command, bool hex, std::vector<std::string>* words, int* code) {
+// Decodes words of the line with --hex. False: refused, and *code is the exit code.
+bool decode_words(const KvCommand& command, bool hex, std::vector<std::string>* words, int* code) {
   for (std::string& word : *words) {
     if (!hex) continue;
     const std::string text = word;
     if (from_hex(text, &word)) continue;
     *code = command.refuse(
-        text_of("--hex: '%s' is not hexadecimal; give two digits a byte", text.c_str()));
+        text_of("--hex: '%s' is not hexadecimal; give two digits per byte", text.c_str()));
     return false;
   }
   return true;
@@ -32,12 +31,12 @@ std::string shown(std::string_view key, bool hex) { return hex ? to_hex(key) : e
 
 int unreadable(const KvCommand& command, const std::string& key, bool hex, int64_t status) {
   return command.failed(
-      status, text_of("%s: key '%s' cannot be read: %s; `lunar kv check %s` says where it lies",
+      status, text_of("%s: key '%s' cannot be read: %s; `lunar kv check %s` shows where it is",
                       command.place.c_str(), shown(key, hex).c_str(),
                       errno_text(static_cast<int>(status)), shell_word(command.place).c_str()));
 }
 
-// All of a file ("-": standard input). 0 or -errno.
+// Appends a whole file ("-": standard input) to *out. 0 or -errno.
 int read_file(const std::string& path, std::string* out) {
   const bool named = path != "-";
   FILE* file = named ? fopen(path.c_str(), "rbe") : stdin;
@@ -51,8 +50,8 @@ int read_file(const std::string& path, std::string* out) {
 
 int write_out(const KvCommand& command, std::string_view bytes) {
   if (fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size() && fflush(stdout) == 0)
-    return kKvDone;
-  return command.refuse(text_of("standard output: %s", strerror(errno)), kKvFailed);
+    return kExitDone;
+  return command.refuse(text_of("standard output: %s", strerror(errno)), kExitFailed);
 }
 
 struct Scan {
@@ -94,16 +93,17 @@ int kv_get(int argc, char** argv) {
   command.flags().add("--hex", hex, kHexHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
-  if (!take_words(command, hex, &key, &code)) return code;
+  if (!decode_words(command, hex, &key, &code)) return code;
   kv::Store* store = nullptr;
   if (code = command.open(kv::OpenMode::kReadOnly, &store); code != 0) return code;
   std::string value;
   const int64_t length = read_value(store, key[0], &value);
   store->close();
   if (length == -ENOENT)
-    return command.refuse(text_of("%s: has no key '%s'; `lunar kv scan` shows those there are",
-                                  command.place.c_str(), shown(key[0], hex).c_str()),
-                          kKvAbsent);
+    return command.refuse(
+        text_of("%s: has no key '%s'; `lunar kv scan %s` lists the keys", command.place.c_str(),
+                shown(key[0], hex).c_str(), shell_word(command.place).c_str()),
+        kExitNo);
   if (length < 0) return unreadable(command, key[0], hex, length);
   if (!command.json) return write_out(command, value);
   JsonWriter json;
@@ -115,10 +115,10 @@ int kv_get(int argc, char** argv) {
 }
 
 int kv_set(int argc, char** argv) {
-  KvCommand command("set",
-                    "Gives KEY a value: VALUE, or the contents of a file or of standard input. It "
-                    "is durable when the "
-                    "command ends. Each set writes the index; for many pairs use `lunar kv load`.");
+  KvCommand command(
+      "set",
+      "Gives KEY a value: VALUE, or the contents of a file or of standard input. It is durable "
+      "when the command ends. Each set writes the index; for many pairs use `lunar kv load`.");
   std::vector<std::string> words(1), value(1);
   std::string file;
   bool hex = false;
@@ -130,7 +130,7 @@ int kv_set(int argc, char** argv) {
   command.flags().add("--hex", hex, kHexHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
-  if (!take_words(command, hex, &words, &code) || !take_words(command, hex, &value, &code))
+  if (!decode_words(command, hex, &words, &code) || !decode_words(command, hex, &value, &code))
     return code;
   if (!word.given()) {
     if (file.empty() && isatty(STDIN_FILENO))
@@ -153,20 +153,21 @@ int kv_set(int argc, char** argv) {
   json_bytes(json, "key", words[0]);
   json.field("value_bytes", value[0].size()).close('}');
   print_json(json);
-  return kKvDone;
+  return kExitDone;
 }
 
 int kv_del(int argc, char** argv) {
   KvCommand command(
       "del",
-      "Deletes keys. Durable when the command ends. Exit code 1: one of them did not exist.");
+      "Deletes keys. This is durable when the command ends. Exit code 1: one of the keys did not "
+      "exist.");
   std::vector<std::string> keys;
   bool hex = false;
   command.flags().add("KEY", keys).required();
   command.flags().add("--hex", hex, kHexHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
-  if (!take_words(command, hex, &keys, &code)) return code;
+  if (!decode_words(command, hex, &keys, &code)) return code;
   kv::Store* store = nullptr;
   if (code = command.open(kv::OpenMode::kLoad, &store); code != 0) return code;
   uint64_t deleted = 0;
@@ -186,17 +187,17 @@ int kv_del(int argc, char** argv) {
     json.open('{').field("deleted", deleted).field("absent", keys.size() - deleted).close('}');
     print_json(json);
   }
-  if (absent.empty()) return kKvDone;
+  if (absent.empty()) return kExitDone;
   return command.refuse(text_of("%s: has no key %s", command.place.c_str(), absent.c_str()),
-                        kKvAbsent);
+                        kExitNo);
 }
 
 int kv_scan(int argc, char** argv) {
   KvCommand command(
       "scan",
       "Prints the keys, one per line, in no order. A character that is not printable appears as "
-      "\\xNN, and "
-      "\\ as \\\\. Reads all keys, even with --prefix: the store finds whole keys only.");
+      "\\xNN, and \\ as \\\\. Reads all keys, even with --prefix: the store finds whole keys "
+      "only.");
   std::vector<std::string> prefix(1);
   uint64_t limit = UINT64_MAX;
   bool hex = false, values = false;
@@ -206,14 +207,14 @@ int kv_scan(int argc, char** argv) {
   command.flags().add("--hex", hex, "keys, values and the prefix are hexadecimal");
   if (const auto code = command.parse(argc, argv)) return *code;
   int code = 0;
-  if (!take_words(command, hex, &prefix, &code)) return code;
+  if (!decode_words(command, hex, &prefix, &code)) return code;
   kv::Store* store = nullptr;
   if (code = command.open(kv::OpenMode::kReadOnly, &store); code != 0) return code;
   Scan scan{command.json, hex, values, prefix[0], limit, 0, true};
   if (limit != 0) code = visit_pairs(command, store, {scan_pair, &scan, !values});
   if (limit == 0) store->close();
-  if (scan.written) return write_out(command, "") == kKvDone ? code : kKvFailed;
-  return command.refuse(text_of("standard output: %s", strerror(errno)), kKvFailed);
+  if (scan.written) return write_out(command, "") == kExitDone ? code : kExitFailed;
+  return command.refuse(text_of("standard output: %s", strerror(errno)), kExitFailed);
 }
 
 }  // namespace lunar::tools

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar kv info and check. Neither writes.
-// Threading: one thread. May not be used by runtime/ (it allocates).
 #include "kv/inspect.h"
 
 #include <errno.h>
@@ -15,27 +14,14 @@ namespace {
 
 struct StateName {
   kv::SegmentState state;
-  const char *name, *words;
+  const char *name, *text;
 };
-// Those that a store which was only opened can have.
+// The states of segments in a store without changes.
 constexpr StateName kStates[] = {
     {kv::SegmentState::kSealed, "records", "of records"},
     {kv::SegmentState::kState, "saved_state", "of the saved state"},
     {kv::SegmentState::kFree, "free", "free"},
 };
-
-std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
-
-std::string uuid_text(const uint8_t* uuid) {
-  std::string out;
-  for (int i = 0; i < 16; ++i)
-    out += text_of(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
-  return out;
-}
-
-void row(const char* name, const std::string& value) {
-  printf("%-16s%s\n", name, printable(value).c_str());
-}
 
 void info_json(const KvCommand& command, const kv::StoreInfo& info) {
   JsonWriter json;
@@ -60,31 +46,33 @@ void info_json(const KvCommand& command, const kv::StoreInfo& info) {
 }
 
 void info_text(const KvCommand& command, const kv::StoreInfo& info) {
-  row("place", command.place);
-  row("format", text_of("version %u", info.version));
+  print_row("place", command.place);
+  print_row("format", text_of("version %u", info.version));
   if (info.features)
-    row("features", text_of("0x%llx", static_cast<unsigned long long>(info.features)));
-  row("uuid", uuid_text(info.uuid));
-  row("size", text_of("%s (%llu bytes)", size_text(info.place_bytes).c_str(),
-                      static_cast<unsigned long long>(info.place_bytes)));
-  row("keys", text_of("%llu", static_cast<unsigned long long>(info.keys)));
-  row("keys and values", text_of("%s (%llu bytes)", size_text(info.pair_bytes).c_str(),
-                                 static_cast<unsigned long long>(info.pair_bytes)));
-  row("segments of", size_text(info.segment_bytes));
+    print_row("features", text_of("0x%llx", static_cast<unsigned long long>(info.features)));
+  print_row("uuid", uuid_text(info.uuid));
+  print_row("size", text_of("%s (%llu bytes)", size_text(info.place_bytes).c_str(),
+                            static_cast<unsigned long long>(info.place_bytes)));
+  print_row("keys", text_of("%llu", static_cast<unsigned long long>(info.keys)));
+  print_row("keys and values", text_of("%s (%llu bytes)", size_text(info.pair_bytes).c_str(),
+                                       static_cast<unsigned long long>(info.pair_bytes)));
+  print_row("segments of", size_text(info.segment_bytes));
   for (const StateName& state : kStates)
-    row("",
+    print_row(
+        "",
         text_of("%llu %s",
                 static_cast<unsigned long long>(info.segments[static_cast<unsigned>(state.state)]),
-                state.words));
+                state.text));
   const uint64_t records =
       info.segments[static_cast<unsigned>(kv::SegmentState::kSealed)] * info.segment_bytes;
-  row("records", text_of("%s live of %s; `lunar kv compact` can give back part of the rest",
-                         size_text(info.live_bytes).c_str(), size_text(records).c_str()));
-  row("saved state", text_of("number %llu, %s", static_cast<unsigned long long>(info.sequence),
-                             size_text(info.state_bytes).c_str()));
-  row("index", text_of("%s of DRAM in %u shards (%s with frames and tables)",
-                       size_text(info.index_bytes).c_str(), info.shards,
-                       size_text(info.dram_bytes).c_str()));
+  print_row("records", text_of("%s live of %s; `lunar kv compact` can give back part of the rest",
+                               size_text(info.live_bytes).c_str(), size_text(records).c_str()));
+  print_row("saved state",
+            text_of("number %llu, %s", static_cast<unsigned long long>(info.sequence),
+                    size_text(info.state_bytes).c_str()));
+  print_row("index", text_of("%s of DRAM in %u shards (%s with frames and tables)",
+                             size_text(info.index_bytes).c_str(), info.shards,
+                             size_text(info.dram_bytes).c_str()));
 }
 
 // ---- check
@@ -115,7 +103,7 @@ void show_damage(void* context, const kv::Damage& damage) {
   if (damage.key_readable)
     line += " of key '" + escaped(key) + "'";
   else if (damage.pair_lost)
-    line += ", its key is damaged too";
+    line += ", its key is also damaged";
   if (damage.key_readable && key.size() < damage.key_bytes) line += "...";
   if (damage.in_segment)
     line += text_of(", segment %llu", static_cast<unsigned long long>(damage.segment));
@@ -124,8 +112,8 @@ void show_damage(void* context, const kv::Damage& damage) {
   printf("%s: %s\n", line.c_str(), damage.fault);
 }
 
-// A store whose roots or superblocks are damaged cannot be opened: the one finding is what opening
-// says.
+// A store with damaged roots or superblocks cannot be opened. The line of open() is the only
+// finding.
 int check_unopened(const KvCommand& command, int status, const ErrorText& why) {
   if (command.json && status == -EBADMSG) {
     JsonWriter json;
@@ -137,7 +125,7 @@ int check_unopened(const KvCommand& command, int status, const ErrorText& why) {
         .close(']')
         .close('}');
     print_json(json);
-    return kKvDamaged;
+    return kExitDamaged;
   }
   return command.failed_to_open(status, why);
 }
@@ -169,7 +157,7 @@ int check_open(const KvCommand& command, kv::Store* store) {
         .close('}');
     print_json(json);
   } else {
-    // What was replaced or deleted is of no interest but next to damage.
+    // Records without a key matter only if there is damage.
     const std::string doubtful =
         report.doubtful == 0 ? "" : ", " + counted(report.doubtful, "pair") + " doubtful";
     const std::string dead =
@@ -181,10 +169,10 @@ int check_open(const KvCommand& command, kv::Store* store) {
            static_cast<unsigned long long>(report.pairs_lost), doubtful.c_str(), dead.c_str(),
            size_text(report.read_bytes).c_str());
     if (report.pairs_lost)
-      printf("%s: `lunar kv set` or `load` gives a lost key whose name is shown a value again\n",
+      printf("%s: `lunar kv set` or `load` can give the lost keys that are named new values\n",
              printable(command.place).c_str());
   }
-  return report.pairs_lost + report.doubtful ? kKvDamaged : report.damages ? kKvAbsent : kKvDone;
+  return report.pairs_lost + report.doubtful ? kExitDamaged : report.damages ? kExitNo : kExitDone;
 }
 
 }  // namespace
@@ -199,17 +187,16 @@ int kv_info(int argc, char** argv) {
   store->info(&info);
   store->close();
   command.json ? info_json(command, info) : info_text(command, info);
-  return kKvDone;
+  return kExitDone;
 }
 
 int kv_check(int argc, char** argv) {
-  KvCommand command("check",
-                    "Checks all of a store against its checksums, and names every damaged record: "
-                    "its key where that can be read, "
-                    "its segment, and its offset on the device. Writes nothing.\n\n"
-                    "Exit code: 0 clean, 1 damaged but no pair is lost, 2 refused, 3 pairs are "
-                    "lost or doubtful, 4 the check could "
-                    "not run.");
+  KvCommand command(
+      "check",
+      "Checks all of a store against its checksums, and names every damaged record: its key if "
+      "that can be read, its segment, and its offset on the device. Writes nothing.\n\n"
+      "Exit code: 0 clean, 1 damaged but no pair is lost, 2 refused, 3 pairs are lost or doubtful, "
+      "4 the check could not run.");
   if (const auto code = command.parse(argc, argv)) return *code;
   command.salvage = true;
   kv::Store* store = nullptr;

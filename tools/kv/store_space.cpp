@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar kv create, grow and compact: what changes a store's place or the room that it takes there.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// lunar kv create, grow and compact: changes to a store's place and its space there.
 #include <errno.h>
 
 #include <algorithm>
@@ -14,9 +13,7 @@
 namespace lunar::tools {
 namespace {
 
-constexpr uint64_t kAround = kv::media::kHeadBytes + kv::media::kTailBytes;
-
-std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
+constexpr uint64_t kOutsideLog = kv::media::kHeadBytes + kv::media::kTailBytes;
 
 uint64_t free_segments(const kv::StoreInfo& info) {
   return info.segments[static_cast<unsigned>(kv::SegmentState::kFree)];
@@ -55,7 +52,7 @@ int kv_create(int argc, char** argv) {
   kv::StoreOptions options;
   command.flags().add(
       "--size", size,
-      "size of a new or empty file (default: 1g); of any other place, the most to use");
+      "size of a new or empty file (default: 1g); on any other place, the most to use");
   command.flags().add("--segment", segment,
                       "64k, 128k, 256k, 512k or 1m; default: chosen by size and DRAM");
   command.flags()
@@ -74,11 +71,11 @@ int kv_create(int argc, char** argv) {
   const bool power = (options.segment_bytes & (options.segment_bytes - 1)) == 0;
   if (options.segment_bytes != 0 && (!power || options.segment_bytes < kv::Log::kSegmentBytesMin ||
                                      options.segment_bytes > kv::Log::kSegmentBytesMax))
-    return command.refuse(text_of(
-        "--segment: %s is not one of these; give 64k, 128k, 256k, 512k or 1m", segment.c_str()));
+    return command.refuse(
+        text_of("--segment: %s is not a size for segments; give 64k, 128k, 256k, 512k or 1m",
+                segment.c_str()));
   if ((code = command.dram(&options.dram_bytes)) != 0) return code;
-  // A hint may not take the DRAM: neither that of this open nor that of later ones, which have as
-  // large an index.
+  // A hint must not use up the DRAM, now or at a later open with as large an index.
   options.expected_keys = std::min(options.expected_keys, options.dram_bytes / 32);
   if (bytes == 0 && kv::size_variable("LUNAR_KV_SIZE", "LUNAR_KV_SIZE", &bytes, &why) < 0)
     return command.refuse(why.text);
@@ -91,25 +88,25 @@ int kv_create(int argc, char** argv) {
   if (bytes != 0) place.bytes_if_empty = round_up(bytes, kv::media::kBlockBytes);
   place.caller = "key/value store";
   place.advice = "; give another place, or --force if that may go";
-  options.log_bytes = bytes ? round_down(bytes, kv::media::kBlockBytes) - kAround : 0;
+  options.log_bytes = bytes ? round_down(bytes, kv::media::kBlockBytes) - kOutsideLog : 0;
   kv::Store* store = nullptr;
   const int status = kv::persistent_store_open(place, &options, &store, &why);
-  if (status == -ENOENT) return command.failed(status, why.text);  // a folder that is not there
+  if (status == -ENOENT) return command.failed(status, why);  // no such directory
   if (status < 0) return command.failed_to_open(status, why);
   kv::StoreInfo info;
   store->info(&info);
   store->close();
   show_created(command, info);
-  return kKvDone;
+  return kExitDone;
 }
 
-// Of a regular file, beyond what it is. 0 or an exit code.
+// Makes a regular file larger. 0 or an exit code.
 static int enlarge_file(const KvCommand& command, uint64_t bytes) {
   std::error_code error;
   const auto now = std::filesystem::file_size(command.place, error);
   if (error || !std::filesystem::is_regular_file(command.place))
     return command.refuse(
-        "--size is for a store on a file; a device is made larger by its own means");
+        "--size is for a store on a file; make a device larger with its own tools");
   if (bytes <= now)
     return command.refuse(
         text_of("--size: %s is %s large already", command.place.c_str(), size_text(now).c_str()));
@@ -121,10 +118,10 @@ static int enlarge_file(const KvCommand& command, uint64_t bytes) {
 }
 
 int kv_grow(int argc, char** argv) {
-  KvCommand command("grow",
-                    "Makes a store take the rest of a device or file that became larger (lvextend, "
-                    "truncate), or, with "
-                    "--size, makes its file larger first. No pair is lost if it is interrupted.");
+  KvCommand command(
+      "grow",
+      "Makes a store take the rest of a device or file that became larger (lvextend, truncate). "
+      "With --size, it makes the file larger first. No pair is lost if it is interrupted.");
   std::string size;
   command.flags().add("--size", size, "size of the file, such as 20g");
   if (const auto code = command.parse(argc, argv)) return *code;
@@ -132,35 +129,24 @@ int kv_grow(int argc, char** argv) {
   int code = 0;
   if (!command.size("--size", size, &bytes, &code)) return code;
   kv::Store* store = nullptr;
-  if (bytes != 0) {  // what cannot be opened stays as it is
+  if (bytes != 0) {  // a file that cannot be opened as a store keeps its size
     if (code = command.open(kv::OpenMode::kLoad, &store); code != 0) return code;
     store->close();
     if (code = enlarge_file(command, round_down(bytes, kv::media::kBlockBytes)); code != 0)
       return code;
   }
-  kv::StoreOptions options;
-  if ((code = command.dram(&options.dram_bytes)) != 0) return code;
-  options.log_bytes_most = UINT64_MAX;
-  kv::StorePath place;
-  place.path = command.place.c_str();
-  place.mode = kv::OpenMode::kLoad;
-  place.caller = "key/value store";
-  place.advice = ", not a key/value store; is the name right?";
-  options.log_bytes = 0;
-  ErrorText why;
-  if (const int status = kv::persistent_store_open(place, &options, &store, &why); status < 0)
-    return command.failed_to_open(status, why);
+  if (code = command.open(kv::OpenMode::kLoad, &store, UINT64_MAX); code != 0) return code;
   const uint64_t before = store->bytes_allocated();
   const int status = store->grow_place();
   kv::StoreInfo info;
   store->info(&info);
   store->close();
   if (status == -ENODATA)
-    return command.refuse(text_of("%s: the store has all of its place; make that larger first%s",
-                                  command.place.c_str(),
-                                  bytes == 0 ? " (of a file: --size)" : " by at least a segment"));
+    return command.refuse(text_of(
+        "%s: the store has all of its place; make the place larger first%s", command.place.c_str(),
+        bytes == 0 ? " (--size for a file)" : " by at least a segment"));
   if (status == -ENOMEM)
-    return command.refuse(text_of("%s: a store of that size wants more DRAM; give a larger --dram",
+    return command.refuse(text_of("%s: a store of that size needs more DRAM; give a larger --dram",
                                   command.place.c_str()));
   if (status < 0)
     return command.failed(status, text_of("%s: stopped: %s; no pair is lost", command.place.c_str(),
@@ -176,14 +162,14 @@ int kv_grow(int argc, char** argv) {
     printf("%s: %s for pairs, before %s\n", printable(command.place).c_str(),
            size_text(all_segments(info) * info.segment_bytes).c_str(), size_text(before).c_str());
   }
-  return kKvDone;
+  return kExitDone;
 }
 
 int kv_compact(int argc, char** argv) {
-  KvCommand command("compact",
-                    "Moves live pairs out of segments in which many were replaced or deleted, as "
-                    "long as that frees "
-                    "segments, and makes the result durable. A file keeps its size.");
+  KvCommand command(
+      "compact",
+      "Moves live pairs out of segments in which many were replaced or deleted, as long as that "
+      "frees segments, and makes the result durable. A file keeps its size.");
   if (const auto code = command.parse(argc, argv)) return *code;
   kv::Store* store = nullptr;
   if (const int code = command.open(kv::OpenMode::kLoad, &store); code != 0) return code;
@@ -214,11 +200,11 @@ int kv_compact(int argc, char** argv) {
            size_text(after.segment_bytes).c_str(), static_cast<unsigned long long>(had),
            size_text(moved).c_str());
   }
-  if (damaged == 0) return kKvDone;
-  return command.refuse(text_of("%s: damage in %s, left as it was; `lunar kv check %s` names it",
+  if (damaged == 0) return kExitDone;
+  return command.refuse(text_of("%s: damage in %s was left alone; `lunar kv check %s` names it",
                                 command.place.c_str(), counted(damaged, "segment").c_str(),
                                 shell_word(command.place).c_str()),
-                        kKvDamaged);
+                        kExitDamaged);
 }
 
 }  // namespace lunar::tools

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See stream.h.
-// Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/kv/stream.h"
 
 #include <errno.h>
@@ -45,7 +44,7 @@ std::string kind_name(const nlohmann::json& value) {
   return (value.is_structured() ? "an " : "a ") + std::string(value.type_name());
 }
 
-// "key" or "key_base64" of an object. What is wrong with it, or "".
+// Reads "key" or "key_base64" of an object. Returns what is wrong with it, or "".
 std::string bytes_member(const nlohmann::json& object, const std::string& name, std::string* out) {
   const auto text = object.find(name), coded = object.find(name + "_base64");
   if (text != object.end() && text->is_string()) return text->get_to(*out), "";
@@ -60,7 +59,7 @@ std::string bytes_member(const nlohmann::json& object, const std::string& name, 
              : "has a " + which + " that is not base64";
 }
 
-constexpr char kByteOrderMark[] = "\xef\xbb\xbf";  // which some programs write in front of UTF-8
+constexpr char kByteOrderMark[] = "\xef\xbb\xbf";  // some programs write it before UTF-8
 
 }  // namespace
 
@@ -116,19 +115,19 @@ bool PairReader::cut_off() {
   return fail("is cut off after " + counted(pairs_, "pair"));
 }
 
-bool PairReader::take(void* data, size_t bytes) {
+bool PairReader::read(void* data, size_t bytes) {
   if (fread(data, 1, bytes, file_) != bytes) return cut_off();
   (void)XXH3_64bits_update(state_of(hash_), data, bytes);
   return true;
 }
 
-// A length is believed no further than bytes come.
-bool PairReader::take_text(uint64_t bytes, std::string* out) {
+// A damaged length must not allocate much memory, so the text is read in pieces.
+bool PairReader::read_text(uint64_t bytes, std::string* out) {
   out->clear();
   for (uint64_t done = 0; done < bytes;) {
     const size_t part = bytes - done < kPiece ? static_cast<size_t>(bytes - done) : kPiece;
     out->resize(static_cast<size_t>(done) + part);
-    if (!take(out->data() + done, part)) return false;
+    if (!read(out->data() + done, part)) return false;
     done += part;
   }
   return true;
@@ -142,39 +141,39 @@ bool PairReader::begin() {
   form_ = first == kHead[0] ? Form::kBinary : Form::kLines;
   if (form_ == Form::kLines) return true;
   char head[kHeadBytes];
-  if (!take(head, sizeof head)) return false;
+  if (!read(head, sizeof head)) return false;
   return memcmp(head, kHead, sizeof head) == 0 ||
          fail("begins like a dump, but not of this version");
 }
 
 bool PairReader::end() {
   uint64_t pairs = 0, checksum = 0;
-  if (!take(&pairs, sizeof pairs)) return false;
+  if (!read(&pairs, sizeof pairs)) return false;
   const uint64_t own = XXH3_64bits_digest(state_of(hash_));
-  if (!take(&checksum, sizeof checksum)) return false;
+  if (!read(&checksum, sizeof checksum)) return false;
   if (pairs != pairs_ || checksum != own) return fail("is damaged: its checksum is wrong");
-  if (getc(file_) != EOF) return fail("goes on behind its end");
+  if (getc(file_) != EOF) return fail("goes on after its end");
   over_ = true;
   return false;
 }
 
 bool PairReader::next_binary(std::string* key, std::string* value) {
   char kind = 0;
-  if (!take(&kind, 1)) return false;
+  if (!read(&kind, 1)) return false;
   if (kind == 'E') return end();
   uint64_t lengths[2];
   if (kind != 'P') return fail("is damaged after " + counted(pairs_, "pair"));
-  if (!take(lengths, sizeof lengths)) return false;
+  if (!read(lengths, sizeof lengths)) return false;
   if (lengths[0] > kv::kPairBytesMax || lengths[1] > kv::kPairBytesMax)
     return fail("is damaged after " + counted(pairs_, "pair") + ": a length beyond 100 GiB");
-  return take_text(lengths[0], key) && take_text(lengths[1], value);
+  return read_text(lengths[0], key) && read_text(lengths[1], value);
 }
 
 bool PairReader::next_line(std::string* key, std::string* value) {
   for (;;) {
     const ssize_t length = getline(&text_, &text_room_, file_);
     if (length < 0 && !feof(file_))
-      return fail(text_of("cannot be read: %s", strerror(errno)));  // or: no memory
+      return fail(text_of("cannot be read: %s", strerror(errno)));  // or there is no memory
     if (length < 0 && pairs_ == 0)
       return fail("is empty up to line " + std::to_string(line_) +
                   ", its end: neither a dump nor lines of JSON");

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pairs as a stream: what `lunar kv dump` writes and `lunar kv load` reads.
+// Streams of pairs, which `lunar kv dump` writes and `lunar kv load` reads. There are two forms;
+// the first byte tells them apart.
 //
 // Binary. Numbers are 8 bytes, little-endian; keys and values are any bytes, of any length from 0
 // on.
 //
 //   "LunarKV dump 1\r\n"                              16 bytes
 //   'P' │ key length │ value length │ key │ value     a pair; any number of them, in any order
-//   'E' │ number of pairs │ checksum                  the end. XXH3 (64 bits) of what is before
+//   'E' │ number of pairs │ checksum                  the end; XXH3 (64 bits) of all bytes before
 //
-// A stream without its end is cut off, and one with another checksum is damaged: neither passes for
-// a whole one.
+// A stream without its end is truncated; a stream with a wrong checksum is damaged.
 //
-// Lines. One JSON object a line: {"key":"text","value":"text"}. Instead of "key" there may be
-// "key_base64", and instead of "value" "value_base64": what is not valid UTF-8 is written so. Other
-// members are left alone, and so are empty lines, and a byte order mark in front. These have no end
-// that could be missed, but one pair at least. Which of the two a stream is, its first byte tells.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// Lines. One JSON object per line: {"key":"text","value":"text"}. "key_base64" and "value_base64"
+// replace "key" and "value" for bytes that are not valid UTF-8. Other members, empty lines and a
+// byte order mark at the beginning are ignored. Lines need no end mark, but at least one pair.
+// Threading: one thread.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -30,7 +29,7 @@ class PairWriter {
   ~PairWriter();
   PairWriter(const PairWriter&) = delete;
   PairWriter& operator=(const PairWriter&) = delete;
-  // False: the file does not take it (errno).
+  // False: it could not be written (errno).
   [[nodiscard]] bool put(std::string_view key, std::string_view value);
   [[nodiscard]] bool finish();
   uint64_t pairs() const { return pairs_; }
@@ -49,7 +48,7 @@ class PairReader {
   ~PairReader();
   PairReader(const PairReader&) = delete;
   PairReader& operator=(const PairReader&) = delete;
-  // The next pair. False: that was all, or error() says what is wrong.
+  // Reads the next pair. False: the stream has ended, or error() says what is wrong.
   bool next(std::string* key, std::string* value);
   const std::string& error() const { return error_; }
   uint64_t pairs() const { return pairs_; }
@@ -57,8 +56,8 @@ class PairReader {
  private:
   enum class Form { kUnknown, kBinary, kLines };
   bool fail(const std::string& text);
-  bool take(void* data, size_t bytes);
-  bool take_text(uint64_t bytes, std::string* out);
+  bool read(void* data, size_t bytes);
+  bool read_text(uint64_t bytes, std::string* out);
   bool begin();
   bool next_binary(std::string* key, std::string* value);
   bool next_line(std::string* key, std::string* value);
@@ -70,7 +69,7 @@ class PairReader {
   uint64_t pairs_ = 0, line_ = 0;
   bool over_ = false;
   std::string error_;
-  char* text_ = nullptr;  // of getline
+  char* text_ = nullptr;  // the buffer of getline
   size_t text_room_ = 0;
   void* hash_;
 };

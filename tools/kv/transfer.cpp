@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar kv load and dump: streams of pairs (stream.h).
 //
-// A load is one change: what it set becomes durable when the stream has come to its end. Where more
-// is loaded than the place has free, the engine saves meanwhile, so a load that was stopped may
-// have left some of its pairs, each whole: its exit code is not that of a refusal. On a blank place
-// it makes the store, once the stream has begun. Threading: one thread. May not be used by runtime/
-// (it allocates).
+// A load is one change: its pairs become durable when the stream has ended. If the stream has more
+// data than the place has free space, the engine saves in between. A load that is stopped then may
+// leave some of its pairs, each complete, so it does not exit like a refusal. On a blank place it
+// makes the store once the stream has begun.
 #include <errno.h>
 #include <unistd.h>
 
@@ -24,12 +23,11 @@ constexpr size_t kBuffer = 1 << 20;
 
 const char kStreamHelp[] =
     "A stream is binary, with a checksum at its end, or lines of JSON: "
-    "{\"key\":\"a\",\"value\":\"b\"}, and key_base64 "
-    "or "
-    "value_base64 for what is not UTF-8.";
+    "{\"key\":\"a\",\"value\":\"b\"}, with key_base64 or value_base64 for bytes that are not "
+    "UTF-8.";
 
 struct Loaded {
-  bool made = false;  // the store: its place was blank
+  bool made = false;  // the place was blank, and is a store now
   uint64_t bytes = 0;
   double seconds = 0;
 };
@@ -41,7 +39,7 @@ struct LoadedPair {
 
 const char* may_hold(const Loaded& loaded) {
   return loaded.made ? "it was blank and is a store now, and pairs of the stream may be in it"
-                     : "what it held before is kept, and pairs of the stream may be in it";
+                     : "its earlier pairs are kept, and pairs of the stream may be in it";
 }
 
 int refuse_stream(const KvCommand& command, const std::string& from, const PairReader& reader,
@@ -50,11 +48,11 @@ int refuse_stream(const KvCommand& command, const std::string& from, const PairR
   return command.refuse(
       text_of("%s %s; %s: %s", from.c_str(), reader.error().c_str(), command.place.c_str(),
               began ? may_hold(loaded) : "nothing was changed"),
-      began ? kKvFailed : kKvRefused);
+      began ? kExitFailed : kExitRefused);
 }
 
-// All pairs of the stream, of which the first is read (has_pair), into the store. 0 or an exit
-// code; the caller closes.
+// Sets all pairs of the stream; `pair` is the first one, if there is one. 0 or an exit code. The
+// caller closes the store.
 int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pair,
                PairReader& reader, kv::Store* store, Loaded* out) {
   for (; pair.there; pair.there = reader.next(&pair.key, &pair.value)) {
@@ -68,13 +66,13 @@ int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pa
         status == -ENOSPC ? ": the store is full (lunar kv grow), or its index has no DRAM" : "",
         may_hold(*out));
     const int code = command.failed(status, text);
-    return code == kKvRefused && reader.pairs() > 1 ? kKvFailed : code;
+    return code == kExitRefused && reader.pairs() > 1 ? kExitFailed : code;
   }
-  return reader.error().empty() ? kKvDone : refuse_stream(command, from, reader, *out);
+  return reader.error().empty() ? kExitDone : refuse_stream(command, from, reader, *out);
 }
 
-// The store that is there, else one on a blank place, for which the stream must have begun well. 0
-// or an exit code.
+// Opens the store, and reads the first pair. On a blank place it makes a store, unless the stream
+// is wrong from the start. 0 or an exit code.
 int open_to_load(const KvCommand& command, const std::string& from, LoadedPair* pair,
                  PairReader& reader, Loaded* loaded, kv::Store** out) {
   ErrorText why;
@@ -145,21 +143,20 @@ int kv_load(int argc, char** argv) {
     printf("%s: %s, %s, in %.1f s\n", printable(command.place).c_str(),
            counted(reader.pairs(), "pair").c_str(), format_size(loaded.bytes).text, loaded.seconds);
   }
-  return kKvDone;
+  return kExitDone;
 }
 
 int kv_dump(int argc, char** argv) {
   KvCommand command("dump", kStreamHelp);
   command.flags().add(
       "--salvage", command.salvage,
-      "also dump a store that does not open: with a damaged saved state, the pairs that its sound "
-      "parts and the records show (deleted pairs may come back, with a line that says so); with a "
-      "damaged log of durable sets, the store as it was before the damage. check names what is "
-      "left "
-      "out and what is doubtful");
+      "also dump a store that does not open. With a damaged saved state: the pairs found in its "
+      "sound parts and in the records (deleted pairs may come back, with a line that says so). "
+      "With a damaged log of durable sets: the store as it was before the damage. check names the "
+      "pairs that are left out or doubtful");
   command.flags().describe(
-      std::string("Writes all pairs to standard output, in no order; --json: as lines. It leaves "
-                  "out damaged pairs, with exit code 3. ") +
+      std::string("Writes all pairs to standard output, in no order; with --json, as lines. It "
+                  "leaves out damaged pairs, with exit code 3. ") +
       kStreamHelp);
   if (const auto code = command.parse(argc, argv)) return *code;
   if (!command.json && isatty(STDOUT_FILENO))
@@ -171,10 +168,10 @@ int kv_dump(int argc, char** argv) {
   PairWriter writer(stdout, command.json);
   Dump dump{&writer, true};
   const int code = visit_pairs(command, store, {dump_pair, &dump, false});
-  // Stopped by an error, it stays without its end, and does not pass for a whole one.
-  const bool ends = code == kKvDone || code == kKvDamaged;
+  // A dump that was stopped by an error gets no end, so load sees that it is truncated.
+  const bool ends = code == kExitDone || code == kExitDamaged;
   if (!dump.written || (ends && !writer.finish()))
-    return command.refuse(text_of("standard output: %s", strerror(errno)), kKvFailed);
+    return command.refuse(text_of("standard output: %s", strerror(errno)), kExitFailed);
   return code;
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See in_use.h.
-// Threading: one thread. Changes nothing. May not be used by runtime/ (it allocates).
 #include "tools/lun/in_use.h"
 
 #include <fcntl.h>
@@ -29,7 +28,7 @@ std::string real_path(const std::string& path) {
   return realpath(path.c_str(), resolved) ? resolved : "";
 }
 
-std::string last_part(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+std::string name_of(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 std::string system_directory(dev_t device) {
   return text_of("/sys/dev/block/%u:%u", major(device), minor(device));
@@ -70,14 +69,14 @@ std::string parent_of(const std::string& path) {
   } else if (S_ISCHR(status.st_mode)) {
     directory = text_of("/sys/dev/char/%u:%u", major(status.st_rdev), minor(status.st_rdev));
   } else {
-    // the file's file system lies on it
+    // The disk of the file system.
     const std::string disk = real_path(system_directory(status.st_dev));
-    return disk.empty() ? "-" : last_part(disk);
+    return disk.empty() ? "-" : name_of(disk);
   }
   const std::string parent = real_path(directory + "/device");
-  if (!parent.empty()) return last_part(parent);
-  const std::string whole = real_path(directory + "/..");  // a partition hangs on its disk
-  return whole.empty() || last_part(whole) == "block" ? "-" : last_part(whole);
+  if (!parent.empty()) return name_of(parent);
+  const std::string whole = real_path(directory + "/..");  // of a partition: its disk
+  return whole.empty() || name_of(whole) == "block" ? "-" : name_of(whole);
 }
 
 }  // namespace lunar::tools

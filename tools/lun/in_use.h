@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a device or file is being changed just now, and what it hangs on. The runtime checks
-// ownership (superpipe/ownership.h).
-// Threading: free functions, one thread. Changes nothing. May not be used by runtime/ (it
-// allocates).
+// Tells whether a process is changing the metadata of a device or file, and the device's parent.
+// The runtime checks ownership (superpipe/ownership.h).
+// Threading: free functions, one thread. Changes nothing.
 #pragma once
 #include <string>
 
 namespace lunar::tools {
 
-// Whether a process changes its metadata, or formats it, just now.
+// True while a process formats the path or changes its metadata.
 bool path_being_changed(const std::string& path);
-// What the device hangs on, as lspath's parent: the controller ("nvme0", "virtio3"), a loop
-// device's file, or the disk that a file lies on. "-" when that cannot be told.
+// The parent in the sense of lspath: the controller ("nvme0", "virtio3"), a loop device's file, or
+// the disk under a file. "-" if it is not known.
 std::string parent_of(const std::string& path);
 
 }  // namespace lunar::tools

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar lun info: what a device is and can do, whatever it holds; and the format's geometry where
-// it carries one. Threading: one thread. Changes nothing on the device. May not be used by runtime/
-// (it allocates).
+// lunar lun info: the kind and capabilities of a device, whatever it holds, and the geometry of
+// Lunar's format if it carries one. Changes nothing on the device.
 #include <cstdio>
 
 #include "lun/raid/path_device.h"
@@ -13,7 +12,7 @@ namespace {
 
 struct DeviceFacts {
   std::string kind, holds;
-  std::string shown;  // what it holds, for people
+  std::string shown;  // `holds`, for people
   uint64_t bytes = 0;
   uint32_t align = 0;
   Capabilities can;
@@ -30,31 +29,29 @@ void read_facts(Device* device, DeviceFacts* out) {
   if (count > 0) out->members.assign(paths, paths + count);
 }
 
-const char* yes_no(bool what) { return what ? "yes" : "no"; }
-
-void row(const char* name, const std::string& value) {
-  printf("%-16s%s\n", name, printable(value).c_str());
-}
+const char* yes_no(bool yes) { return yes ? "yes" : "no"; }
 
 void show_facts(const DeviceFacts& facts) {
-  row("kind", facts.kind);
-  row("size", text_of("%s (%llu bytes)", size_text(facts.bytes).c_str(),
-                      static_cast<unsigned long long>(facts.bytes)));
-  row("I/O", text_of("in units of %u, memory aligned to %u, up to %s at once", facts.align,
-                     facts.can.memory_align, size_text(facts.can.transfer_bytes_max).c_str()));
-  row("discard", yes_no(facts.can.discard));
-  row("window", text_of("%s%s", yes_no(facts.can.window),
-                        facts.can.window ? " (buffers registered once)" : ""));
-  row("polled",
-      text_of("%s%s", yes_no(facts.can.polled), facts.can.polled ? " (a copy is the I/O)" : ""));
-  row("persistent", yes_no(facts.can.persistent));
-  row("fua",
+  print_row("kind", facts.kind);
+  print_row("size", text_of("%s (%llu bytes)", size_text(facts.bytes).c_str(),
+                            static_cast<unsigned long long>(facts.bytes)));
+  print_row("I/O",
+            text_of("in units of %u, memory aligned to %u, up to %s at once", facts.align,
+                    facts.can.memory_align, size_text(facts.can.transfer_bytes_max).c_str()));
+  print_row("discard", yes_no(facts.can.discard));
+  print_row("window", text_of("%s%s", yes_no(facts.can.window),
+                              facts.can.window ? " (buffers registered once)" : ""));
+  print_row("polled", text_of("%s%s", yes_no(facts.can.polled),
+                              facts.can.polled ? " (a copy is the I/O)" : ""));
+  print_row("persistent", yes_no(facts.can.persistent));
+  print_row(
+      "fua",
       text_of("%s%s", fua_text(facts.can.fua),
               facts.can.fua == Fua::kFlush ? " (a durable write flushes the whole device)" : ""));
   if (facts.members.size() < 2) return;
   for (const PathInfo& member : facts.members)
-    row("member",
-        text_of("%s, %s%s", member.connection, member.status, member.primary ? ", primary" : ""));
+    print_row("member", text_of("%s, %s%s", member.connection, member.status,
+                                member.primary ? ", primary" : ""));
 }
 
 void json_facts(JsonWriter& json, const DeviceFacts& facts) {
@@ -81,37 +78,36 @@ void json_facts(JsonWriter& json, const DeviceFacts& facts) {
 }
 
 void show_format(const PhysicalLunInfo& info) {
-  row("uuid", uuid_text(info.uuid));
-  row("format", text_of("version %u, metadata image %llu%s", info.version,
-                        static_cast<unsigned long long>(info.sequence),
-                        info.damaged ? ", a damaged copy (lunar lun check --repair)" : ""));
+  print_row("uuid", uuid_text(info.uuid));
+  print_row("format", text_of("version %u, metadata image %llu%s", info.version,
+                              static_cast<unsigned long long>(info.sequence),
+                              info.damaged ? ", a damaged copy (lunar lun check --repair)" : ""));
   if (info.features)
-    row("features", text_of("0x%llx", static_cast<unsigned long long>(info.features)));
-  row("extents", text_of("%llu of %s",
-                         static_cast<unsigned long long>(
-                             info.extent_bytes ? info.usable_bytes / info.extent_bytes : 0),
-                         size_text(info.extent_bytes).c_str()));
-  row("space", text_of("%s usable, %s free", size_text(info.usable_bytes).c_str(),
-                       size_text(info.free_bytes).c_str()));
-  row("virtual LUNs", text_of("%u", info.luns));
+    print_row("features", text_of("0x%llx", static_cast<unsigned long long>(info.features)));
+  print_row("extents", text_of("%llu of %s",
+                               static_cast<unsigned long long>(
+                                   info.extent_bytes ? info.usable_bytes / info.extent_bytes : 0),
+                               size_text(info.extent_bytes).c_str()));
+  print_row("space", text_of("%s usable, %s free", size_text(info.usable_bytes).c_str(),
+                             size_text(info.free_bytes).c_str()));
+  print_row("virtual LUNs", text_of("%u", info.luns));
 }
 
 void show_lun(const VirtualLunInfo& lun) {
-  row("LUN", lun.name);
-  row("LUN type", type_word(lun));
-  row("LUN uuid", uuid_text(lun.uuid));
-  row("LUN size", text_of("%s in %s", size_text(lun.size_bytes).c_str(),
-                          counted(lun.extents, "extent").c_str()));
-  row("LUN in use", yes_no(lun.in_use));
-  row("LUN created", time_text(lun.created_s));
-  row("LUN cipher", lun.cipher_id ? text_of("%u", lun.cipher_id) : "none");
+  print_row("LUN", lun.name);
+  print_row("LUN type", type_word(lun));
+  print_row("LUN uuid", uuid_text(lun.uuid));
+  print_row("LUN size", text_of("%s in %s", size_text(lun.size_bytes).c_str(),
+                                counted(lun.extents, "extent").c_str()));
+  print_row("LUN in use", yes_no(lun.in_use));
+  print_row("LUN created", time_text(lun.created_s));
+  print_row("LUN cipher", lun.cipher_id ? text_of("%u", lun.cipher_id) : "none");
 }
 
-// A device without the format, or with one that this Lunar refuses: what it can do, and what it
-// holds.
-int info_of_raw(const LunLine& line, const std::string& device, const DeviceFacts& facts,
+// Shows a device without the format, or with one that this Lunar refuses.
+int info_of_raw(const LunCommand& command, const std::string& device, const DeviceFacts& facts,
                 const char* refused = nullptr) {
-  if (line.json) {
+  if (command.json) {
     JsonWriter json;
     json.open('{')
         .field("device", device)
@@ -121,28 +117,27 @@ int info_of_raw(const LunLine& line, const std::string& device, const DeviceFact
     json_facts(json, facts);
     json.close('}');
     print_json(json);
-    return kLunDone;
+    return kExitDone;
   }
-  row("device", device);
-  row("holds", facts.shown);
-  if (refused) row("format", refused);
+  print_row("device", device);
+  print_row("holds", facts.shown);
+  if (refused) print_row("format", refused);
   show_facts(facts);
-  return kLunDone;
+  return kExitDone;
 }
 
-int info_of_physical(const LunLine& line, const LunName& name, PhysicalLun* physical,
+int info_of_physical(const LunCommand& command, const LunName& name, PhysicalLun* physical,
                      const DeviceFacts& facts) {
   PhysicalLunInfo info;
   if (const int error = physical->info(&info); error < 0)
-    return lun_refuse(
-        line,
+    return command.refuse(
         text_of("%s: its metadata cannot be read: %s", name.device.c_str(), errno_text(error)),
-        kLunFailed);
+        kExitFailed);
   VirtualLunInfo lun;
   if (!name.name.empty()) {
-    if (const int code = find_lun(line, name, physical, &lun); code != 0) return code;
+    if (const int code = find_lun(command, name, physical, &lun); code != 0) return code;
   }
-  if (line.json) {
+  if (command.json) {
     JsonWriter json;
     json.open('{');
     physical_fields(json, name.device, info);
@@ -151,26 +146,29 @@ int info_of_physical(const LunLine& line, const LunName& name, PhysicalLun* phys
     if (!name.name.empty()) lun_json(json.key("lun"), lun);
     json.close('}');
     print_json(json);
-    return kLunDone;
+    return kExitDone;
   }
-  row("device", name.device);
-  row("holds", facts.shown);
+  print_row("device", name.device);
+  print_row("holds", facts.shown);
   show_facts(facts);
   show_format(info);
   if (!name.name.empty()) show_lun(lun);
-  return kLunDone;
+  return kExitDone;
 }
 
 }  // namespace
 
-int lun_info(const LunLine& line) {
-  LunName name = split_lun(line.words[0]);
-  if (name.device != line.words[0]) {
-    if (const int code = take_lun(line, line.words[0], true, &name); code != 0) return code;
-  } else if (const int code = take_lun(line, line.words[0], false, &name); code != 0) {
+int lun_info(int argc, char** argv) {
+  LunCommand command(
+      "info",
+      "Prints geometry, identity, free space, members, and the capabilities that probing found.");
+  std::string uri;
+  command.flags().add("URI[#NAME]", uri, "the device, or a LUN on it").required();
+  if (const auto code = command.parse(argc, argv)) return *code;
+  LunName name;
+  if (const int code = parse_lun_name(command, uri, split_lun(uri).device != uri, &name); code != 0)
     return code;
-  }
-  // Read-only first: a device that is mounted, or that this user may only read, has facts too.
+  // Read-only first: a mounted device has facts, as has one that this user may only read.
   DeviceOptions options;
   options.scratch = false;
   options.claim = Claim::kLook;
@@ -178,7 +176,7 @@ int lun_info(const LunLine& line) {
   Device* raw = nullptr;
   ErrorText why;
   int error = raw_open(name.device.c_str(), options, Format::kNever, &raw, &why);
-  if (error < 0) return lun_failed(line, error, why);
+  if (error < 0) return command.failed(error, why);
   DeviceFacts facts;
   read_facts(raw, &facts);
   DeviceContent content = DeviceContent::kBlank;
@@ -186,27 +184,27 @@ int lun_info(const LunLine& line) {
   error = device_content(raw, &content, what, sizeof what);
   device_close(raw);
   if (error < 0)
-    return lun_refuse(
-        line, text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)), kLunFailed);
+    return command.refuse(text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)),
+                          kExitFailed);
   facts.shown = holds_text(content, what, name.device);
   facts.holds = content == DeviceContent::kStore ? what : facts.shown;
   if (content != DeviceContent::kPhysicalLun) {
-    if (name.name.empty()) return info_of_raw(line, name.device, facts);
-    return lun_refuse(line,
-                      text_of("%s holds no LUNs but %s", name.device.c_str(), facts.shown.c_str()));
+    if (name.name.empty()) return info_of_raw(command, name.device, facts);
+    return command.refuse(
+        text_of("%s holds no LUNs but %s", name.device.c_str(), facts.shown.c_str()));
   }
   PhysicalLun* physical = nullptr;
   options.read_only = false;
-  // opened for writing it may be able to do more
+  // Opened for writing, the device may have more capabilities.
   if (raw_open(name.device.c_str(), options, Format::kNever, &raw, &why) == 0) {
     read_facts(raw, &facts);
     device_close(raw);
   }
   error = physical_open(name.device.c_str(), Format::kLook, &physical, &why);
   if (error == -EPROTONOSUPPORT && name.name.empty())
-    return info_of_raw(line, name.device, facts, why.text);
-  if (error < 0) return lun_failed(line, error, why);
-  const int code = info_of_physical(line, name, physical, facts);
+    return info_of_raw(command, name.device, facts, why.text);
+  if (error < 0) return command.failed(error, why);
+  const int code = info_of_physical(command, name, physical, facts);
   physical->close();
   return code;
 }

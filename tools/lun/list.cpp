@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar lun list: one line a virtual LUN. Without a URI it looks at what /dev has, reading heads
-// only, and opens what carries the format; one device that is seen twice (a namespace as block
-// device and as ng) is shown once. Writes nothing: devices are open for reading, what is damaged or
-// dead stays as it is.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// lunar lun list: one line per virtual LUN. Without a URI it reads the heads of all devices in /dev
+// and opens those that carry the format. A device with two nodes (a namespace as block device and
+// as ng) is shown once. Devices are opened for reading only, so damaged copies and dead LUNs stay.
 #include <dirent.h>
 #include <errno.h>
 #include <unistd.h>
@@ -38,7 +36,7 @@ std::vector<std::string> entries_of(const char* directory) {
   return out;
 }
 
-// Block devices (pmem ones are among them), then NVMe namespaces' own nodes.
+// Block devices (with those of pmem), then the character nodes of NVMe namespaces.
 std::vector<std::string> candidates() {
   std::vector<std::string> out;
   for (const std::string& name : entries_of("/sys/class/block")) out.push_back("/dev/" + name);
@@ -50,14 +48,14 @@ std::vector<std::string> candidates() {
   return out;
 }
 
-// Devices skipped when none was named.
-struct Passed {
-  std::vector<std::string> forbidden;  // this user may not look
-  unsigned members = 0;                // parts of stripes: only their URI makes sense of them
+// The devices that a list without URIs skipped.
+struct Skipped {
+  std::vector<std::string> forbidden;  // this user may not open them
+  unsigned members = 0;                // of stripes, which are listed by the stripe's URI
 };
 
-// Whether the head says that it is a physical LUN.
-bool carries_format(const std::string& device, Passed* passed) {
+// True if the head says that the device is a physical LUN.
+bool carries_format(const std::string& device, Skipped* skipped) {
   DeviceOptions options;
   options.scratch = false;
   options.claim = Claim::kLook;
@@ -65,18 +63,19 @@ bool carries_format(const std::string& device, Passed* passed) {
   Device* raw = nullptr;
   ErrorText why;
   const int error = raw_open(device.c_str(), options, Format::kNever, &raw, &why);
-  if (error == -EACCES || error == -EPERM) passed->forbidden.push_back(device);
+  if (error == -EACCES || error == -EPERM) skipped->forbidden.push_back(device);
   if (error < 0) return false;
   DeviceContent content = DeviceContent::kBlank;
   char what[128] = {};
   if (raw->size_bytes() == 0 || device_content(raw, &content, what, sizeof what) < 0)
     content = DeviceContent::kBlank;
   device_close(raw);
-  passed->members += content == DeviceContent::kMember;
+  skipped->members += content == DeviceContent::kMember;
   return content == DeviceContent::kPhysicalLun;
 }
 
-void take(PhysicalLun* physical, const std::string& device, std::vector<Shown>* out) {
+// Adds the device unless it is there, and closes it.
+void add_device(PhysicalLun* physical, const std::string& device, std::vector<Shown>* out) {
   Shown shown;
   shown.device = device;
   const bool told = physical->info(&shown.info) == 0;
@@ -88,7 +87,7 @@ void take(PhysicalLun* physical, const std::string& device, std::vector<Shown>* 
   if (told && !seen) out->push_back(std::move(shown));
 }
 
-std::string as_json(const std::vector<Shown>& all, const Passed& passed) {
+JsonWriter as_json(const std::vector<Shown>& all, const Skipped& skipped) {
   JsonWriter json;
   json.open('{').key("devices").open('[');
   for (const Shown& shown : all) {
@@ -99,9 +98,9 @@ std::string as_json(const std::vector<Shown>& all, const Passed& passed) {
     json.close(']').close('}');
   }
   json.close(']').key("not_permitted").open('[');
-  for (const std::string& device : passed.forbidden) json.value(device);
-  json.close(']').field("members_seen", passed.members).close('}');
-  return json.text() + "\n";
+  for (const std::string& device : skipped.forbidden) json.value(device);
+  json.close(']').field("members_seen", skipped.members).close('}');
+  return json;
 }
 
 std::string as_table(const std::vector<Shown>& all) {
@@ -127,45 +126,52 @@ std::string as_table(const std::vector<Shown>& all) {
 
 }  // namespace
 
-int lun_list(const LunLine& line) {
+int lun_list(int argc, char** argv) {
+  LunCommand command("list",
+                     "Prints one line per virtual LUN, then totals. Without a URI, it lists every "
+                     "block device and NVMe namespace in /dev that carries the format and that "
+                     "this user may open. Writes nothing.");
+  std::vector<std::string> uris;
+  command.flags().add("URI", uris, "devices");
+  if (const auto code = command.parse(argc, argv)) return *code;
   std::vector<Shown> all;
-  Passed passed;
-  if (line.words.empty()) {
+  Skipped skipped;
+  if (uris.empty()) {
     for (const std::string& device : candidates()) {
-      if (!carries_format(device, &passed)) continue;
+      if (!carries_format(device, &skipped)) continue;
       PhysicalLun* physical = nullptr;
       ErrorText why;
       const int error = physical_open(device.c_str(), Format::kLook, &physical, &why);
       if (error < 0)
-        lun_refuse(line, why.text);
+        command.refuse(why.text);
       else
-        take(physical, device, &all);
+        add_device(physical, device, &all);
     }
   }
-  for (const std::string& word : line.words) {
+  for (const std::string& uri : uris) {
     LunName name;
     PhysicalLun* physical = nullptr;
-    if (const int code = take_lun(line, word, false, &name); code != 0) return code;
-    if (const int code = open_physical(line, name.device, &physical, Format::kLook); code != 0)
+    if (const int code = parse_lun_name(command, uri, false, &name); code != 0) return code;
+    if (const int code = open_physical(command, name.device, &physical, Format::kLook); code != 0)
       return code;
-    take(physical, name.device, &all);
+    add_device(physical, name.device, &all);
   }
-  if (line.json) {
-    fputs(as_json(all, passed).c_str(), stdout);
-    return kLunDone;
+  if (command.json) {
+    print_json(as_json(all, skipped));
+    return kExitDone;
   }
   if (all.empty())
     puts("No device that carries Lunar's format was found.");
   else
     fputs(as_table(all).c_str(), stdout);
-  if (passed.members)
-    printf("%u device%s of stripes: lunar lun list stripe:URI;URI shows these\n", passed.members,
-           passed.members == 1 ? " is a member" : "s are members");
-  if (!passed.forbidden.empty()) {
-    printf("%s could not be opened%s\n", counted(passed.forbidden.size(), "device").c_str(),
-           geteuid() == 0 ? "" : "; `sudo lunar lun list` looks at them too");
+  if (skipped.members)
+    printf("%u device%s of stripes; to list them: lunar lun list 'stripe:URI;URI'\n",
+           skipped.members, skipped.members == 1 ? " is a member" : "s are members");
+  if (!skipped.forbidden.empty()) {
+    printf("%s could not be opened%s\n", counted(skipped.forbidden.size(), "device").c_str(),
+           geteuid() == 0 ? "" : "; `sudo lunar lun list` opens all");
   }
-  return kLunDone;
+  return kExitDone;
 }
 
 }  // namespace lunar::tools

@@ -1,164 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // See lun_tool.h.
-// Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/lun/lun_tool.h"
 
-#include <errno.h>
 #include <unistd.h>
 
 #include <cctype>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <sstream>
 
 #include "tools/support/text.h"
 
 namespace lunar::tools {
-namespace {
-
-std::vector<std::string> split_words(const char* text) {
-  std::istringstream in(text);
-  std::vector<std::string> out;
-  for (std::string word; in >> word;) out.push_back(word);
-  return out;
-}
-
-// "-5g" is a size, "-f" a flag.
-bool is_flag(const char* word) {
-  return word[0] == '-' && word[1] && !isdigit(static_cast<unsigned char>(word[1])) &&
-         word[1] != '.';
-}
-
-int unknown_flag(const LunVerb& verb, const LunLine& line, const std::string& name) {
-  std::vector<std::string> known = {"--json", "--help"};
-  for (std::string flag : split_words(verb.flags)) {
-    if (flag.back() == '=') flag.pop_back();
-    known.push_back(flag);
-  }
-  const std::string near = nearest_word(name, known);
-  if (!near.empty())
-    return lun_refuse(line,
-                      text_of("unknown flag %s; did you mean %s?", name.c_str(), near.c_str()));
-  return lun_refuse(line, text_of("unknown flag %s; `lunar lun %s --help` lists those there are",
-                                  name.c_str(), verb.name));
-}
-
-// Whether `name` is a flag of the verb: 0 no, 1 yes, 2 with a value.
-int kind_of_flag(const LunVerb& verb, const std::string& name) {
-  if (name == "--json" || name == "--help" || name == "-h") return 1;
-  for (const std::string& flag : split_words(verb.flags)) {
-    if (flag == name) return 1;
-    if (flag == name + "=") return 2;
-  }
-  return 0;
-}
-
-void store_flag(const std::string& name, const std::string& value, LunLine* out) {
-  if (name == "--help" || name == "-h")
-    out->help = true;
-  else if (name == "--json")
-    out->json = true;
-  else if (name == "--yes")
-    out->yes = true;
-  else if (name == "--format")
-    out->format = true;
-  else if (name == "--repair")
-    out->repair = true;
-  else if (name == "--size")
-    out->size_given = true, out->size = value;
-  else if (name == "--erase")
-    out->erase_given = true, out->erase = value;
-}
-
-}  // namespace
-
-int parse_lun_line(const LunVerb& verb, int argc, char** argv, LunLine* out) {
-  out->verb = verb.name;
-  bool only_words = false;
-  for (int at = 1; at < argc; ++at) {
-    if (only_words || !is_flag(argv[at])) {
-      out->words.push_back(argv[at]);
-      continue;
-    }
-    if (strcmp(argv[at], "--") == 0) {
-      only_words = true;
-      continue;
-    }
-    const std::string word = argv[at];
-    const size_t equals = word.find('=');
-    const std::string name = word.substr(0, equals);
-    const int kind = kind_of_flag(verb, name);
-    if (kind == 0) return unknown_flag(verb, *out, name);
-    if (kind == 1 && equals != std::string::npos)
-      return lun_refuse(*out, text_of("%s takes no value", name.c_str()));
-    std::string value;
-    if (kind == 2 && equals != std::string::npos)
-      value = word.substr(equals + 1);
-    else if (kind == 2 && at + 1 < argc)
-      value = argv[++at];
-    else if (kind == 2)
-      return lun_refuse(*out, text_of("%s needs a value; `lunar lun %s --help` tells which",
-                                      name.c_str(), verb.name));
-    store_flag(name, value, out);
-    if (out->help) return 0;
-  }
-  if (out->words.size() < verb.words_min)
-    return lun_refuse(
-        *out, text_of("too few words; `lunar lun %s --help` shows how it is used", verb.name));
-  if (out->words.size() > verb.words_max)
-    return lun_refuse(*out,
-                      text_of("%s is one word too many; `lunar lun %s --help` shows how it is used",
-                              out->words[verb.words_max].c_str(), verb.name));
-  return 0;
-}
-
-// ---- refusals and questions
-
-int lun_refuse(const LunLine& line, const std::string& text, int code) {
-  fflush(stdout);
-  fprintf(stderr, "lunar lun %s: %s\n", line.verb.c_str(), printable(text).c_str());
-  return code;
-}
-
-int lun_failed(const LunLine& line, int error, const ErrorText& why) {
-  int code = kLunRefused;
-  switch (-error) {
-    case EBADMSG:
-    case EUCLEAN:
-      code = kLunDamaged;
-      break;
-    case EIO:
-    case ENOMEM:
-    case ETIMEDOUT:
-    case ETIME:
-    case EMFILE:
-    case ENFILE:
-    case ENOLCK:
-      code = kLunFailed;
-      break;
-    default:
-      break;
-  }
-  return lun_refuse(line, why.text[0] ? std::string(why.text) : std::string(errno_text(error)),
-                    code);
-}
 
 bool at_terminal() { return isatty(STDIN_FILENO) && isatty(STDERR_FILENO); }
 
-bool lun_consent(const LunLine& line, const std::string& what_goes, int* code) {
-  if (line.yes) return true;
+bool lun_consent(const LunCommand& command, const std::string& loss, int* code) {
+  if (command.yes) return true;
   if (!at_terminal()) {
-    *code = lun_refuse(line,
-                       what_goes + "; there is no terminal to ask at: add --yes if that is wanted");
+    *code = command.refuse(loss + "; there is no terminal to ask at: add --yes if that is wanted");
     return false;
   }
-  fprintf(stderr, "%s. Go on? [y/N] ", what_goes.c_str());
+  return ask_at_terminal(command, loss, code);
+}
+
+bool ask_at_terminal(const LunCommand& command, const std::string& step, int* code) {
+  fprintf(stderr, "%s. Go on? [y/N] ", printable(step).c_str());
   fflush(stderr);
   char answer[64] = {};
   const bool said = fgets(answer, sizeof answer, stdin) &&
                     (strcasecmp(answer, "y\n") == 0 || strcasecmp(answer, "yes\n") == 0);
-  if (!said) *code = lun_refuse(line, "not done: the answer was not yes");
+  if (!said) *code = command.refuse("not done: the answer was not yes");
   return said;
 }
 
@@ -179,22 +51,24 @@ bool valid_lun_name(const std::string& name) {
   return true;
 }
 
-int take_lun(const LunLine& line, const std::string& uri, bool wanted, LunName* out) {
+int parse_lun_name(const LunCommand& command, const std::string& uri, bool with_name,
+                   LunName* out) {
   *out = split_lun(uri);
   if (out->device.empty())
-    return lun_refuse(line, "the device is an empty word; give a path or SCHEME:PATH");
-  if (!wanted) {
+    return command.refuse("the device is an empty word; give a path or SCHEME:PATH");
+  if (!with_name) {
     if (out->device == uri) return 0;
-    return lun_refuse(line, text_of("%s names a virtual LUN; give the device alone: %s",
-                                    uri.c_str(), out->device.c_str()));
+    return command.refuse(text_of("%s names a virtual LUN; give the device alone: %s", uri.c_str(),
+                                  out->device.c_str()));
   }
   if (out->device == uri)
-    return lun_refuse(line, text_of("%s names a device but no LUN on it; give %s", uri.c_str(),
-                                    shell_word(uri + "#NAME").c_str()));
+    return command.refuse(text_of("%s names a device but no LUN on it; give %s", uri.c_str(),
+                                  shell_word(uri + "#NAME").c_str()));
   if (valid_lun_name(out->name)) return 0;
-  return lun_refuse(line, text_of("'%s' is not a name for a LUN; give 1 to %zu of A-Z a-z 0-9 . _ "
-                                  "- and begin with none of . -",
-                                  out->name.c_str(), kLunNameBytes - 1));
+  return command.refuse(
+      text_of("'%s' is not a name for a LUN; give 1 to %zu of A-Z a-z 0-9 . _ - and begin with a "
+              "letter, digit or _",
+              out->name.c_str(), kLunNameBytes - 1));
 }
 
 std::vector<std::string> leaves_of(const std::string& uri) {
@@ -226,11 +100,11 @@ std::string path_of_leaf(const std::string& leaf) {
 
 // ---- opening
 
-int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out,
+int open_physical(const LunCommand& command, const std::string& device, PhysicalLun** out,
                   Format format) {
   ErrorText why;
   const int error = physical_open(device.c_str(), format, out, &why);
-  return error < 0 ? lun_failed(line, error, why) : 0;
+  return error < 0 ? command.failed(error, why) : 0;
 }
 
 std::vector<VirtualLunInfo> luns_of(PhysicalLun* physical) {
@@ -257,19 +131,19 @@ bool stays_in_use(PhysicalLun* physical, const VirtualLunInfo& lun) {
   return now.in_use;
 }
 
-int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, VirtualLunInfo* out) {
+int find_lun(const LunCommand& command, const LunName& name, PhysicalLun* physical,
+             VirtualLunInfo* out) {
   std::vector<std::string> known;
   for (const VirtualLunInfo& lun : luns_of(physical)) {
     if (name.name == lun.name) return *out = lun, 0;
     if (lun.name[0]) known.push_back(lun.name);
   }
   const std::string near = nearest_word(name.name, known);
-  return lun_refuse(line,
-                    text_of("%s has no LUN named '%s'; %s", name.device.c_str(), name.name.c_str(),
-                            near.empty() ? text_of("`lunar lun list %s` shows those there are",
-                                                   shell_word(name.device).c_str())
-                                               .c_str()
-                                         : text_of("did you mean '%s'?", near.c_str()).c_str()));
+  const std::string hint =
+      near.empty() ? text_of("`lunar lun list %s` lists its LUNs", shell_word(name.device).c_str())
+                   : text_of("did you mean '%s'?", near.c_str());
+  return command.refuse(text_of("%s has no LUN named '%s'; %s", name.device.c_str(),
+                                name.name.c_str(), hint.c_str()));
 }
 
 // ---- showing
@@ -281,8 +155,6 @@ std::string holds_text(DeviceContent content, const std::string& what, const std
   return what.empty() ? "unknown data" : what;
 }
 
-std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
-
 std::string time_text(uint64_t seconds) {
   const auto when = static_cast<time_t>(seconds);
   struct tm parts{};
@@ -291,13 +163,6 @@ std::string time_text(uint64_t seconds) {
       strftime(text, sizeof text, "%Y-%m-%d %H:%M", &parts) == 0)
     return "-";
   return text;
-}
-
-std::string uuid_text(const uint8_t* uuid) {
-  std::string out;
-  for (int i = 0; i < 16; ++i)
-    out += text_of(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
-  return out;
 }
 
 std::string type_word(const VirtualLunInfo& info) {
@@ -338,7 +203,5 @@ void physical_fields(JsonWriter& json, const std::string& device, const Physical
       .field("damaged_copies", info.damaged)
       .field("features", info.features);
 }
-
-void print_json(const JsonWriter& json) { printf("%s\n", json.text().c_str()); }
 
 }  // namespace lunar::tools

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the verbs of `lunar lun` share: the command line, refusals, questions, LUN URIs, and how a
-// LUN is shown.
+// Common parts of the verbs of `lunar lun`: consent, LUN URIs, opening, and how a LUN is shown.
 //
 // Every refusal is one line on standard error: what, where, how to fix. Nothing has been changed
-// then. What destroys asks on a terminal, or wants --yes.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// then. A verb that destroys data asks at the terminal, or needs --yes.
+// Threading: one thread.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,54 +11,33 @@
 
 #include "lun/compose.h"
 #include "tools/support/json_writer.h"
+#include "tools/support/verb_command.h"
 
 namespace lunar::tools {
 
-enum LunExit : int {
-  kLunDone = 0,
-  kLunRepaired = 1,  // check: needs repair, or was repaired
-  kLunRefused = 2,   // wrong use, bad input, no consent: nothing was changed
-  kLunDamaged = 3,   // the metadata is damaged beyond its copies
-  kLunFailed = 4,    // an I/O error or the like stopped it
+class LunCommand : public VerbCommand {
+ public:
+  LunCommand(const char* verb, const char* description)
+      : VerbCommand("lunar lun", verb, description) {}
+  void add_yes() { flags().add("--yes", yes, "do not ask"); }
+  bool yes = false;
 };
 
-struct LunLine {
-  std::string verb;
-  std::vector<std::string> words;  // what is no flag
-  bool help = false, json = false, yes = false, format = false, repair = false;
-  bool size_given = false, erase_given = false;
-  std::string size, erase;
-};
+int lun_create(int argc, char** argv);
+int lun_list(int argc, char** argv);
+int lun_info(int argc, char** argv);
+int lun_resize(int argc, char** argv);
+int lun_remove(int argc, char** argv);
+int lun_check(int argc, char** argv);
+int lun_paths(int argc, char** argv);
 
-// One verb. `flags`: those it takes in addition to --json and --help, blank-separated; a trailing
-// '=' means a value.
-struct LunVerb {
-  const char* name;
-  const char* summary;
-  const char* help;
-  unsigned words_min, words_max;
-  const char* flags;
-  int (*run)(const LunLine& line);
-};
-// 0, or kLunRefused with the line already said. argv[0] is the verb.
-int parse_lun_line(const LunVerb& verb, int argc, char** argv, LunLine* out);
+// ---- consent
 
-int lun_create(const LunLine& line);
-int lun_list(const LunLine& line);
-int lun_info(const LunLine& line);
-int lun_resize(const LunLine& line);
-int lun_remove(const LunLine& line);
-int lun_check(const LunLine& line);
-int lun_paths(const LunLine& line);
-
-// ---- refusals and questions
-
-// `lunar lun VERB: text` on standard error; returns `code`.
-int lun_refuse(const LunLine& line, const std::string& text, int code = kLunRefused);
-// The same for a failure of the runtime: its own line, and the exit code that its errno means.
-int lun_failed(const LunLine& line, int error, const ErrorText& why);
-// True with --yes, or after a yes at the terminal. Otherwise false, and *code says how to end.
-bool lun_consent(const LunLine& line, const std::string& what_goes, int* code);
+// loss: what happens to which data, as a sentence. True with --yes, or after a yes at the terminal.
+// Otherwise false, and *code is the exit code.
+bool lun_consent(const LunCommand& command, const std::string& loss, int* code);
+// The same for a step that --yes does not cover.
+bool ask_at_terminal(const LunCommand& command, const std::string& step, int* code);
 bool at_terminal();
 
 // ---- URIs
@@ -70,9 +48,10 @@ struct LunName {
 };
 LunName split_lun(const std::string& uri);
 bool valid_lun_name(const std::string& name);
-// Splits, and refuses what has no #NAME (or has one, wanted = false). 0 or an exit code.
-int take_lun(const LunLine& line, const std::string& uri, bool wanted, LunName* out);
-// The devices a raw URI is made of: itself, or the members of stripe:, paths:.
+// Splits a URI, and refuses one without #NAME (with_name), or with it (!with_name). 0 or an exit
+// code.
+int parse_lun_name(const LunCommand& command, const std::string& uri, bool with_name, LunName* out);
+// The devices of a raw URI: the URI itself, or the members of stripe: and paths:.
 std::vector<std::string> leaves_of(const std::string& uri);
 // "pmem:/x,delegate=on" -> "/x"; "" for sim: and mem:.
 std::string path_of_leaf(const std::string& leaf);
@@ -80,27 +59,26 @@ std::string path_of_leaf(const std::string& leaf);
 // ---- opening
 
 // 0 or an exit code
-int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out,
+int open_physical(const LunCommand& command, const std::string& device, PhysicalLun** out,
                   Format format = Format::kNever);
-// Finds the LUN's entry. 0 or an exit code (kLunRefused with the names that there are).
-int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, VirtualLunInfo* out);
-// Whether it is in use, also half a second later: an owner's ring outlives the owner by some
-// milliseconds.
+// Finds the LUN's entry. 0, or an exit code after a refusal that names the nearest LUN.
+int find_lun(const LunCommand& command, const LunName& name, PhysicalLun* physical,
+             VirtualLunInfo* out);
+// Waits up to half a second for the LUN to be unused, because an owner's ring outlives the owner by
+// some milliseconds. True: the LUN is still in use.
 bool stays_in_use(PhysicalLun* physical, const VirtualLunInfo& lun);
 std::vector<VirtualLunInfo> luns_of(PhysicalLun* physical);
 
 // ---- showing
 
-// What device_content() says a device holds, for people; of a key/value store also what shows it.
+// `what` device_content() found on a device, for people. For a key/value store it also names the
+// command that shows it.
 std::string holds_text(DeviceContent content, const std::string& what, const std::string& device);
-
-std::string size_text(uint64_t bytes);
 std::string time_text(uint64_t seconds);
-std::string uuid_text(const uint8_t* uuid);
 std::string type_word(const VirtualLunInfo& info);  // "scratch", "named", "key/value", "type 7"
-void lun_json(JsonWriter& json, const VirtualLunInfo& info);  // one object
-// fields of an open one
+// Writes one object.
+void lun_json(JsonWriter& json, const VirtualLunInfo& info);
+// Writes fields of an object.
 void physical_fields(JsonWriter& json, const std::string& device, const PhysicalLunInfo& info);
-void print_json(const JsonWriter& json);
 
 }  // namespace lunar::tools

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar lun paths: AIX's `lspath -F "name parent connection status"`, for paths:, and for the
-// members of stripes. Threading: one thread. Reads only. May not be used by runtime/ (it
-// allocates).
+// lunar lun paths: like AIX's `lspath -F "name parent connection status"`, for the paths of paths:
+// and the members of stripe:. Writes nothing.
 #include <cstdio>
 
 #include "lun/raid/path_device.h"
@@ -12,9 +11,17 @@
 
 namespace lunar::tools {
 
-int lun_paths(const LunLine& line) {
+int lun_paths(int argc, char** argv) {
+  LunCommand command(
+      "paths",
+      "Prints one line per path of paths:, or per member of stripe:, like AIX's lspath: name of "
+      "the device, parent (its adapter or file system), connection, status (Enabled, Failed, "
+      "Missing), and the number of I/Os, errors and failovers during the open.");
+  std::string uri;
+  command.flags().add("URI", uri, "the device").required();
+  if (const auto code = command.parse(argc, argv)) return *code;
   LunName name;
-  if (const int code = take_lun(line, line.words[0], false, &name); code != 0) return code;
+  if (const int code = parse_lun_name(command, uri, false, &name); code != 0) return code;
   DeviceOptions options;
   options.scratch = false;
   options.claim = Claim::kLook;
@@ -23,13 +30,13 @@ int lun_paths(const LunLine& line) {
   ErrorText why;
   if (const int error = raw_open(name.device.c_str(), options, Format::kNever, &raw, &why);
       error < 0)
-    return lun_failed(line, error, why);
+    return command.failed(error, why);
   PathInfo paths[kDeviceFdsMax];
   const int got = device_paths(raw, paths, kDeviceFdsMax);
   const std::string kind = raw->kind();
   device_close(raw);
   const unsigned count = got > 0 ? static_cast<unsigned>(got) : 0;
-  if (line.json) {
+  if (command.json) {
     JsonWriter json;
     json.open('{').field("device", name.device).field("kind", kind).key("paths").open('[');
     for (unsigned i = 0; i < count; ++i) {
@@ -47,7 +54,7 @@ int lun_paths(const LunLine& line) {
     }
     json.close(']').close('}');
     print_json(json);
-    return kLunDone;
+    return kExitDone;
   }
   Table table({"name", "parent", "connection", "status", ">I/Os", ">errors", ">failovers"});
   for (unsigned i = 0; i < count; ++i) {
@@ -58,7 +65,7 @@ int lun_paths(const LunLine& line) {
                std::to_string(path.failovers)});
   }
   fputs(table.text().c_str(), stdout);
-  return kLunDone;
+  return kExitDone;
 }
 
 }  // namespace lunar::tools

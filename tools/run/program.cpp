@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See program.h. The checks are those of the dynamic loader: an ELF program for this machine, with
-// a glibc loader, that gains no privilege when executed.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// See program.h. The loader preloads only into an ELF program for this machine, with a glibc
+// loader, that gains no privilege when executed.
 #include "tools/run/program.h"
 
 #include <elf.h>
@@ -26,7 +25,7 @@ int fail(int code, std::string* why, std::string line) {
   return code;
 }
 
-// Where execvp would find it. 0, or an exit code with *why.
+// Finds the path that execvp would find. 0, or an exit code with *why.
 int locate(const std::string& name, std::string* path, std::string* why) {
   if (name.empty()) return fail(kExitNotFound, why, "the command is an empty word");
   std::vector<std::string> candidates;
@@ -70,7 +69,7 @@ int locate(const std::string& name, std::string* path, std::string* why) {
   return fail(kExitNotFound, why, text_of("%s: command not found in PATH", name.c_str()));
 }
 
-// What kept the library out of a program that is otherwise fine; 0: nothing.
+// Refuses a program that the library cannot serve. 0, or an exit code with *why.
 int check_kind(const sys::ProgramFile& file, const std::string& path, std::string* why) {
   const char *name = path.c_str(), *detail = file.detail;
   switch (file.kind) {
@@ -107,14 +106,13 @@ int check_kind(const sys::ProgramFile& file, const std::string& path, std::strin
     case sys::ProgramKind::kSanitized:
       return fail(kExitOwnFailure, why,
                   text_of("%s is built with %s, which needs the memory that Lunar serves; run it "
-                          "without Lunar, or a "
-                          "build without -fsanitize",
+                          "without Lunar, or use a build without -fsanitize",
                           name, detail));
   }
   return 0;
 }
 
-// The words of a #! line: interpreter, and the rest.
+// Splits a #! line into the interpreter and the rest.
 void split_script_line(const std::string& line, std::string* interpreter, std::string* rest) {
   size_t start = std::min(line.find_first_not_of(" \t", 2), line.size());
   size_t end = std::min(line.find_first_of(" \t", start), line.size());
@@ -123,7 +121,7 @@ void split_script_line(const std::string& line, std::string* interpreter, std::s
   *rest = rest_start == std::string::npos ? "" : line.substr(rest_start);
 }
 
-// "env [-S] [NAME=VALUE]... program": the program, "" when it cannot be told.
+// Finds the program in the words "[-S] [NAME=VALUE]... program" of env(1); "" if there is none.
 std::string program_of_env(const std::string& words) {
   for (size_t at = 0; at < words.size();) {
     size_t end = std::min(words.find_first_of(" \t", at), words.size());
@@ -166,8 +164,7 @@ int check_script(const std::string& path, const std::string& line, unsigned dept
 int check_file(const std::string& path, unsigned depth, bool* shell, sys::ProgramFile* kind,
                std::string* why) {
   int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  // Executable but unreadable is allowed; ld.so then preloads all the same unless privilege is
-  // gained.
+  // A program may be executable but not readable. ld.so preloads into it unless it gains privilege.
   if (fd < 0) return 0;
   char head[1024] = {};
   const ssize_t got = pread(fd, head, sizeof head - 1, 0);
@@ -180,16 +177,15 @@ int check_file(const std::string& path, unsigned depth, bool* shell, sys::Progra
     if (got > 0 && memchr(head, 0, static_cast<size_t>(got)) != nullptr)
       code = fail(kExitNotExecutable, why,
                   text_of("%s is in no executable format of this machine", path.c_str()));
-    // text: shells run it as a script of their own
     else
-      *shell = true;
+      *shell = true;  // text: shells run it as a script of their own
   }
   close(fd);
   return code;
 }
 
-// The program that glibc's loader is to start, by its own command line; "": it starts none, or
-// looks for it as for a library.
+// Finds the program in a command line of glibc's loader; "": there is none, or the loader searches
+// for it like a library.
 std::string program_of_loader(const std::vector<char*>& command) {
   for (size_t i = 1; i < command.size(); ++i) {
     const std::string word = command[i];

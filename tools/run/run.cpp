@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar run: starts a program whose heap extends onto a LUN.
 //
-//   flags -> LUNAR_* variables, liblunar-preload.so in front of LD_PRELOAD, a memfd for the tree's
-//   account, exec
+//   flags -> LUNAR_* variables, liblunar-preload.so at the head of LD_PRELOAD, a memfd for the
+//   tree's account, exec
 //
-// It refuses early and in one line what would fail late and inside the program; nothing on the host
-// has been changed before the exec. Its own failures exit 125, a program that is not executable
-// 126, one that is not found 127. Threading: one thread. May not be used by runtime/ (it
-// allocates).
+// It refuses, in one line and before the exec, settings that would fail inside the program. Exit
+// codes: run/program.h.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -33,14 +31,14 @@ namespace lunar::tools {
 namespace {
 
 constexpr uint64_t kAccountBytes = 4 * kMiB;
-constexpr int kAccountDescriptor = 700;  // out of the way of programs that count on small numbers
+constexpr int kAccountDescriptor = 700;  // programs expect small numbers for their own
 
-int complain(int code, const std::string& line) {
+int refuse(int code, const std::string& line) {
   fprintf(stderr, "lunar run: %s\n", printable(line).c_str());
   return code;
 }
 
-// Where an option's value came from; the order is that of precedence.
+// The flag, variable or file that an option's value came from, by precedence.
 std::string origin_of(const RunLine& line, const Options& before_flags, const char* name) {
   const OptionInfo& info = option_info(static_cast<size_t>(option_find(name)));
   for (size_t i = line.flags.size(); i > 0; --i) {
@@ -68,14 +66,13 @@ bool apply_flags(const RunLine& line, Options* options, std::string* why) {
   return true;
 }
 
-// Variables for the program. Paths become absolute: programs change directory, and start others
-// that do.
+// Sets the program's variables. Paths become absolute, because programs change their directory.
 void export_options(const RunLine& line, const Options& options) {
   for (const RunFlag& flag : line.flags) {
     setenv(variable_name(option_info(flag.option)).c_str(), flag.value.c_str(), 1);
   }
   setenv("LUNAR_ROOT", text_of("%d", static_cast<int>(getpid())).c_str(), 1);  // exec keeps the pid
-  // Worked out here once, so that all processes of the tree hold the same budget.
+  // Computed once here, so that all processes of the tree have the same budget.
   setenv("LUNAR_DRAM", text_of("%llu", static_cast<unsigned long long>(options.dram)).c_str(), 1);
   if (std::string lun = absolute_lun(options.lun); lun != options.lun || getenv("LUNAR_LUN"))
     setenv("LUNAR_LUN", lun.c_str(), 1);
@@ -113,8 +110,8 @@ bool export_preload(std::string* why) {
   return true;
 }
 
-// 0 or -errno. Memory files count as files: a limit on file sizes is lifted meanwhile, as far as it
-// may be.
+// A limit on file sizes also applies to memory files, so the soft limit is lifted meanwhile. 0 or
+// -errno.
 int size_account(int fd) {
   rlimit limit{}, lifted{};
   getrlimit(RLIMIT_FSIZE, &limit);
@@ -130,9 +127,9 @@ int size_account(int fd) {
 bool export_account(std::string* why) {
   int low = memfd_create("lunar-account", MFD_ALLOW_SEALING | MFD_CLOEXEC);
   if (low < 0)
-    return *why = text_of("no memory file for the account can be made: %s", errno_text(errno)),
+    return *why = text_of("a memory file for the account cannot be made: %s", errno_text(errno)),
            false;
-  // Sealed in size: no member of the tree can make another's mapping fault by truncating it.
+  // Its size is sealed: no process of the tree can truncate it and make another's mapping fault.
   if (const int rc = size_account(low); rc < 0)
     return *why = text_of("the account's memory file cannot be sized: %s%s", errno_text(-rc),
                           rc == -EFBIG ? "; raise the limit on file sizes (ulimit -f)" : ""),
@@ -152,7 +149,8 @@ bool export_account(std::string* why) {
                           errno_text(errno)),
            false;
   close(low);
-  // By its inode too: a program that was started without it finds it at others of the tree.
+  // The inode identifies it: a program that was started without the descriptor finds it in another
+  // process of the tree.
   struct stat status{};
   if (fstat(high, &status) != 0)
     return *why = text_of("the account's descriptor: %s", errno_text(errno)), false;
@@ -164,8 +162,8 @@ bool export_account(std::string* why) {
   return true;
 }
 
-// Some programs of the tree start with fewer rights (setpriv, runuser): they get an open
-// /dev/userfaultfd handed down. Without one they have to have rights of their own.
+// Programs of the tree that start with fewer rights (setpriv, runuser) inherit an open
+// /dev/userfaultfd. Without it they need rights of their own.
 void export_uffd_device() {
   const int low = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
   if (low < 0) return;
@@ -191,8 +189,8 @@ int execute(const Program& program, std::vector<char*> command) {
     execv("/bin/sh", shell.data());
   }
   int error = errno;
-  return complain(error == ENOENT ? kExitNotFound : kExitNotExecutable,
-                  text_of("%s cannot be started: %s", program.path.c_str(), errno_text(error)));
+  return refuse(error == ENOENT ? kExitNotFound : kExitNotExecutable,
+                text_of("%s cannot be started: %s", program.path.c_str(), errno_text(error)));
 }
 
 }  // namespace
@@ -200,26 +198,26 @@ int execute(const Program& program, std::vector<char*> command) {
 int cmd_run(int argc, char** argv) {
   RunLine line;
   std::string why;
-  if (parse_run_line(argc, argv, &line, &why) < 0) return complain(kExitOwnFailure, why);
+  if (parse_run_line(argc, argv, &line, &why) < 0) return refuse(kExitOwnFailure, why);
   if (line.help) {
     fputs(run_help().c_str(), stdout);
     return 0;
   }
   Options options;
   ErrorText text;
-  if (options_load(&options, environ, &text) < 0) return complain(kExitOwnFailure, text.text);
+  if (options_load(&options, environ, &text) < 0) return refuse(kExitOwnFailure, text.text);
   const Options before_flags = options;
-  if (!apply_flags(line, &options, &why)) return complain(kExitOwnFailure, why);
+  if (!apply_flags(line, &options, &why)) return refuse(kExitOwnFailure, why);
   OriginOf origin = [&](const char* name) { return origin_of(line, before_flags, name); };
   if (!check_sizes(&options, origin, &why) || !check_lun(options, origin, &why) ||
       !check_kernel_calls(&why)) {
-    return complain(kExitOwnFailure, why);
+    return refuse(kExitOwnFailure, why);
   }
   Program program;
-  if (int code = find_program(line.command, &program, &why); code != 0) return complain(code, why);
-  if (!open_lun(options, origin, &why)) return complain(kExitOwnFailure, why);
+  if (int code = find_program(line.command, &program, &why); code != 0) return refuse(code, why);
+  if (!open_lun(options, origin, &why)) return refuse(kExitOwnFailure, why);
   export_options(line, options);
-  if (!export_preload(&why) || !export_account(&why)) return complain(kExitOwnFailure, why);
+  if (!export_preload(&why) || !export_account(&why)) return refuse(kExitOwnFailure, why);
   export_uffd_device();
   return execute(program, line.command);
 }

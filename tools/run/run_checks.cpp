@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See run_checks.h; the LUN: run_lun.cpp. Each refusal is one line: what, where, what to do.
-// Threading: one thread. Changes nothing on the host. May not be used by runtime/ (it allocates).
+// See run_checks.h. The checks of the LUN are in run_lun.cpp.
 #include "tools/run/run_checks.h"
 
 #include <sys/mman.h>
@@ -16,19 +15,25 @@
 namespace lunar::tools {
 namespace {
 
-bool refuse(std::string* why, std::string line) {
-  *why = std::move(line);
-  return false;
+// jemalloc maps its first tables before the library can print anything.
+bool check_limits(std::string* why) {
+  constexpr size_t kFirstTables = 32 * kMiB;
+  void* trial = nullptr;
+  const int rc = sys::map(nullptr, kFirstTables, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &trial);
+  if (rc == 0) return (void)sys::unmap(trial, kFirstTables), true;
+  return refuse(
+      why,
+      text_of("the kernel does not give %s of memory to this process: %s; raise the limit (%s)",
+              size_text(kFirstTables).c_str(), errno_text(rc), sys::memory_limit()));
 }
-
-std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
 
 }  // namespace
 
 bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why) {
   const sys::UsableMemory memory = sys::usable_memory();
   const uint64_t total = sys::machine_memory_bytes("MemTotal");
-  // Whole mebibytes: the number is passed on, and shown.
+  // Whole mebibytes, because the number is shown.
   if (origin_of("dram").find("default") != std::string::npos)
     options->dram = round_down(memory.bytes / 4, kMiB);
   std::string origin = origin_of("dram");
@@ -55,19 +60,6 @@ bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why) 
                 origin.c_str()));
   }
   return true;
-}
-
-// jemalloc's first tables, before the library could say anything.
-bool check_limits(std::string* why) {
-  constexpr size_t kFirstTables = 32 * kMiB;
-  void* trial = nullptr;
-  const int rc = sys::map(nullptr, kFirstTables, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &trial);
-  if (rc == 0) return (void)sys::unmap(trial, kFirstTables), true;
-  return refuse(
-      why,
-      text_of("the kernel does not give %s of memory to this process: %s; raise the limit (%s)",
-              size_text(kFirstTables).c_str(), errno_text(rc), sys::memory_limit()));
 }
 
 bool check_kernel_calls(std::string* why) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See run_flags.h. --name VALUE, --name=VALUE; for yes/no options --name, --name=no, --no-name. The
-// first word that is no flag, or what follows `--`, is the command.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// See run_flags.h. Flags are --name VALUE or --name=VALUE; for yes/no options --name, --name=no or
+// --no-name. The command begins with the first word that is not a flag, or after `--`.
 #include "tools/run/run_flags.h"
 
 #include <errno.h>
@@ -33,7 +32,7 @@ namespace {
 // Index of the option that `--NAME` sets; *negated for --no-NAME of a yes/no option. -1: none.
 int find_flag(const std::string& name, bool* negated) {
   *negated = false;
-  // Flags are spelled with dashes and in lower case; the table's own folding is for variables.
+  // Flags have dashes and lower case; option_find() also accepts the spellings of variables.
   for (size_t i = 0; i < option_count(); ++i) {
     const OptionInfo& info = option_info(i);
     std::string flag = flag_name(info);
@@ -52,16 +51,13 @@ std::string unknown_flag(const std::string& name) {
     if (option_info(i).flag && !option_info(i).test_only)
       known.push_back(flag_name(option_info(i)));
   }
-  std::string near = nearest_word(name, known);
-  if (!near.empty())
-    return text_of("unknown flag %s; did you mean %s?", name.c_str(), near.c_str());
-  return text_of("unknown flag %s; `lunar run --help` lists those there are", name.c_str());
+  return unknown_text("lunar run", "flag", name, known);
 }
 
 bool has_blank(const std::string& text) { return text.find_first_of(" \t\n") != std::string::npos; }
 
-// Several --lun are a stripe: one value, its parts apart by blanks. So a path with a blank can be
-// given, but alone.
+// Several --lun are a stripe. They become one value, with blanks between the parts, so a path with
+// a blank must be the only one.
 int add_flag(const RunFlag& flag, RunLine* out, std::string* why) {
   RunFlag* before = nullptr;
   for (RunFlag& other : out->flags) {
@@ -76,8 +72,7 @@ int add_flag(const RunFlag& flag, RunLine* out, std::string* why) {
   if (lun && has_blank(odd) && (before || !path)) {
     *why = text_of(
         "%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with "
-        "a blank by a link "
-        "without one (ln -s)",
+        "a blank by a link without one (ln -s)",
         flag.spelled.c_str(), odd.c_str());
     return -EINVAL;
   }
@@ -162,7 +157,7 @@ void append_entry(std::string* out, const std::string& head, const std::string& 
 
 std::string flag_head(const OptionInfo& info) {
   std::string head = flag_name(info);
-  // What is on by default is switched off, so its "no" is what people look for.
+  // People switch off an option that is on by default, so its --no- form is shown.
   if (info.type == OptionType::kBool)
     return strcmp(info.default_text, "yes") == 0 ? head + ", --no-" + head.substr(2) : head;
   return head + " " + info.value_name;
@@ -171,44 +166,39 @@ std::string flag_head(const OptionInfo& info) {
 }  // namespace
 
 std::string run_help() {
-  std::string out =
+  std::string out = wrapped_help(
       "Usage: lunar run [OPTION]... [--] COMMAND [ARGUMENT]...\n\n"
       "Runs COMMAND with its heap extended onto a LUN: hot pages stay in DRAM, the others live on "
-      "flash.\n"
-      "COMMAND replaces this process: its pid, terminal, signals and exit code are its own.\n\n"
-      "Options:\n";
+      "flash. COMMAND replaces this process: its pid, terminal, signals and exit code are its "
+      "own.\n\n"
+      "Options:\n");
   for (size_t i = 0; i < option_count(); ++i) {
     const OptionInfo& info = option_info(i);
     if (!info.flag || info.test_only) continue;
     append_entry(&out, flag_head(info), info.help + default_note(info));
   }
   append_entry(&out, "-h, --help", "this text");
-  out +=
+  out += wrapped_help(
       "\nSizes take k, m, g or t (powers of 1024). Each option is also a variable (--dram: "
-      "LUNAR_DRAM) and a key of "
-      "the\n"
-      "config file (dram = 1g); a flag wins over the variable, the variable over the file. `lunar "
-      "help options` lists "
-      "all.\n\n"
+      "LUNAR_DRAM) and a key of the config file (dram = 1g); a flag wins over the variable, the "
+      "variable over the file. `lunar help options` lists all.\n\n"
       "Exit codes: COMMAND's own; 125 if Lunar cannot start or tier it, 126 if it is not "
-      "executable, 127 if it is not\n"
-      "found.\n\n"
+      "executable, 127 if it is not found.\n\n"
       "Examples:\n"
       "  lunar run --dram 1g -- redis-server --port 6379\n"
       "  lunar run --dram 256m --lun /mnt/flash --stats -- sort big.txt\n"
-      "  lunar run --lun /dev/nvme1n1#cache --lun /dev/nvme2n1#cache -- COMMAND    (two LUNs: a "
-      "stripe)\n";
+      "  lunar run --lun /dev/nvme1n1#cache --lun /dev/nvme2n1#cache -- COMMAND  (a stripe of two "
+      "LUNs)\n");
   return out;
 }
 
 std::string options_text() {
-  std::string out =
+  std::string out = wrapped_help(
       "Each option of Lunar is a variable, a key of the config file and of lunar_config.options, "
-      "and in most cases a\n"
-      "flag of `lunar run`. Precedence: default < config file < variable < flag.\n"
+      "and in most cases a flag of `lunar run`. Precedence: default < config file < variable < "
+      "flag.\n"
       "Config file: $LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; lines `name = "
-      "value`, comments "
-      "with #.\n\n";
+      "value`, comments with #.\n\n");
   for (size_t i = 0; i < option_count(); ++i) {
     const OptionInfo& info = option_info(i);
     if (info.test_only) continue;

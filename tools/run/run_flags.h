@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line of `lunar run`, read by the options table, and the help text made from it.
-// Threading: free functions, one thread. May not be used by runtime/ (it allocates).
+// The command line of `lunar run`, which follows from the options table, and the generated help.
+// Threading: free functions, one thread.
 #pragma once
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ struct RunFlag {
 
 struct RunLine {
   bool help = false;
-  std::vector<RunFlag> flags;  // in the order given; all --lun in one
+  std::vector<RunFlag> flags;  // in the order given; all --lun are one flag
   std::vector<char*> command;  // argv of the program, without the closing nullptr
 };
 

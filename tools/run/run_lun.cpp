@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LUN of `lunar run`, looked at before a program starts: see run_checks.h. `--lun` is what
-// lun/compose.h calls a list for scratch_open: directories, files, devices, URIs, named virtual
-// LUNs; several are a stripe, as large as the smallest times their number. Each refusal is one
-// line: what, where, what to do.
-// Threading: one thread. Writes nothing but in open_lun. May not be used by runtime/ (it
-// allocates).
+// Checks of the LUN of `lunar run` (run_checks.h). `--lun` is a list for scratch_open
+// (lun/compose.h): directories, files, devices, URIs, named virtual LUNs. Several are a stripe, as
+// large as the smallest times their number. Only open_lun writes.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -28,21 +25,11 @@
 namespace lunar::tools {
 namespace {
 
-// What one LUN of the list can give.
+// The space of one LUN of the list.
 struct Room {
-  uint64_t bytes = UINT64_MAX;  // UINT64_MAX: seen when it is opened
-  const char* what = "";        // "free", "in all": for the line that it is too little
+  uint64_t bytes = UINT64_MAX;  // UINT64_MAX: not known before it is opened
+  const char* kind = "";        // "free", "in all": for the refusal
 };
-
-struct Look {
-  const OriginOf& origin_of;
-  std::string origin() const { return origin_of("lun"); }
-};
-
-bool refuse(std::string* why, std::string line) {
-  *why = std::move(line);
-  return false;
-}
 
 bool has_prefix(const std::string& text, const char* prefix) {
   return text.compare(0, strlen(prefix), prefix) == 0;
@@ -60,7 +47,7 @@ std::string scheme_of(const std::string& lun) {
 
 bool is_composite(const std::string& scheme) { return scheme == "stripe" || scheme == "paths"; }
 
-// A path with a blank in it that is there is one LUN (as scratch_open has it).
+// Splits the list at blanks. An existing path with a blank is one LUN, as for scratch_open.
 std::vector<std::string> luns_of_list(const std::string& list) {
   if (!list.empty() && access(list.c_str(), F_OK) == 0) return {list};
   std::istringstream in(list);
@@ -69,7 +56,7 @@ std::vector<std::string> luns_of_list(const std::string& list) {
   return out;
 }
 
-// The space the LUNs can give against the space that is asked of them.
+// Compares the space of the LUNs with --size and --dram.
 bool check_space(const Options& options, const OriginOf& origin_of, const std::string& lun,
                  const Room& room, std::string* why) {
   if (options.size > room.bytes) {
@@ -77,14 +64,14 @@ bool check_space(const Options& options, const OriginOf& origin_of, const std::s
         why,
         text_of(
             "%s: %s has %s %s, less than the %s asked for; give a smaller --size or another --lun",
-            origin_of("size").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.what,
+            origin_of("size").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.kind,
             size_text(options.size).c_str()));
   }
   if (room.bytes < options.dram) {
     return refuse(why, text_of("%s: %s has %s %s, less than the DRAM budget of %s; give another "
                                "--lun or a smaller --dram",
                                origin_of("lun").c_str(), lun.c_str(), size_text(room.bytes).c_str(),
-                               room.what, size_text(options.dram).c_str()));
+                               room.kind, size_text(options.dram).c_str()));
   }
   return true;
 }
@@ -105,8 +92,8 @@ bool check_on_disk(const std::string& origin, const std::string& path, FileSyste
                              origin.c_str(), path.c_str(), fs->kind.c_str()));
 }
 
-bool check_directory(const Look& look, const std::string& path, Room* room, std::string* why) {
-  const std::string origin = look.origin();
+bool check_directory(const std::string& origin, const std::string& path, Room* room,
+                     std::string* why) {
   FileSystem fs;
   if (!check_on_disk(origin, path, &fs, why)) return false;
   if (faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
@@ -129,17 +116,17 @@ bool check_directory(const Look& look, const std::string& path, Room* room, std:
   return true;
 }
 
-bool check_regular(const Look& look, const std::string& path, const struct stat& status, Room* room,
-                   std::string* why) {
+bool check_regular(const std::string& origin, const std::string& path, const struct stat& status,
+                   Room* room, std::string* why) {
   FileSystem fs;
-  if (!check_on_disk(look.origin(), path, &fs, why)) return false;
+  if (!check_on_disk(origin, path, &fs, why)) return false;
   *room = {static_cast<uint64_t>(status.st_blocks) * 512 + fs.free_bytes, "of space"};
   return true;
 }
 
-bool check_block_device(const Look& look, const std::string& path, Room* room, std::string* why) {
-  const std::string origin = look.origin();
-  // its users are checked when it is opened as a LUN
+bool check_block_device(const std::string& origin, const std::string& path, Room* room,
+                        std::string* why) {
+  // open_lun checks whether it is in use.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0)
     return refuse(why, text_of("%s: %s cannot be opened: %s", origin.c_str(), path.c_str(),
@@ -154,16 +141,15 @@ bool check_block_device(const Look& look, const std::string& path, Room* room, s
   return true;
 }
 
-// A file that is not there can be made; a device cannot.
+// True if a missing leaf is a file, which can be made, and not a device.
 bool can_be_made(const std::string& leaf, const std::string& path) {
   const std::string scheme = path == leaf ? "" : scheme_of(leaf);
   return (scheme.empty() || scheme == "file") && !has_prefix(path, "/dev/");
 }
 
-// Whether the path of the leaf is there and this user may use it.
-bool check_rights(const Look& look, const std::string& leaf, const std::string& path,
+// Checks that the path of the leaf exists and that this user may use it.
+bool check_rights(const std::string& origin, const std::string& leaf, const std::string& path,
                   struct stat* status, std::string* why) {
-  const std::string origin = look.origin();
   if (path.empty())
     return refuse(
         why,
@@ -173,9 +159,9 @@ bool check_rights(const Look& look, const std::string& leaf, const std::string& 
     if (errno != ENOENT)
       return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(errno)));
     if (!can_be_made(leaf, path)) {
-      return refuse(
-          why, text_of("%s: %s does not exist; `lunar doctor` shows which devices this host has",
-                       origin.c_str(), path.c_str()));
+      return refuse(why,
+                    text_of("%s: %s does not exist; `lunar doctor` lists the devices of this host",
+                            origin.c_str(), path.c_str()));
     }
     return refuse(why, text_of("%s: %s does not exist; give a directory, a block device, or a file "
                                "made with `fallocate -l 8G %s`",
@@ -191,46 +177,47 @@ bool check_rights(const Look& look, const std::string& leaf, const std::string& 
                              user.c_str(), shell_word(path).c_str()));
 }
 
-bool check_path(const Look& look, const std::string& path, Room* room, std::string* why) {
+bool check_path(const std::string& origin, const std::string& path, Room* room, std::string* why) {
   struct stat status{};
-  if (!check_rights(look, path, path, &status, why)) return false;
-  if (S_ISDIR(status.st_mode)) return check_directory(look, path, room, why);
+  if (!check_rights(origin, path, path, &status, why)) return false;
+  if (S_ISDIR(status.st_mode)) return check_directory(origin, path, room, why);
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
     return refuse(why, text_of("%s: %s is neither a directory, a regular file nor a block device",
-                               look.origin().c_str(), path.c_str()));
+                               origin.c_str(), path.c_str()));
   }
-  return S_ISREG(status.st_mode) ? check_regular(look, path, status, room, why)
-                                 : check_block_device(look, path, room, why);
+  return S_ISREG(status.st_mode) ? check_regular(origin, path, status, room, why)
+                                 : check_block_device(origin, path, room, why);
 }
 
-bool check_simulated(const Look& look, const std::string& lun, Room* room, std::string* why) {
+bool check_simulated(const std::string& origin, const std::string& lun, Room* room,
+                     std::string* why) {
   std::string size =
       lun.substr(4, lun.find(',') == std::string::npos ? std::string::npos : lun.find(',') - 4);
-  room->what = "in all";
-  if (parse_size(size.c_str(), &room->bytes) ==
-      0) {  // its settings: the program may open it much later, or never
+  room->kind = "in all";
+  if (parse_size(size.c_str(), &room->bytes) == 0) {
+    // The open checks its settings, because the program may open it much later, or never.
     Device* device = nullptr;
     ErrorText text;
     const int status = device_open(lun.c_str(), {}, &device, &text);
     device_close(device);
-    return status != -EINVAL || refuse(why, look.origin() + ": " + text.text);
+    return status != -EINVAL || refuse(why, origin + ": " + text.text);
   }
   return refuse(why, text_of("%s: '%s' in %s is not a size; give sim:SIZE, such as sim:1g",
-                             look.origin().c_str(), size.c_str(), lun.c_str()));
+                             origin.c_str(), size.c_str(), lun.c_str()));
 }
 
-// A named virtual LUN: it must exist and not be in use.
-bool check_named(const Look& look, const LunName& name, Room* room, std::string* why) {
+// Checks that a named virtual LUN exists and is not in use.
+bool check_named(const std::string& origin, const LunName& name, Room* room, std::string* why) {
   for (const std::string& leaf : leaves_of(name.device)) {
     struct stat status{};
     if (const std::string path = path_of_leaf(leaf);
-        !path.empty() && !check_rights(look, leaf, path, &status, why))
+        !path.empty() && !check_rights(origin, leaf, path, &status, why))
       return false;
   }
   PhysicalLun* physical = nullptr;
   ErrorText text;
   if (physical_open(name.device.c_str(), Format::kNever, &physical, &text) < 0)
-    return refuse(why, text_of("%s: %s", look.origin().c_str(), text.text));
+    return refuse(why, text_of("%s: %s", origin.c_str(), text.text));
   const std::vector<VirtualLunInfo> luns = luns_of(physical);
   const std::string whole = name.device + "#" + name.name;
   bool there = false, used = false;
@@ -245,39 +232,38 @@ bool check_named(const Look& look, const LunName& name, Room* room, std::string*
   if (there) {
     return refuse(why,
                   text_of("%s: %s is in use by another process; wait for it, or give another LUN",
-                          look.origin().c_str(), whole.c_str()));
+                          origin.c_str(), whole.c_str()));
   }
-  return refuse(why,
-                text_of("%s: %s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE",
-                        look.origin().c_str(), name.device.c_str(), name.name.c_str(),
-                        shell_word(whole).c_str()));
+  return refuse(
+      why,
+      text_of("%s: %s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE",
+              origin.c_str(), name.device.c_str(), name.name.c_str(), shell_word(whole).c_str()));
 }
 
-bool check_one(const Look& look, const std::string& lun, Room* room, std::string* why) {
-  if (has_prefix(lun, "sim:")) return check_simulated(look, lun, room, why);
+bool check_one(const std::string& origin, const std::string& lun, Room* room, std::string* why) {
+  if (has_prefix(lun, "sim:")) return check_simulated(origin, lun, room, why);
   const LunName name = split_lun(lun);
   if (name.device != lun && access(lun.c_str(), F_OK) != 0)
-    return check_named(look, name, room, why);
+    return check_named(origin, name, room, why);
   const std::string scheme = scheme_of(lun);
   if (scheme == "mem")
     return refuse(why,
                   text_of("%s: %s is memory itself; give a directory on a disk (--lun /var/tmp)",
-                          look.origin().c_str(), lun.c_str()));
-  if (scheme.empty() || access(lun.c_str(), F_OK) == 0) return check_path(look, lun, room, why);
-  if (scheme == "file") return check_path(look, path_of_leaf(lun), room, why);
+                          origin.c_str(), lun.c_str()));
+  if (scheme.empty() || access(lun.c_str(), F_OK) == 0) return check_path(origin, lun, room, why);
+  if (scheme == "file") return check_path(origin, path_of_leaf(lun), room, why);
   if (is_composite(scheme) || scheme == "nvme" || scheme == "pmem" || scheme == "capi") {
-    // What the members hold, and together make, is seen when they are opened.
+    // open_lun checks the contents of the members and the composite device.
     for (const std::string& leaf : leaves_of(lun)) {
       struct stat status{};
       const std::string path = path_of_leaf(leaf);
-      if (!path.empty() && !check_rights(look, leaf, path, &status, why)) return false;
+      if (!path.empty() && !check_rights(origin, leaf, path, &status, why)) return false;
     }
     return true;
   }
   return refuse(why, text_of("%s: %s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, "
-                             "or one of nvme, pmem, capi, "
-                             "stripe, paths",
-                             look.origin().c_str(), lun.c_str(), scheme.c_str()));
+                             "or one of nvme, pmem, capi, stripe, paths",
+                             origin.c_str(), lun.c_str(), scheme.c_str()));
 }
 
 }  // namespace
@@ -290,7 +276,7 @@ std::string absolute_path(const std::string& path) {
 }
 
 namespace {
-// One device's own URI.
+// The URI of one device.
 std::string absolute_leaf(const std::string& leaf) {
   const std::string scheme = scheme_of(leaf);
   if (scheme.empty()) return absolute_path(leaf);
@@ -308,7 +294,7 @@ std::string absolute_uri(const std::string& lun) {
       if (c == ':' && is_composite(piece.substr(0, piece.size() - 1))) out += piece, piece.clear();
       continue;
     }
-    // A name after ')' is no path.
+    // A name after ')' is not a path.
     out += piece.empty() || piece[0] == '#' ? piece : absolute_leaf(piece);
     out += c;
     piece.clear();
@@ -326,12 +312,12 @@ std::string absolute_lun(const std::string& lun) {
 }
 
 bool check_lun(const Options& options, const OriginOf& origin_of, std::string* why) {
-  const Look look{origin_of};
+  const std::string origin = origin_of("lun");
   const std::vector<std::string> luns = luns_of_list(options.lun);
   if (luns.empty()) {
     return refuse(
         why, text_of("%s: the LUN is an empty word; give a directory, a file or a block device",
-                     look.origin().c_str()));
+                     origin.c_str()));
   }
   Room least;
   for (const std::string& lun : luns) {
@@ -340,10 +326,10 @@ bool check_lun(const Options& options, const OriginOf& origin_of, std::string* w
     if (absolute.find_first_of(" \t\n") != std::string::npos && !alone) {
       return refuse(why, text_of("%s: the working directory of %s has a blank in its name, which "
                                  "divides LUNs; go elsewhere",
-                                 look.origin().c_str(), lun.c_str()));
+                                 origin.c_str(), lun.c_str()));
     }
     Room room;
-    if (!check_one(look, lun, &room, why)) return false;
+    if (!check_one(origin, lun, &room, why)) return false;
     if (room.bytes <= least.bytes) least = room;
   }
   if (least.bytes == UINT64_MAX) return true;

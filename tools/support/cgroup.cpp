@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See cgroup.h. Plain writes to control files; what cannot be done is said with the way to fix it.
-// Threading: one thread an object. May not be used by runtime/ (it allocates).
+// See cgroup.h.
 #include "tools/support/cgroup.h"
 
 #include <fmt/format.h>
@@ -45,8 +44,8 @@ CgroupPlace find_cgroup_place() {
   const sys::MemoryHierarchy found = sys::memory_hierarchy();
   if (found.version != 0) return {found.version, found.mount, ""};
   return {0, "",
-          "no cgroup hierarchy that is mounted has the memory controller (boot with "
-          "cgroup_enable=memory, or mount -t cgroup2 none /sys/fs/cgroup)"};
+          "no mounted cgroup hierarchy has the memory controller (boot with cgroup_enable=memory, "
+          "or mount -t cgroup2 none /sys/fs/cgroup)"};
 }
 
 uint64_t parse_counter(std::string_view text, std::string_view name) {
@@ -64,8 +63,8 @@ MemoryCgroup::MemoryCgroup(const CgroupPlace& place, const std::string& name, ui
   if (place.version == 0) throw std::runtime_error(place.why_not);
   if (place.version == 2 &&
       !has_word(read_text(place.mount + "/cgroup.subtree_control").value_or(""), "memory", ' ')) {
-    // Harmless to leave on: it only lets children of the root have limits, as systemd hosts have it
-    // anyway.
+    // It stays on, which is harmless: it lets children of the root have limits, as on systemd
+    // hosts.
     must_write(place.mount + "/cgroup.subtree_control", "+memory");
   }
   if (mkdir(directory_.c_str(), 0755) != 0 && errno != EEXIST) {
@@ -77,8 +76,7 @@ MemoryCgroup::MemoryCgroup(const CgroupPlace& place, const std::string& name, ui
     if (place.version == 1) {
       must_write(directory_ + "/memory.limit_in_bytes", limit);
       if (!swap) {
-        // Without swap accounting (swapaccount=0) there is no memsw file; swappiness 0 is the next
-        // best.
+        // Without swap accounting (swapaccount=0) there is no memsw file, only swappiness.
         if (access((directory_ + "/memory.memsw.limit_in_bytes").c_str(), F_OK) == 0) {
           must_write(directory_ + "/memory.memsw.limit_in_bytes", limit);
         }

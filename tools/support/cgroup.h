@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A memory cgroup of one's own, version 1 or 2: made with a limit, entered by children, asked for
-// its peak, removed.
+// A private memory cgroup, version 1 or 2: made with a limit, entered by children, asked for its
+// peak, removed.
 //
 //   v1: MOUNT/NAME/memory.limit_in_bytes, memory.memsw.limit_in_bytes (memory + swap),
-//   memory.max_usage_in_bytes v2: MOUNT/NAME/memory.max, memory.swap.max, memory.peak (5.19+)
+//       memory.max_usage_in_bytes
+//   v2: MOUNT/NAME/memory.max, memory.swap.max, memory.peak (5.19+)
 //
-// Threading: one thread an object; the counters may be read from any. May not be used by runtime/
-// (it allocates).
+// Threading: one thread per object; the counters may be read from any thread.
 #pragma once
 #include <sys/types.h>
 
@@ -17,22 +17,22 @@
 
 namespace lunar::tools {
 
-// Where this machine keeps its memory controller.
+// The memory controller of this machine.
 struct CgroupPlace {
   int version = 0;      // 1, 2, or 0: none
-  std::string mount;    // directory under which groups are made
-  std::string why_not;  // one line when version is 0
+  std::string mount;    // the directory for groups
+  std::string why_not;  // one line if version is 0
 };
 CgroupPlace find_cgroup_place();
-// Values of "name value" lines (memory.events, memory.oom_control); 0 when missing.
+// The value in a line "name value" (memory.events, memory.oom_control); 0 if there is none.
 uint64_t parse_counter(std::string_view text, std::string_view name);
 
 class MemoryCgroup {
  public:
-  // Makes MOUNT/name. swap false: pages may not leave for swap. Throws std::runtime_error: what,
-  // where, how to fix.
+  // Makes MOUNT/name. swap: its pages may be swapped out. Throws std::runtime_error: what, where,
+  // how to fix.
   MemoryCgroup(const CgroupPlace& place, const std::string& name, uint64_t limit_bytes, bool swap);
-  ~MemoryCgroup();  // kills what is left in it, and removes it
+  ~MemoryCgroup();  // kills the processes in it, and removes it
   MemoryCgroup(const MemoryCgroup&) = delete;
   MemoryCgroup& operator=(const MemoryCgroup&) = delete;
 
@@ -40,12 +40,12 @@ class MemoryCgroup {
   // A child writes "0" to this path before its exec.
   std::string procs_path() const { return directory_ + "/cgroup.procs"; }
   uint64_t usage_bytes() const;
-  uint64_t peak_bytes()
-      const;  // sampled by the caller's calls of usage_bytes() where the kernel has no peak
+  // If the kernel has no peak: the highest result of usage_bytes() so far.
+  uint64_t peak_bytes() const;
   uint64_t oom_kills() const;
 
-  // Kills every process in the group, waits for it to be empty, removes it. 0 or -errno; -ENOENT is
-  // success.
+  // Kills every process in the group, waits until it is empty, and removes it. 0 (also if there is
+  // no such group) or -errno.
   static int remove(const std::string& directory);
 
  private:

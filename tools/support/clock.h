@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading clocks.
+// Clocks.
 // Threading: any.
 #pragma once
 #include <time.h>

@@ -1,28 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 // See flags.h.
-// Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/support/flags.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <string_view>
 
 #include "base/units.h"
+#include "tools/support/exit_code.h"
+#include "tools/support/text.h"
 
 namespace lunar::tools {
 namespace {
 
-// CLI11's "Could not convert: --limit = x" in the words of all other refusals.
-std::string text_of_error(const CLI::ParseError& error) {
+bool is_flag(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+
+// CLI11's refusals in the words of all others.
+std::string text_of_error(const CLI::App& app, const CLI::ParseError& error) {
   constexpr std::string_view kConversion = "Could not convert: ", kIs = " = ";
-  std::string text = error.what();
+  const std::vector<std::string> extras = app.remaining();
+  const auto flag = std::find_if(extras.begin(), extras.end(), is_flag);
+  if (flag != extras.end()) {
+    std::vector<std::string> known;
+    for (const CLI::Option* one : app.get_options())
+      for (const std::string& name : one->get_lnames()) known.push_back("--" + name);
+    return unknown_text(app.get_name(), "flag", flag->substr(0, flag->find('=')), known);
+  }
+  if (!extras.empty()) return fmt::format("'{}' is one word too many", extras.front());
+  const std::string text = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    if (const size_t end = text.find(" was given"); end != std::string::npos)
+      return fmt::format("--{} takes no value", text.substr(0, end));
+    if (const size_t end = text.find(':'); end != std::string::npos)
+      return text.substr(0, end) + " needs a value";
+  }
   const size_t is = text.find(kIs);
   if (text.compare(0, kConversion.size(), kConversion) != 0 || is == std::string::npos) return text;
-  const std::string flag = text.substr(kConversion.size(), is - kConversion.size());
-  return fmt::format("{}: '{}' is not a number", flag, text.substr(is + kIs.size()));
+  const std::string name = text.substr(kConversion.size(), is - kConversion.size());
+  return fmt::format("{}: '{}' is not a number", name, text.substr(is + kIs.size()));
 }
 
 }  // namespace
@@ -57,13 +76,13 @@ Flag Flag::checked(const std::function<std::string(const std::string&)>& why_not
 bool Flag::given() const { return option_->count() != 0; }
 
 Flags::Flags(const std::string& description, const std::string& name, bool show_defaults)
-    : app_(std::make_unique<CLI::App>(description, name)) {
+    : app_(std::make_unique<CLI::App>(description + "\n", name)) {
   if (show_defaults) app_->option_defaults()->always_capture_default();
 }
 
 Flags::~Flags() = default;
 
-void Flags::describe(const std::string& description) { app_->description(description); }
+void Flags::describe(const std::string& description) { app_->description(description + "\n"); }
 void Flags::footer(const std::string& text) { app_->footer(text); }
 
 Flag Flags::add(const std::string& name, std::string& value, const std::string& help) {
@@ -86,21 +105,28 @@ Flag Flags::add(const std::string& name, double& value, const std::string& help)
   return Flag(app_->add_option(name, value, help));
 }
 Flag Flags::add(const std::string& name, bool& value, const std::string& help) {
-  return Flag(app_->add_flag(name, value, help));
+  return Flag(app_->add_flag(name, value, help)->disable_flag_override());
 }
 
 void Flags::parse(int argc, char** argv) {
   try {
     app_->parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    throw HelpAsked(app_->help());
-  } catch (const CLI::ParseError& error) { throw FlagsError(text_of_error(error)); }
+    throw HelpAsked(wrapped_help(app_->help()));
+  } catch (const CLI::ParseError& error) { throw FlagsError(text_of_error(*app_, error)); }
 }
 
 int Flags::refuse(const FlagsError& error) const {
-  if (dynamic_cast<const HelpAsked*>(&error) != nullptr) return fmt::print("{}", error.what()), 0;
-  fmt::print(stderr, "{0}: {1}; `{0} --help` shows how it is used\n", name(), error.what());
-  return 2;
+  if (dynamic_cast<const HelpAsked*>(&error) != nullptr) {
+    fmt::print("{}", error.what());
+    return kExitDone;
+  }
+  const std::string text = printable(error.what());
+  fmt::print(stderr, "{0}: {1}", name(), text);
+  if (text.find("did you mean") == text.npos && text.find("--help") == text.npos)
+    fmt::print(stderr, "; `{} --help` shows how it is used", name());
+  fmt::print(stderr, "\n");
+  return kExitRefused;
 }
 
 std::string Flags::name() const { return app_->get_name(); }

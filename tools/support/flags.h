@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flags and words of a command line. CLI11 reads them; only flags.cpp includes it, as its
-// headers take a compiler many seconds. A wrong line gets one line that says what, where and what
-// to do, and exit code 2.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// headers take a compiler many seconds. A wrong line is refused in one line that says what, where
+// and what to do, with kExitRefused.
+// Threading: one thread.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,7 +19,7 @@ class Option;
 
 namespace lunar::tools {
 
-// The line is wrong.
+// The command line is wrong.
 class FlagsError : public std::runtime_error {
  public:
   explicit FlagsError(const std::string& text) : std::runtime_error(text) {}
@@ -34,7 +34,7 @@ class HelpAsked : public FlagsError {
 // A size, as parse_size takes it (base/units.h). Throws FlagsError.
 uint64_t size_option(const std::string& flag, const std::string& text);
 
-// A flag ("--name") or word ("NAME"), of a Flags that outlives it.
+// A flag ("--name") or word ("NAME"). Its Flags must outlive it.
 class Flag {
  public:
   explicit Flag(CLI::Option* option) : option_(option) {}
@@ -45,7 +45,8 @@ class Flag {
   Flag list() const;  // several values, comma-separated
   Flag one_of(const std::vector<std::string>& known) const;
   Flag excludes(const Flag& other) const;
-  // why_not: of a value, "" where it is right. type: its name in the help.
+  // why_not(value): "" if the value is right, else what is wrong with it. type: the value's name in
+  // the help.
   Flag checked(const std::function<std::string(const std::string&)>& why_not,
                const std::string& type) const;
   bool given() const;
@@ -56,7 +57,8 @@ class Flag {
 
 class Flags {
  public:
-  // name: of the command, as `lunar kv get`. show_defaults: the help has the values at add().
+  // name: "lunar kv get". show_defaults: the help shows the values that the variables have at
+  // add().
   Flags(const std::string& description, const std::string& name, bool show_defaults = false);
   ~Flags();
   Flags(const Flags&) = delete;
@@ -65,22 +67,23 @@ class Flags {
   void describe(const std::string& description);
   void footer(const std::string& text);  // below the help
 
-  // `value` keeps what it is unless the line says otherwise, and outlives the parse.
+  // parse() sets `value` if the line has the flag. `value` must outlive the Flags. name: "--json",
+  // or "PLACE" for a word.
   Flag add(const std::string& name, std::string& value, const std::string& help = "");
   Flag add(const std::string& name, std::vector<std::string>& values, const std::string& help = "");
   Flag add(const std::string& name, std::vector<unsigned>& values, const std::string& help = "");
   Flag add(const std::string& name, uint64_t& value, const std::string& help = "");
   Flag add(const std::string& name, unsigned& value, const std::string& help = "");
   Flag add(const std::string& name, double& value, const std::string& help = "");
-  // no value follows it
+  // A flag without a value.
   Flag add(const std::string& name, bool& value, const std::string& help = "");
 
   void parse(int argc, char** argv);  // throws FlagsError
-  // Prints it. The exit code: 0 where help was asked for, else 2.
+  // Prints the help that was asked for, or what is wrong. Returns the exit code.
   int refuse(const FlagsError& error) const;
 
   std::string name() const;
-  // Each flag but --help, with its value on the line, or its default.
+  // Each flag except --help, with its value on the line, or its default.
   std::vector<std::pair<std::string, std::string>> values() const;
 
  private:

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host probes. Plain system calls, made the way the runtime will make them, and undone at once.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// See host.h. The probes make the same system calls as the runtime, and undo them at once.
 #include "tools/support/host.h"
 
 #include <errno.h>
@@ -72,7 +71,7 @@ std::string userfaultfd_lack(const UffdState& state) {
       geteuid() == 0 ? "userfaultfd is refused even to root (a container's system call filter?)"
                      : text_of("user %s has no right to userfaultfd", user_name().c_str());
   reason += state.sysctl >= 0 ? text_of("; vm.unprivileged_userfaultfd is %d", state.sysctl)
-                              : "; vm.unprivileged_userfaultfd is not there";
+                              : "; there is no vm.unprivileged_userfaultfd";
   return reason + (state.device_there ? ", /dev/userfaultfd is closed to it"
                                       : ", there is no /dev/userfaultfd");
 }
@@ -82,15 +81,14 @@ std::string userfaultfd_remedy(const UffdState& state) {
   if (state.error == EOPNOTSUPP) return sys::kNewerKernel;
   const bool in_container = probe_container().inside();
   const bool filtered = geteuid() == 0 || state.error == ENOSYS || state.sysctl == 1;
-  // The node keeps the host's owner and mode in a container.
+  // In a container the node keeps the owner and mode that it has on the host.
   if (in_container && state.device_there && geteuid() != 0)
     return "on the host `sudo chmod 666 /dev/userfaultfd`, or start the container with `--user "
            "root`";
-  // Without the filter the system call still wants CAP_SYS_PTRACE (or the sysctl).
+  // Without the filter the system call still needs CAP_SYS_PTRACE or the sysctl.
   if (in_container || filtered)
     return "start the container with `--device /dev/userfaultfd`, or with `--security-opt "
-           "seccomp=unconfined --cap-add "
-           "SYS_PTRACE`";
+           "seccomp=unconfined --cap-add SYS_PTRACE`";
   std::string command = "sudo sysctl -w vm.unprivileged_userfaultfd=1";
   if (state.device_there)
     command +=
@@ -120,8 +118,8 @@ ContainerState probe_container() {
   if (getenv("KUBERNETES_SERVICE_HOST") != nullptr) state.engine = "kubernetes";
   const std::string status = read_text("/proc/self/status").value_or("");
   state.filtered = status.find("Seccomp:\t2") != std::string::npos;
-  // A virtual machine that was made of an image has the marks, too. Engines take the sysctls away,
-  // or filter.
+  // A virtual machine made from an image also has the marks. A container has read-only sysctls, or
+  // a filter.
   struct statvfs sysctls{};
   const bool bounded =
       state.filtered || (statvfs("/proc/sys", &sysctls) == 0 && (sysctls.f_flag & ST_RDONLY) != 0);
@@ -129,13 +127,12 @@ ContainerState probe_container() {
   return state;
 }
 
-// A container's limits are its engine's to give.
+// The engine sets the limits of a container.
 std::string memlock_remedy() {
   if (probe_container().inside())
     return "start the container with `--ulimit memlock=-1`, or with `--cap-add IPC_LOCK`";
   return "`sudo prlimit --memlock=unlimited --pid $$` (permanently: a line `* - memlock unlimited` "
-         "in "
-         "/etc/security/limits.conf)";
+         "in /etc/security/limits.conf)";
 }
 
 int probe_discard_vector() {
@@ -199,13 +196,13 @@ int probe_scratch_file(const std::string& directory) {
     close(fd);
     return 0;
   }
-  // No unnamed files here: the runtime makes a named one and unlinks it. Whether O_DIRECT works
-  // shows then.
+  // Without unnamed files the runtime makes a named one and unlinks it. It checks O_DIRECT then.
   if (errno == EOPNOTSUPP || errno == EISDIR) return 0;
   return -errno;
 }
 
-// ---- our libraries ------------------------------------------------------------------------------
+// ---- Lunar's libraries
+// ------------------------------------------------------------------------------
 
 std::string find_preload_library(std::string* tried) {
   return find_own_library("adapters/preload/liblunar-preload.so", "liblunar-preload.so", tried);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes one JSON value by nested calls; the commas are its own business.
-// Threading: one thread an object. May not be used by runtime/ (it allocates).
+// Writes one JSON value by nested calls, and puts the commas itself.
+// Threading: one thread per object.
 #pragma once
 #include <fmt/format.h>
 
@@ -58,7 +58,7 @@ class JsonWriter {
     if (!fresh_ && !text_.empty()) text_ += ',';
     fresh_ = false;
   }
-  // Whole numbers plainly, others with six digits; JSON has no NaN.
+  // Whole numbers in full, others with six digits. JSON has no NaN: null.
   void number(double v) {
     if (!std::isfinite(v))
       text_ += "null";
@@ -82,5 +82,7 @@ class JsonWriter {
   std::string text_;
   bool fresh_ = true;
 };
+
+inline void print_json(const JsonWriter& json) { fmt::print("{}\n", json.text()); }
 
 }  // namespace lunar::tools

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See process.h. fork + exec with PR_SET_PDEATHSIG; an exec that fails is reported through a
-// close-on-exec pipe. Threading: start and stop from one thread. May not be used by runtime/ (it
-// allocates).
+// See process.h. The child reports a failed exec through a close-on-exec pipe.
 #include "tools/support/process.h"
 
 #include <fcntl.h>
@@ -23,7 +21,7 @@ namespace lunar::tools {
 namespace {
 volatile sig_atomic_t g_interrupted = 0;
 
-// Runs in the child between fork and exec: only system calls, nothing that allocates.
+// Runs in the child between fork and exec, so it only makes system calls and does not allocate.
 [[noreturn]] void become(char* const* arguments, const StartOptions& options, pid_t parent,
                          int report) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -41,7 +39,7 @@ volatile sig_atomic_t g_interrupted = 0;
   if (error == 0 && options.standard_error >= 0 && dup2(options.standard_error, 2) < 0)
     error = errno;
   if (error == 0) {
-    // A terminal's Ctrl-C goes to the whole group; the starter decides how its children end.
+    // Ctrl-C at a terminal goes to the whole group, but the starter ends its children itself.
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     signal(SIGTERM, SIG_DFL);

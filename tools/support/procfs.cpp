@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See procfs.h. Numbers of /proc and /sys; nothing here writes.
-// Threading: free functions, no state. May not be used by runtime/ (it allocates).
+// See procfs.h.
 #include "tools/support/procfs.h"
 
 #include <fmt/format.h>
@@ -16,9 +15,9 @@
 namespace lunar::tools {
 
 namespace {
-constexpr uint64_t kSectorBytes = 512;  // /sys/block counts these whatever the device's own size
+constexpr uint64_t kSectorBytes = 512;  // the unit of /sys/block for all devices
 
-// The device a mounted file system names, for those with an anonymous st_dev (btrfs).
+// The device in the mount table, for file systems with an anonymous st_dev (btrfs).
 std::string mount_source(dev_t device) {
   const auto text = read_text("/proc/self/mountinfo");
   if (!text) return {};
@@ -102,7 +101,7 @@ std::optional<double> parse_process_cpu_seconds(std::string_view text, long tick
   std::istringstream words{std::string(text.substr(name_end + 1))};
   std::string word;
   for (int field = 3; field < 14; ++field) words >> word;
-  int64_t ticks[4];  // utime, stime, and those of reaped children
+  int64_t ticks[4];  // utime, stime, and the same of reaped children
   for (int64_t& one : ticks) {
     if (!(words >> one)) return std::nullopt;
   }

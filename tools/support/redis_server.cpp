@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See redis_server.h. hiredis 0.14 and 1.x.
-// Threading: one thread an object. May not be used by runtime/ (it allocates).
+// See redis_server.h. Works with hiredis 0.14 and 1.x.
 #include "tools/support/redis_server.h"
 
 #include <arpa/inet.h>
@@ -25,18 +24,17 @@ namespace lunar::tools {
 namespace {
 
 constexpr long kStartSecondsMax = 120;  // a server that loads a dump answers late
-// another program may take the port between our look and the server's bind
+// Another program may take the port between free_port() and the server's bind.
 constexpr int kPortAttempts = 5;
 constexpr long kReplySecondsMax = 60;
 
-// Of a machine that is slower than usual (emulated), as tests/support/watch.py does with its time
-// limits.
+// Scales a time limit for a slow (emulated) machine, as tests/support/watch.py does.
 long scaled(long seconds) {
   const char* times = getenv("TEST_TIMEOUT_SCALE");
   return seconds * std::clamp(times != nullptr ? atol(times) : 1L, 1L, 9999L);
 }
 
-// A port that is free on 127.0.0.1 now.
+// A port of 127.0.0.1 that is free at this moment.
 uint16_t free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -59,7 +57,7 @@ std::string last_lines(const std::string& path, size_t count) {
   return trimmed(at == std::string::npos || at == 0 ? text : text.substr(at));
 }
 
-// Redis 7 refuses DEBUG unless told; older ones do not know the option.
+// Redis 7 refuses DEBUG without the option; older versions do not know the option.
 bool has_debug_option(const std::string& binary) {
   FILE* pipe = popen((binary + " --version 2>/dev/null").c_str(), "re");
   if (pipe == nullptr) return true;
@@ -143,7 +141,7 @@ bool RedisServer::try_connect() {
       redisSetTimeout(connection_, timeval{scaled(kReplySecondsMax), 0}) == REDIS_OK) {
     Reply reply(static_cast<redisReply*>(redisCommand(connection_, "PING")));
     if (reply && reply->type == REDIS_REPLY_STATUS)
-      return true;  // -LOADING is an error reply: not yet
+      return true;  // -LOADING would be an error reply
   }
   if (connection_ != nullptr) redisFree(connection_);
   connection_ = nullptr;
@@ -209,7 +207,7 @@ std::string RedisServer::info(const std::string& section, const std::string& fie
 }
 
 void RedisServer::shut_down() {
-  // it hangs up instead of answering
+  // The server closes the connection without a reply.
   Reply ignored(static_cast<redisReply*>(redisCommand(connection_, "SHUTDOWN NOSAVE")));
   if (!process_.wait(30)) process_.kill_and_wait();
 }

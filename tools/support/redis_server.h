@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A redis-server of a demo's, bench's or test's own: the distribution's binary, a free loopback
-// port, files in a directory of the caller's; under `lunar run` or plain. And one connection to it.
-// Threading: one thread an object. May not be used by runtime/ (it allocates).
+// A private redis-server for the demo, a bench or a test, under `lunar run` or plain, with one
+// connection to it. It listens on a free loopback port, and its files are in the caller's
+// directory.
+// Threading: one thread per object.
 #pragma once
 #include <hiredis/hiredis.h>
 
@@ -20,9 +21,9 @@ struct ServerSetup {
   std::vector<std::string> wrapper;  // "lunar run ... --", or empty
   std::string directory, name;       // files DIRECTORY/NAME.log, NAME.err
   std::string dump = "dump.rdb";
-  std::string cgroup_procs;          // "" or the group it joins
-  bool saves = true;                 // redis' default save points stay on
-  std::vector<std::string> further;  // arguments after ours ("--loadmodule", ...)
+  std::string cgroup_procs;          // of the cgroup that it joins; "": none
+  bool saves = true;                 // keep redis' default save points
+  std::vector<std::string> further;  // more arguments ("--loadmodule", ...)
 };
 
 struct FreeReply {
@@ -32,7 +33,8 @@ using Reply = std::unique_ptr<redisReply, FreeReply>;
 
 class RedisServer {
  public:
-  // Starts it and waits until it answers. Throws std::runtime_error with the end of its log.
+  // Starts the server and waits until it answers. Throws std::runtime_error with the end of its
+  // log.
   explicit RedisServer(const ServerSetup& setup);
   ~RedisServer();
   RedisServer(const RedisServer&) = delete;
@@ -40,18 +42,18 @@ class RedisServer {
 
   pid_t pid() const { return process_.pid(); }
   uint16_t port() const { return port_; }
-  // One command of plain words; throws on a lost connection or an error reply.
+  // Sends one command and returns the reply. Throws after a lost connection or an error reply.
   Reply command(const std::vector<std::string>& words);
-  // How long a reply may take before the server counts as stuck; 60 at start.
+  // Sets the longest time for a reply. It is 60 s at the start.
   void set_patience(int seconds);
-  // Queue now, collect later (pipelining); `receive` gives the oldest one's reply.
+  // Pipelining: send() queues a command; receive() returns the reply to the oldest one.
   void send(const std::vector<std::string>& words);
   Reply receive();
-  // A field of INFO, "" when it is not there.
+  // A field of INFO; "" if there is none.
   std::string info(const std::string& section, const std::string& field);
-  // SHUTDOWN NOSAVE, then waits. What it wrote to standard error is in DIRECTORY/NAME.err.
+  // Sends SHUTDOWN NOSAVE and waits. Its standard error is in DIRECTORY/NAME.err.
   void shut_down();
-  // Last lines of its log and standard error, for messages.
+  // The last lines of its log and standard error, for messages.
   std::string log_tail() const;
 
  private:

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See text.h.
-// Threading: free functions, no state. May not be used by runtime/ (it allocates).
 #include "tools/support/text.h"
 
 #include <errno.h>
@@ -12,6 +11,8 @@
 
 #include "base/format.h"
 #include "base/likeness.h"
+#include "base/units.h"
+#include "tools/support/exit_code.h"
 
 namespace lunar::tools {
 
@@ -29,6 +30,19 @@ std::string text_of(const char* format, ...) {
 
 std::string counted(uint64_t count, const char* noun) {
   return text_of("%llu %s%s", static_cast<unsigned long long>(count), noun, count == 1 ? "" : "s");
+}
+
+std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
+
+std::string uuid_text(const uint8_t* bytes) {
+  std::string out;
+  for (int i = 0; i < 16; ++i)
+    out += text_of(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
+  return out;
+}
+
+void print_row(const char* name, const std::string& value) {
+  printf("%-16s%s\n", name, printable(value).c_str());
 }
 
 std::string printable(std::string_view text) {
@@ -62,6 +76,22 @@ void append_wrapped(std::string* out, std::string_view text, size_t column, size
   *out += '\n';
 }
 
+std::string wrapped_help(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const size_t first = std::min(line.find_first_not_of(' '), line.size());
+    const size_t gap = first == 0 ? line.npos : line.find("  ", first);
+    const size_t indent =
+        gap == line.npos ? first : std::min(line.find_first_not_of(' ', gap), line.size());
+    out += line.substr(0, indent);
+    append_wrapped(&out, line.substr(indent), indent, indent);
+  }
+  return out;
+}
+
 std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string text(word);
   std::string best_word;
@@ -77,11 +107,10 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
 }
 
 int finish_output(const char* program, int code) {
-  constexpr int kExitNotWritten = 4;
   if (fflush(stdout) == 0 && ferror(stdout) == 0) return code;
   if (code != 0) return code;
   fprintf(stderr, "%s: standard output: %s\n", program, strerror(errno));
-  return kExitNotWritten;
+  return kExitFailed;
 }
 
 std::string shell_word(std::string_view word) {
@@ -94,14 +123,16 @@ std::string shell_word(std::string_view word) {
   return out + "'";
 }
 
+std::string unknown_text(const std::string& program, const char* kind, const std::string& word,
+                         const std::vector<std::string>& known) {
+  const std::string near = nearest_word(word, known);
+  return text_of("unknown %s %s; ", word[0] == '-' ? "flag" : kind, printable(word).c_str()) +
+         (near.empty() ? "`" + program + " --help` lists them" : "did you mean " + near + "?");
+}
+
 void say_unknown(const char* program, const char* kind, const char* word,
                  const std::vector<std::string>& known) {
-  const std::string near = nearest_word(word, known);
-  const std::string hint = near.empty()
-                               ? "`" + std::string(program) + " --help` lists those there are"
-                               : "did you mean " + near + "?";
-  fprintf(stderr, "%s: unknown %s %s; %s\n", program, word[0] == '-' ? "flag" : kind,
-          printable(word).c_str(), hint.c_str());
+  fprintf(stderr, "%s: %s\n", program, unknown_text(program, kind, word, known).c_str());
 }
 
 }  // namespace lunar::tools

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small files of /proc, /sys and cgroups: read whole, written whole. The tools' only way to them.
-// Threading: free functions, no state. May not be used by runtime/ (it allocates).
+// Reads and writes whole small files, as those of /proc, /sys and cgroups.
+// Threading: free functions, no state.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 namespace lunar::tools {
 
-// The whole text, or nothing when it cannot be read (errno says why).
+// The whole text, or nothing with errno if it cannot be read.
 inline std::optional<std::string> read_text(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return std::nullopt;
@@ -31,7 +31,7 @@ inline std::optional<std::string> read_text(const std::string& path) {
   return text;
 }
 
-// One write(2), as control files want it. 0 or -errno.
+// Writes the text in one write(2), which control files require. 0 or -errno.
 inline int write_text(const std::string& path, std::string_view text) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (fd < 0) return -errno;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table for people: columns as wide as what they hold, numbers to the right.
-// Threading: one thread an object. May not be used by runtime/ (it allocates).
+// A table for people. Each column is as wide as its longest cell; numbers are right-aligned.
+// Threading: one thread per object.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -11,7 +11,7 @@ namespace lunar::tools {
 
 class Table {
  public:
-  // A head that begins with '>' is of a column of numbers.
+  // A head that begins with '>' belongs to a column of numbers.
   explicit Table(std::vector<std::string> heads) : heads_(std::move(heads)) {
     for (std::string& head : heads_) {
       right_.push_back(head[0] == '>');
@@ -19,7 +19,6 @@ class Table {
     }
   }
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-  bool empty() const { return rows_.empty(); }
   std::string text() const {
     std::vector<size_t> width;
     for (const std::string& head : heads_) width.push_back(head.size());
