@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# For scripts that make a Debian system with debootstrap (tools/fresh, tests/vm): where from.
-# Sourced by bash.
+# The mirror for scripts that make a Debian system with debootstrap (tools/fresh, tests/vm). Sourced
+# by bash.
 
-# The first mirror the host uses for Debian itself: one-line sources first, then deb822 ones.
+# Prints the host's first mirror for Debian itself: one-line sources first, then deb822 ones.
 host_mirror() {
   {
     grep -hsoE '^deb (\[[^]]*\] )?https?://[^ ]+' /etc/apt/sources.list \

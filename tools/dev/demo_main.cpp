@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar-demo: an unmodified redis-server, started by `lunar run`, holds four times the DRAM it is
-// given; every value is read back and compared, and a dump of it loads into a plain server with the
-// same digest. tools/demo builds and runs it.
+// lunar-demo: `lunar run` starts an unmodified redis-server, which holds four times its DRAM. The
+// demo reads all values back and compares them; a plain server that loads a dump has the same
+// digest. tools/demo builds and runs it.
 //
 //   load 1 GiB by pipelined SET -> read all back in random order -> DEBUG DIGEST -> BGSAVE -> load
-//   it elsewhere
+//   the dump into another server
 //
-// The server lives in a swapless memory cgroup of --dram + 128 MiB (page cache and kernel memory
-// included), and its resident set is watched. Ends with a table and PASS or FAIL. Nothing is left
-// behind, whatever ends it. Threading: one thread, plus the watch's. May not be used by runtime/
-// (it allocates).
+// The server runs in a memory cgroup of --dram + 128 MiB without swap (page cache and kernel memory
+// included), and a thread watches its resident set. The demo ends with a table and PASS or FAIL,
+// and removes everything that it made, however it ends.
+// Threading: one thread, and that of Watch.
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,10 +21,12 @@
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <string_view>
 
 #include "sys/proc.h"
+#include "tools/bench/page_content.h"
+#include "tools/bench/random.h"
 #include "tools/bench/setup_journal.h"
-#include "tools/dev/values.h"
 #include "tools/dev/verdict.h"
 #include "tools/dev/watch.h"
 #include "tools/support/cgroup.h"
@@ -45,14 +47,14 @@ struct DemoOptions {
   size_t value_bytes = 4000;
   std::string lunar, redis_server, directory = "/var/tmp", lun;
   uint64_t seed = 20;
-  bool json = false;
 };
 
 class Demo {
  public:
   explicit Demo(DemoOptions options)
       : options_(std::move(options)),
-        values_(options_.seed, options_.value_bytes),
+        content_(options_.seed, round_up(options_.value_bytes, sizeof(uint64_t))),
+        value_(round_up(options_.value_bytes, sizeof(uint64_t)), '\0'),
         count_(options_.data_bytes / options_.value_bytes),
         terminal_(isatty(STDERR_FILENO) != 0) {
     record_.dram_bytes = options_.dram_bytes;
@@ -73,16 +75,22 @@ class Demo {
   void progress(const std::string& phase, uint64_t done, double started, bool last);
   void finish_phase(const std::string& name, double started, uint64_t operations);
   std::vector<std::string> wrapper(const std::string& stats_file) const;
+  static std::string key(uint64_t index) { return fmt::format("value:{:09}", index); }
+  std::string_view value(uint64_t index) {  // valid until the next call
+    content_.fill(index, value_.data());
+    return {value_.data(), options_.value_bytes};
+  }
 
   DemoOptions options_;
-  DemoValues values_;
+  PageContent content_;
+  std::string value_;
   uint64_t count_;
   bool terminal_;
   double last_line_ = 0, lap_ = 0;
   uint64_t lap_done_ = 0;
   DemoRecord record_;
   double started_ = now_seconds();
-  // Ended from the last to the first.
+  // Destroyed from the last to the first.
   BenchLock lock_;
   SetupJournal journal_;
   std::optional<WorkDirectory> directory_;
@@ -129,8 +137,8 @@ void Demo::finish_phase(const std::string& name, double started, uint64_t operat
 }
 
 std::vector<std::string> Demo::wrapper(const std::string& stats_file) const {
-  // A saving child may come to need as much LUN as its parent holds, and fork refuses what it
-  // cannot promise: three times the data leaves room for both and for what the allocator adds.
+  // A child that saves may need as much of the LUN as its parent has, and fork reserves that. Three
+  // times the data is enough for both, with the allocator's overhead.
   const uint64_t lun_bytes = std::max(8 * options_.dram_bytes, 3 * options_.data_bytes);
   std::vector<std::string> words{options_.lunar, "run",
                                  "--dram",       fmt::format("{}", options_.dram_bytes),
@@ -187,7 +195,7 @@ void Demo::start_server() {
     say(fmt::format("memory cgroup without swap: {} MiB, page cache and kernel memory included",
                     mib(options_.dram_bytes + kGroupAboveCap)));
   } else {
-    say(fmt::format("no memory cgroup ({}): the cap is proven by the resident set only",
+    say(fmt::format("no memory cgroup ({}): only the resident set proves the cap",
                     record_.no_group));
   }
   ServerSetup setup;
@@ -204,14 +212,10 @@ void Demo::start_server() {
 void Demo::load() {
   const double started = lap_ = now_seconds();
   lap_done_ = 0;
-  std::string value;
   for (uint64_t at = 0; at < count_;) {
     check_interrupted();
     const uint64_t end = std::min<uint64_t>(count_, at + kPipelineDepth);
-    for (uint64_t i = at; i < end; ++i) {
-      values_.value(i, &value);
-      server_->send({"SET", DemoValues::key(i), value});
-    }
+    for (uint64_t i = at; i < end; ++i) server_->send({"SET", key(i), std::string(value(i))});
     for (; at < end; ++at) (void)server_->receive();
     progress("load", at, started, at == count_);
   }
@@ -225,19 +229,16 @@ void Demo::read_back() {
   for (uint64_t i = count_; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
   const double started = lap_ = now_seconds();
   lap_done_ = 0;
-  std::string expected;
   for (uint64_t at = 0; at < count_;) {
     check_interrupted();
     const uint64_t end = std::min<uint64_t>(count_, at + kPipelineDepth);
-    for (uint64_t i = at; i < end; ++i) server_->send({"GET", DemoValues::key(order[i])});
+    for (uint64_t i = at; i < end; ++i) server_->send({"GET", key(order[i])});
     for (; at < end; ++at) {
       const Reply reply = server_->receive();
-      values_.value(order[at], &expected);
-      const bool same = reply->type == REDIS_REPLY_STRING &&
-                        static_cast<size_t>(reply->len) == expected.size() &&
-                        memcmp(reply->str, expected.data(), expected.size()) == 0;
-      if (!same && record_.mismatches++ < 5)
-        say(fmt::format("MISMATCH: {}", DemoValues::key(order[at])));
+      const bool same =
+          reply->type == REDIS_REPLY_STRING &&
+          std::string_view(reply->str, static_cast<size_t>(reply->len)) == value(order[at]);
+      if (!same && record_.mismatches++ < 5) say(fmt::format("MISMATCH: {}", key(order[at])));
     }
     progress("read", at, started, at == count_);
   }
@@ -247,13 +248,13 @@ void Demo::read_back() {
 void Demo::save() {
   say("DEBUG DIGEST of the tiered server ...");
   double started = now_seconds();
-  server_->set_patience(600);  // every page comes back once for it
+  server_->set_patience(600);  // it reads every page once
   const Reply digest = server_->command({"DEBUG", "DIGEST"});
   record_.digest = std::string(digest->str, static_cast<size_t>(digest->len));
   finish_phase("digest", started, 0);
   started = now_seconds();
   const auto busy = [&] { return server_->info("persistence", "rdb_bgsave_in_progress") != "0"; };
-  for (; busy(); usleep(100'000)) check_interrupted();  // a save point's child may still be at it
+  for (; busy(); usleep(100'000)) check_interrupted();  // the child of a save point
   say("BGSAVE ...");
   (void)server_->command({"BGSAVE"});
   for (; busy(); usleep(100'000)) check_interrupted();
@@ -316,8 +317,7 @@ bool Demo::run() {
   work();
   check_result(record_);
   record_.seconds = now_seconds() - started_;
-  fmt::print("{}{}", options_.json ? record_json(record_) : record_table(record_),
-             options_.json ? "\n" : "");
+  fmt::print("{}", record_table(record_));
   return record_.failures.empty();
 }
 
@@ -325,14 +325,13 @@ void parse(Flags& flags, DemoOptions& options, int argc, char** argv) {
   std::string dram = "256m", data;
   flags.add("--dram", dram, "DRAM cap of the server (default 256m)");
   flags.add("--data", data, "bytes of values (default 4 times --dram)");
-  flags.add("--value-size", options.value_bytes, "bytes of a value (default 4000)")
+  flags.add("--value-size", options.value_bytes, "bytes of each value (default 4000)")
       .range(1, 1 << 26);
   flags.add("--lunar", options.lunar, "the lunar command (default: next to this program)");
   flags.add("--redis-server", options.redis_server, "the server (default: the first in PATH)");
-  flags.add("--dir", options.directory, "where the dump goes, on a disk (default /var/tmp)");
+  flags.add("--dir", options.directory, "directory for the dump, on a disk (default /var/tmp)");
   flags.add("--lun", options.lun, "LUN of `lunar run` (default: its own choice)");
   flags.add("--seed", options.seed, "of values and order (default 20)");
-  flags.add("--json", options.json, "print one JSON object instead of the table");
   flags.parse(argc, argv);
   options.dram_bytes = size_option("--dram", dram);
   options.data_bytes = data.empty() ? 4 * options.dram_bytes : size_option("--data", data);
@@ -342,18 +341,14 @@ void parse(Flags& flags, DemoOptions& options, int argc, char** argv) {
     throw FlagsError("--data", "from 1 to 999999999 values of --value-size");
 }
 
-}  // namespace
-
 int demo_main(int argc, char** argv) {
-  Flags flags(
-      "an unmodified redis-server holds four times the DRAM it is given; every value is checked",
-      "lunar-demo");
+  Flags flags("an unmodified redis-server holds four times its DRAM; every value is checked",
+              "lunar-demo");
   DemoOptions options;
   try {
     parse(flags, options, argc, argv);
   } catch (const FlagsError& error) { return flags.refuse(error); }
   catch_interrupts();
-  const bool json = options.json;
   try {
     return Demo(std::move(options)).run() ? 0 : 1;
   } catch (const Interrupted&) {
@@ -365,19 +360,15 @@ int demo_main(int argc, char** argv) {
       return 130;
     }
     fmt::print(stderr, "\nlunar-demo: {}\nFAIL\n", error.what());
-    if (json) {
-      DemoRecord record;
-      record.failures.push_back(error.what());
-      fmt::print("{}\n", record_json(record));
-    }
     return 1;
   }
 }
 
+}  // namespace
 }  // namespace lunar::tools
 
 int main(int argc, char** argv) {
   try {
     return lunar::tools::demo_main(argc, argv);
-  } catch (...) { return 1; }  // its words could not be written
+  } catch (...) { return 1; }  // its output could not be written
 }

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // See verdict.h.
-// Threading: plain data. May not be used by runtime/ (it allocates).
 #include "tools/dev/verdict.h"
 
 #include <fmt/format.h>
-
-#include "tools/support/json_writer.h"
 
 namespace lunar::tools {
 
@@ -20,7 +17,7 @@ void check_result(DemoRecord& record) {
   }
   if (record.digest == std::string(40, '0')) fail("the digest is that of an empty database");
   if (record.oom_kills > 0)
-    fail(fmt::format("{} processes were killed for passing the cgroup's limit", record.oom_kills));
+    fail(fmt::format("{} processes were killed at the cgroup's limit", record.oom_kills));
   if (record.no_group.empty() && last.group_peak_bytes > record.dram_bytes + kGroupAboveCap) {
     fail(fmt::format("the cgroup peaked at {} MiB, more than cap + 128 MiB",
                      mib(last.group_peak_bytes)));
@@ -30,7 +27,7 @@ void check_result(DemoRecord& record) {
                      mib(last.resident_peak_bytes)));
   }
   if (!last.has_stats)
-    fail("no live counters were found: was the server tiered at all?");
+    fail("no live counters were found: the server was not tiered");
   else if (last.stats.evictions == 0)
     fail("nothing was evicted: the data never left DRAM");
 }
@@ -77,46 +74,10 @@ std::string record_table(const DemoRecord& record) {
     out += fmt::format(
         "PASS: {} MiB in a redis-server of {} MiB, every value right, dump and digest equal{}\n",
         mib(record.data_bytes()), mib(record.dram_bytes),
-        record.no_group.empty() ? "" : " (cap proven by the resident set only)");
+        record.no_group.empty() ? "" : " (only the resident set proves the cap)");
   }
   for (const std::string& failure : record.failures) out += fmt::format("FAIL: {}\n", failure);
   return out;
-}
-
-std::string record_json(const DemoRecord& record) {
-  const lunar_stats& stats = record.last.stats;
-  JsonWriter json;
-  json.open('{').field("demo", std::string("redis"));
-  json.field("verdict", std::string(record.failures.empty() ? "PASS" : "FAIL"))
-      .key("failures")
-      .open('[');
-  for (const std::string& failure : record.failures) json.value(failure);
-  json.close(']').field("dram_bytes", record.dram_bytes).field("values", record.values);
-  json.field("value_bytes", record.value_bytes).field("mismatches", record.mismatches);
-  json.field("resident_peak_bytes", record.last.resident_peak_bytes);
-  json.field("cgroup", record.no_group.empty())
-      .field("cgroup_peak_bytes", record.last.group_peak_bytes);
-  json.field("oom_kills", record.oom_kills)
-      .field("evictions", stats.evictions)
-      .field("faults", stats.faults);
-  json.field("major_faults", stats.major_faults)
-      .field("lun_written_bytes", stats.lun_written_bytes);
-  json.field("lun_read_bytes", stats.lun_read_bytes)
-      .field("forks", record.forks)
-      .field("digest", record.digest);
-  json.field("dump_digest", record.dump_digest)
-      .field("dump_bytes", record.dump_bytes)
-      .key("phases")
-      .open('[');
-  for (const DemoPhase& phase : record.phases) {
-    json.open('{')
-        .field("name", phase.name)
-        .field("seconds", phase.seconds)
-        .field("ops_per_s", phase.per_second)
-        .close('}');
-  }
-  json.close(']').field("seconds", record.seconds).close('}');
-  return json.text();
 }
 
 }  // namespace lunar::tools

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See watch.h.
-// Threading: as in the header.
 #include "tools/dev/watch.h"
 
 #include <fcntl.h>
@@ -57,7 +56,7 @@ Watch::~Watch() {
   thread_.join();
 }
 
-void Watch::take() {
+void Watch::sample() {
   const uint64_t resident = process_memory(server_, "VmRSS"),
                  peak = process_memory(server_, "VmHWM");
   const uint64_t group = group_ != nullptr ? group_->usage_bytes() : 0;
@@ -76,7 +75,7 @@ void Watch::take() {
 }
 
 Sample Watch::now() {
-  take();
+  sample();
   const std::lock_guard<std::mutex> guard(mutex_);
   return sample_;
 }
@@ -84,10 +83,10 @@ Sample Watch::now() {
 void Watch::loop() {
   while (!stop_.load()) {
     if (interrupted()) {
-      kill(server_, SIGKILL);  // our own child, not reaped before this thread has ended
+      kill(server_, SIGKILL);  // a child, which is reaped only after this thread has ended
       return;
     }
-    take();
+    sample();
     std::this_thread::sleep_for(kInterval);
   }
 }

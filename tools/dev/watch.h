@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks at the server while it works: its resident set, its memory cgroup, Lunar's live counters;
-// keeps the peaks. When the user interrupts the demo it kills the server, so that no thread waits
-// for an answer that takes minutes. Threading: a thread of its own takes samples; now() may be
-// called from any.
+// Samples the server while it works, and keeps the peaks: its resident set, its memory cgroup,
+// Lunar's live counters. If the user interrupts the demo, it kills the server, so that no thread
+// waits minutes for a reply.
+// Threading: a thread of its own takes samples; now() may be called from any.
 #pragma once
 #include <sys/types.h>
 
@@ -24,8 +24,7 @@ struct Sample {
   lunar_stats stats{};
 };
 
-// The struct behind the 64-byte header of a live counter file. False when it is not there or not
-// whole yet.
+// Reads the counters of a live counter file. False: there is no file, or it is not complete yet.
 bool read_stats_file(const std::string& path, lunar_stats* stats);
 
 class Watch {
@@ -34,11 +33,11 @@ class Watch {
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
-  Sample now();  // takes a sample itself
+  Sample now();  // takes a new sample
 
  private:
   void loop();
-  void take();
+  void sample();
   pid_t server_;
   std::string stats_path_;
   const MemoryCgroup* group_;
