@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See bench_host.h. The check only looks, but for the sweep of what a killed run left.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// See bench_host.h.
 #include "tools/bench/bench_host.h"
 
 #include <fmt/format.h>
@@ -20,7 +19,7 @@ namespace lunar::tools {
 
 namespace {
 
-// Next to the LUN where that has a directory.
+// The directory of the LUN, if it has one.
 std::string directory_for_files(const std::string& lun) {
   struct stat info{};
   if (stat(lun.c_str(), &info) != 0) return "/var/tmp";
@@ -41,7 +40,7 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
   const uint64_t wanted = memory_bytes + 64 * kMiB;
   if (available < wanted) {
     throw std::runtime_error(fmt::format(
-        "{} MiB of memory are available, {} are needed for all backends at once: use a smaller "
+        "{} MiB of memory are available, {} are needed for all systems at once: use a smaller "
         "--dram",
         available / kMiB, wanted / kMiB));
   }
@@ -69,7 +68,7 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
 
 std::unique_ptr<RecordedFile> make_lun_file(const BenchHost& host, const std::string& name,
                                             uint64_t bytes, Progress& progress) {
-  constexpr size_t kHeaderBytes = 1 << 20;  // zeros: a file that may be taken
+  constexpr size_t kHeaderBytes = 1 << 20;  // zeros, which mark the file as blank
   progress.say(fmt::format("writing {} MiB of LUN in {}", bytes / kMiB, host.directory));
   auto file = std::make_unique<RecordedFile>(
       *host.journal, fmt::format("{}/lunar-bench-{}-{}.lun", host.directory, getpid(), name));

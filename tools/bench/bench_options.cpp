@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See bench_options.h.
-// Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/bench/bench_options.h"
 
 #include <fmt/format.h>
@@ -31,10 +30,11 @@ BenchFlags::BenchFlags(Flags& flags, BenchOptions& options, const std::string& l
                        const std::string& quick_help)
     : options_(options),
       seconds_(add_seconds(flags, options)),
-      rounds_(flags.add("--rounds", options.rounds, "runs of each system; medians are quoted")
-                  .range(1, 100)) {
+      rounds_(
+          flags.add("--rounds", options.rounds, "runs of each system; the report has the medians")
+              .range(1, 100)) {
   flags.add("--lun", options.lun, lun_help);
-  flags.add("--seed", options.seed, "of data and operations");
+  flags.add("--seed", options.seed, "seed of data and operations");
   if (!options.systems.empty())
     add_choice(flags, "--systems", options.systems, std::vector<std::string>(options.systems),
                "systems to compare");
@@ -100,7 +100,7 @@ int run_bench(Flags& flags, const BenchOptions& options, const std::function<voi
         fmt::print(stderr, "{}: {}\n", command, failure);
     return report.failures.empty() ? 0 : 1;
   } catch (const Interrupted&) {
-    fmt::print(stderr, "{}: interrupted; what was set up is removed\n", command);
+    fmt::print(stderr, "{}: interrupted; its files and settings are undone\n", command);
     return 130;
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}: {}\n", command, error.what());

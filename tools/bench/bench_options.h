@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line that all benches share, and their frame: options, lock, report, exit code.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// The common command line of the benches, and their frame: options, lock, report, exit code.
+// Threading: one thread.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,19 +20,19 @@ struct BenchOptions {
   uint64_t seed = 1;
   bool json = false, quick = false;
   std::vector<std::string> systems;
-  // Of the benches with a DRAM budget.
+  // For benches with a DRAM budget.
   uint64_t dram_bytes = 0, data_bytes = 0, allowance_bytes = 0;
-  std::string lunar_options;  // of Lunar's systems, NAME=VALUE,...
+  std::string lunar_options;  // for Lunar's systems, NAME=VALUE,...
 };
 
-// Adds --seconds (unless it is 0), --rounds, --lun, --seed, --systems (any of those in `options`),
-// --quick and --json to `flags`, which shows the defaults that the options have by then. After the
-// parse call settle().
+// Adds --seconds (unless it is 0), --rounds, --lun, --seed, --systems (if `options` has some),
+// --quick and --json. The present values in `options` are the defaults. Call settle() after the
+// parse.
 class BenchFlags {
  public:
   BenchFlags(Flags& flags, BenchOptions& options, const std::string& lun_help,
              const std::string& quick_help);
-  // What --quick sets where the user gave nothing.
+  // Applies --quick to the values that the user did not give.
   void settle(double quick_seconds, unsigned quick_rounds) const;
 
  private:
@@ -41,7 +41,7 @@ class BenchFlags {
   Flag rounds_;
 };
 
-// Adds --dram, --data, --allowance and --options.
+// Adds --dram, --data and --allowance.
 class MemoryFlags {
  public:
   struct Defaults {
@@ -49,7 +49,7 @@ class MemoryFlags {
     uint64_t dram_min_mib = 16;
   };
   MemoryFlags(Flags& flags, BenchOptions& options, const Defaults& defaults);
-  // Data is 4 times --dram where it is not given, or so many times with --quick. Throws FlagsError.
+  // Without --data, the data is 4 times --dram, or quick_times with --quick. Throws FlagsError.
   void settle(unsigned quick_times = 4);
 
  private:
@@ -58,12 +58,12 @@ class MemoryFlags {
   std::string dram_, data_, allowance_;
 };
 
-// A list, comma-separated, of any of `known`.
+// Adds a comma-separated list of any of `known`.
 Flag add_choice(Flags& flags, const char* name, std::vector<std::string>& values,
                 const std::vector<std::string>& known, const std::string& help);
 
-// A whole bench: `parse` (which throws FlagsError), then `measure` under the BenchLock, then the
-// report on standard output. 0: measured; 1: failed (and said why); 2: wrong use; 130: interrupted.
+// Runs a whole bench: `parse` (which throws FlagsError), then `measure` under the BenchLock, then
+// the report on standard output. Returns the exit code (benches.h).
 int run_bench(Flags& flags, const BenchOptions& options, const std::function<void()>& parse,
               const std::function<BenchReport()>& measure);
 

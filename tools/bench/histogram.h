@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latencies in buckets of at most 1/64 relative width: exact below 64 ns, then 64 buckets a power
-// of two up to 2^42 ns (73 minutes). Percentiles are a bucket's middle, so within 0.8 % of the
-// truth; the mean and the maximum are exact. Threading: one thread adds; merge when it has stopped.
+// A histogram of latencies. Buckets are at most 1/64 wide relative to their values: exact below 64
+// ns, then 64 buckets per power of two up to 2^42 ns (73 minutes). A percentile is the middle of a
+// bucket, within 0.8 % of the true value; the mean and the maximum are exact.
+// Threading: one thread adds; merge after it has stopped.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -30,7 +31,8 @@ class Histogram {
   double mean() const {
     return count_ == 0 ? 0 : static_cast<double>(sum_) / static_cast<double>(count_);
   }
-  // The value at or below which a share `q` (0..1) of all values lies; 0 when empty.
+  // The smallest value such that a share `q` (0..1) of all values is not larger; 0 if there is
+  // none.
   double percentile(double q) const {
     if (count_ == 0) return 0;
     const auto wanted =

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands in a page of the benches: incompressible words that depend on the page's number, and
-// a stamp.
+// The content of a page in the benches and the demo: incompressible words that depend on the page's
+// number, and a stamp.
 //
 //   word 0      tag(page) in the upper half | version in the lower half
 //   word i > 0  noise[(start(page) + i) mod 16384] xor key(page)
 //
-// A write is one atomic increment of word 0, so that any number of threads may read and write any
-// page; a separate count (kept in DRAM) says which version a reader must see at least. A lost
-// write, a stale page, a page of zeros or another page's content cannot pass.
-// Threading: constant once made; may be shared. The atomics of a page's word 0 are the callers'.
+// A write is one atomic increment of word 0, so any number of threads may read and write any page.
+// A separate count (kept in DRAM) is the lowest version that a reader may see. So a lost write, a
+// stale page, a page of zeros and the content of another page are all noticed.
+// Threading: constant after construction, may be shared. The callers access word 0 with atomics.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -44,7 +44,7 @@ class PageContent {
   }
 
  private:
-  // 128 KiB: stays in the second-level cache while pages are filled
+  // 128 KiB, which fits into the second-level cache.
   static constexpr size_t kNoiseWords = 16384;
   size_t start(uint64_t page) const { return mix64(seed_ + 3 * page) % kNoiseWords; }
   uint64_t key(uint64_t page) const { return mix64(seed_ ^ (page + 0x9e3779b97f4a7c15ULL)); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every bench says while it runs.
-// Threading: one thread an object. May not be used by runtime/ (it allocates).
+// The progress of a bench on standard error.
+// Threading: one thread per object.
 #pragma once
 #include <fmt/format.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 namespace lunar::tools {
 
-// One line on standard error that follows the run; a line a step without a terminal.
+// On a terminal, one line that is overwritten; otherwise one line per step.
 class Progress {
  public:
   Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
@@ -22,7 +22,7 @@ class Progress {
       fmt::print(stderr, "{}\n", text);
     std::fflush(stderr);
   }
-  // A step within a step: only on a terminal.
+  // A part of a step, which is shown only on a terminal.
   void follow(const std::string& text) {
     if (terminal_) say(text);
   }

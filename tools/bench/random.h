@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random numbers of the benches: fast, seeded, the same on every machine.
+// Random numbers for the benches: fast, seeded, the same on every machine.
 //
 // splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014)
 // mixes and streams. ZipfGenerator draws ranks 0..n-1 with P(rank) ~ 1/(rank+1)^theta by the method
 // of Gray et al. ("Quickly generating billion-record synthetic databases", SIGMOD 1994, page 249),
-// which YCSB uses too: one uniform number, one pow(). Threading: a Random belongs to one thread; a
-// ZipfGenerator is constant once made and may be shared.
+// as in YCSB: one uniform number, one pow().
+// Threading: a Random belongs to one thread; a ZipfGenerator is constant after construction, and
+// may be shared.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -45,8 +46,8 @@ class ZipfGenerator {
     const double zeta2 = 1.0 + std::pow(0.5, theta);
     eta_ = (1.0 - std::pow(2.0 / static_cast<double>(count), 1.0 - theta)) / (1.0 - zeta2 / zeta_);
     half_power_ = std::pow(0.5, theta);
-    // Hot ranks are scattered over the whole range by a bijection: multiply by a number coprime
-    // with count.
+    // A multiplication by a number coprime with count is a bijection. It scatters the hot ranks
+    // over the whole range.
     scatter_ = static_cast<uint64_t>(static_cast<double>(count) * 0.6180339887498949) | 1;
     while (std::gcd(scatter_, count) != 1) scatter_ += 2;
   }
@@ -62,8 +63,8 @@ class ZipfGenerator {
   uint64_t scattered(uint64_t rank) const {
     return static_cast<uint64_t>((static_cast<Wide>(rank) * scatter_) % count_);
   }
-  // The probability that a draw falls into the `top` hottest ranks: the best hit ratio a cache of
-  // that size can have.
+  // The probability that a draw falls into the `top` hottest ranks, which is the best hit ratio of
+  // a cache of that size.
   double mass(uint64_t top) const {
     if (top == 0) return 0;
     if (top >= count_) return 1;

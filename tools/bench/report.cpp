@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See report.h.
-// Threading: plain data. May not be used by runtime/ (it allocates).
 #include "tools/bench/report.h"
 
 #include <fmt/format.h>
@@ -96,9 +95,9 @@ void write_target(JsonWriter& json, const BenchTarget& target) {
   json.close('}');
 }
 
-// What is compared, by its name in keys and, where a line tells it, in words.
+// A compared quantity: its name in keys, and in lines (nullptr: not in lines).
 struct Quantity {
-  const char *name, *words;
+  const char *name, *line_name;
   double RunResult::* member;
 };
 constexpr Quantity kQuantities[] = {
@@ -108,7 +107,7 @@ constexpr Quantity kQuantities[] = {
     {"p99", "p99", &RunResult::p99_ns},
     {"p999", nullptr, &RunResult::p999_ns},
     {"cpu", "CPU/op", &RunResult::cpu_us_per_op},
-    {"kiops_per_cpu", "op/s a CPU", &RunResult::kiops_per_cpu},
+    {"kiops_per_cpu", "op/s per CPU", &RunResult::kiops_per_cpu},
     {"time", "time of the job", &RunResult::job_s},
     {"cold_ops", "cold op/s", &RunResult::cold_ops_per_s},
 };
@@ -119,12 +118,12 @@ std::vector<double> values_of(const std::vector<RunResult>& runs, double RunResu
   return out;
 }
 
-// Cells of the table: "" where there is nothing to show.
+// Cells of the table; "": nothing to show.
 std::string figure(double value) { return std::isnan(value) ? std::string() : number_text(value); }
 std::string time_of(double ns) { return ns > 0 ? duration_text(ns) : std::string(); }
 
 std::string targets_table(const std::vector<BenchTarget>& targets) {
-  Table table({"aimed at", ">target", ">figure", "least to most", "met", "what"});
+  Table table({"aim", ">target", ">figure", "least to most", "met", "what"});
   for (const BenchTarget& one : targets) {
     const std::string goal = (one.at_most ? "<= " : ">= ") + number_text(one.goal);
     if (one.rounds.empty()) {
@@ -231,8 +230,9 @@ void BenchReport::compare(const std::string& baseline, const std::string& stem,
   for (const Quantity& one : kQuantities) {
     put_round_ratios(&all, stem + one.name, values_of(ours.runs, one.member),
                      values_of(theirs.runs, one.member));
-    const std::string text = one.words == nullptr ? "" : ratio_text(all, stem + one.name);
-    if (!text.empty()) line += fmt::format("{} {} {}", line.empty() ? "" : ",", text, one.words);
+    const std::string text = one.line_name == nullptr ? "" : ratio_text(all, stem + one.name);
+    if (!text.empty())
+      line += fmt::format("{} {} {}", line.empty() ? "" : ",", text, one.line_name);
   }
   if (all.empty()) ratios.erase(baseline);
   if (!line.empty())
@@ -263,7 +263,7 @@ void BenchReport::attempt(const std::string& system, const std::function<void()>
   } catch (const std::runtime_error& error) {
     const std::string why = error.what();
     skipped[system] = why.substr(0, why.find('\n'));
-    // What this machine does not have is no fault of the run.
+    // A store that was not installed at build time is not a failure.
     if (why.find("built without") == std::string::npos)
       failures.push_back(fmt::format("{}: {}", system, why));
   }
@@ -295,9 +295,9 @@ namespace {
 
 struct Column {
   const char* head;
-  std::string (*text)(const BenchRow& row, const RunResult& run);  // "": nothing to show
+  std::string (*text)(const BenchRow& row, const RunResult& run);  // "": an empty cell
 };
-// A column without a text in any row is left out.
+// The table omits a column whose cells are all empty.
 const Column kColumns[] = {
     {"experiment", [](const BenchRow& row, const RunResult&) { return row.experiment; }},
     {"workload", [](const BenchRow& row, const RunResult&) { return row.workload; }},
@@ -326,14 +326,15 @@ const Column kColumns[] = {
      [](const BenchRow&, const RunResult& run) {
        return figure(run.generator_cpu_s / run.seconds);
      }},
-    {">kop/s a CPU",
+    {">kop/s per CPU",
      [](const BenchRow&, const RunResult& run) { return figure(run.kiops_per_cpu); }},
     {">MiB read",
      [](const BenchRow&, const RunResult& run) { return figure(run.disk_read_bytes / 1048576); }},
-    {">written a byte",
+    {">written per byte",
      [](const BenchRow&, const RunResult& run) { return figure(run.amplification); }},
-    {">space a byte", [](const BenchRow&, const RunResult& run) { return figure(run.space); }},
-    {">DRAM a key", [](const BenchRow&, const RunResult& run) { return figure(run.index_bytes); }},
+    {">space per byte", [](const BenchRow&, const RunResult& run) { return figure(run.space); }},
+    {">DRAM per key",
+     [](const BenchRow&, const RunResult& run) { return figure(run.index_bytes); }},
     {">job",
      [](const BenchRow&, const RunResult& run) {
        return run.job_s > 0 ? duration_text(run.job_s * 1e9) : "";
@@ -386,9 +387,9 @@ std::vector<std::string> run_failures(const RunResult& run) {
   if (run.mismatches > 0)
     failures.push_back(fmt::format("{:.0f} reads did not find what was written", run.mismatches));
   const auto moved = [&](const char* what, double did, double must) {
-    if (did < kMovedShareMin * must)  // false where it is not told
+    if (did < kMovedShareMin * must)  // false if it is not known
       failures.push_back(
-          fmt::format("the disk {} {:.0f} MiB where the work needs at least {:.0f} MiB: not "
+          fmt::format("the disk {} {:.0f} MiB, but the work needs at least {:.0f} MiB: not "
                       "measured on the disk",
                       what, did / 1048576, must / 1048576));
   };

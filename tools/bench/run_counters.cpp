@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See run_counters.h.
-// Threading: free functions. May not be used by runtime/ (it allocates).
 #include "tools/bench/run_counters.h"
 
 #include <algorithm>

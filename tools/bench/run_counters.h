@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What frames a measured time: read at its start and at its end.
-// Threading: free functions. May not be used by runtime/ (it allocates).
+// Counters that are read at the start and at the end of a measured time.
+// Threading: free functions.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -20,9 +20,9 @@ struct RunCounters {
     return static_cast<double>(after.ns - ns) / 1e9;
   }
 };
-// cpu_s: of what is measured; by default of this process.
+// cpu_s: CPU seconds of the measured processes; by default of this process.
 RunCounters read_counters(const std::string& disk_stat, std::optional<double> cpu_s = {});
-// CPU and bytes of the disk between the two, CPU also for each of so many operations.
+// Sets CPU seconds and disk bytes between the two, and CPU per operation.
 void put_counters(RunResult* run, const RunCounters& before, const RunCounters& after, double ops);
 
 }  // namespace lunar::tools

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One measurement of any bench, and how a child process tells it: one line, "result NAME=NUMBER
-// ...". Threading: plain data.
+// One measurement of any bench, and its form as a line of a child process: "result NAME=NUMBER
+// ...".
+// Threading: plain data.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -10,18 +11,17 @@
 
 namespace lunar::tools {
 
-// not measured, or not told
+// Not measured, or not known.
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// Counts are doubles so that medians and lines treat all alike.
+// Counts are doubles, so that all quantities are handled alike.
 struct RunResult {
   double ops = 0, seconds = 0, ops_per_s = 0;
   double mean_ns = 0, p50_ns = 0, p99_ns = 0, p999_ns = 0, max_ns = 0;
-  // of the process, all its threads (redis: of the servers and children they reaped)
-  double cpu_s = 0;
+  double cpu_s = 0;          // of the process (redis: of the servers and their reaped children)
   double machine_cpu_s = 0;  // of the machine
-  double cpu_us_per_op = 0;  // machine_cpu_s per operation: what the _cpu ratio compares
-  double disk_read_bytes = kNone, disk_written_bytes = kNone;  // what the device moved
+  double cpu_us_per_op = 0;  // machine_cpu_s per operation, for the _cpu ratio
+  double disk_read_bytes = kNone, disk_written_bytes = kNone;  // moved by the device
   // lower bounds from the workload and the memory limit
   double must_read_bytes = 0, must_write_bytes = 0;
   double mismatches = 0;  // reads that did not find what was written
@@ -29,21 +29,19 @@ struct RunResult {
   // fault
   double major_faults = kNone;  // of the kernel (swap) or of Lunar's pager
   // superpipe
-  double kiops_per_cpu = kNone;  // thousand operations a CPU second of the machine
+  double kiops_per_cpu = kNone;  // thousand operations per CPU second of the machine
   // redis
-  double generator_cpu_s = kNone;                      // of the load generator's one thread
-  double server_read_bytes = kNone;                    // of the disk's, what the server had read
+  double generator_cpu_s = kNone;                      // of the load generator's thread
+  double server_read_bytes = kNone;                    // disk bytes that the server itself read
   double job_s = kNone, fork_us = kNone;               // save, expire: the server's job
   double cold_ops_per_s = kNone, cold_p99_ns = kNone;  // of the clients that read cold keys
   double expired_ahead = kNone;                        // keys that the gate has expired
-  double lag_s = kNone;  // replica: what it was behind when the clients stopped
+  double lag_s = kNone;  // replica: time to catch up after the clients stopped
   // kv
-  double space = kNone;          // bytes of the disk in use, for each byte of keys and values
-  double amplification = kNone;  // bytes that the process had written to the disk, for each byte of
-                                 // keys and values set
-  // DRAM that the store grew by in a load, a key, the pairs not counted
-  double index_bytes = kNone;
-  std::string error;  // the first; "" none. Not sent by a child
+  double space = kNone;          // bytes of the disk in use, per byte of keys and values
+  double amplification = kNone;  // bytes written to the disk, per byte of keys and values set
+  double index_bytes = kNone;    // DRAM for a load without its pairs, per key
+  std::string error;             // the first error; "": none. A child does not send it
 };
 
 struct RunField {
@@ -95,7 +93,7 @@ inline std::string format_run(const RunResult& run) {
   return out.str();
 }
 
-// False when the line is not a result.
+// False: the line is not a result.
 inline bool parse_run(const std::string& line, RunResult* run) {
   std::istringstream words(line);
   std::string word;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See setup_journal.h. Names are checked before anything is removed: only what a bench can have
-// made is undone. Threading: one thread. May not be used by runtime/ (it allocates).
+// See setup_journal.h. Only objects with names that a bench gives are removed.
 #include "tools/bench/setup_journal.h"
 
 #include <fcntl.h>
@@ -28,7 +27,7 @@ std::string lock_path() {
   return std::string(directory) + "/lunar-bench.lock";
 }
 
-// What a bench sets for the whole machine, until the next boot.
+// Settings of the whole machine. A boot resets them.
 struct Setting {
   const char *kind, *path, *name;
 };
@@ -36,7 +35,7 @@ constexpr Setting kSettings[] = {{"page-cluster", "/proc/sys/vm/page-cluster", "
                                  {"zswap", kZswapPath, "zswap"},
                                  {"thp", kThpPath, "transparent huge pages"}};
 
-// The last part of the path is a name that benches give.
+// True if the last part of the path is a name that a bench gives.
 bool is_ours(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash != std::string::npos && path.compare(slash + 1, 12, "lunar-bench-") == 0;
@@ -58,12 +57,11 @@ BenchLock::BenchLock() {
     const std::string holder = trimmed(read_text(path).value_or(""));
     close(fd_);
     throw std::runtime_error(fmt::format(
-        "another bench runs on this machine (process {}); wait for it, or their numbers "
-        "spoil each other",
+        "another bench runs on this machine (process {}); wait for it, or both results are wrong",
         holder.empty() ? "unknown" : holder));
   }
   const std::string pid = fmt::format("{}\n", getpid());
-  // only a hint for people
+  // The PID is only a hint for people.
   if (ftruncate(fd_, 0) != 0 || pwrite(fd_, pid.data(), pid.size(), 0) < 0) {}
 }
 
@@ -110,7 +108,7 @@ bool SetupJournal::undo(const std::string& line, std::string* said) {
     *said = fmt::format("/dev/zram{} removed", value);
     return boot != boot_id() || remove_zram(value);
   }
-  if (!is_ours(what)) return true;  // nothing a bench can have made: only forget it
+  if (!is_ours(what)) return true;  // no bench made this: only forget it
   *said = fmt::format("{} {} removed", kind, what);
   if (kind == "cgroup") return MemoryCgroup::remove(what) == 0;
   if (kind == "swapfile") {
@@ -128,7 +126,7 @@ bool SetupJournal::undo(const std::string& line, std::string* said) {
 
 std::vector<std::string> SetupJournal::sweep() {
   std::vector<std::string> report;
-  // Newest first: processes in cgroups go before the swap they fill.
+  // Newest first: processes in cgroups end before the swap that they use goes.
   for (size_t i = lines_.size(); i-- > 0;) {
     std::string said;
     if (undo(lines_[i], &said)) {
@@ -156,7 +154,7 @@ void SetupJournal::forget(const std::string& line) {
 void SetupJournal::save() const {
   if (lines_.empty()) {
     unlink(path_.c_str());
-    if (geteuid() == 0) rmdir("/var/lib/lunar");  // stays when something else lives there
+    if (geteuid() == 0) rmdir("/var/lib/lunar");  // fails if it has other files
     return;
   }
   if (geteuid() == 0) mkdir("/var/lib/lunar", 0755);
@@ -183,7 +181,7 @@ Recorded::~Recorded() {
   if (line_.empty()) return;
   try {
     journal_.forget(line_);
-  } catch (const std::exception&) {  // the next run finds it undone
+  } catch (const std::exception&) {  // the next run undoes it again
   }
 }
 
@@ -209,7 +207,7 @@ RecordedCgroup::RecordedCgroup(SetupJournal& journal, const CgroupPlace& place,
       recorded(journal, fmt::format("cgroup {}/{}", place.mount, name)),
       group(place, name, limit_bytes, swap) {}
 
-// The value in force stands in brackets where a file lists all of them.
+// A file that lists all values has the present one in brackets.
 MachineSetting::MachineSetting(SetupJournal& journal, const std::string& kind) {
   const auto* found = std::find_if(std::begin(kSettings), std::end(kSettings),
                                    [&](const Setting& one) { return kind == one.kind; });

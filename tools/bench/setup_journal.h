@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench, or the demo, set up on the machine, written down before it exists, so that the next
-// run can sweep away what a killed one left. One line each:
+// The journal of a bench or the demo: everything that it sets up on the machine is recorded first,
+// so that the next run can undo the setup of a killed run. One line each:
 //   cgroup DIRECTORY | swapfile PATH | file PATH | directory PATH | zram NUMBER BOOT_ID
 //   page-cluster, zswap or thp VALUE BOOT_ID
-// Also the lock that lets only one of them run on a machine at a time.
+// Also the lock that allows only one of them at a time on a machine.
 //
-// The state file lies in /var/lib/lunar (root) or /var/tmp (others; only a file owned by the caller
-// is believed). Threading: one thread. May not be used by runtime/ (it allocates).
+// The journal is in /var/lib/lunar (root) or /var/tmp (others, who only use a file that they own).
+// Threading: one thread.
 #pragma once
 #include <optional>
 #include <string>
@@ -19,7 +19,7 @@ namespace lunar::tools {
 inline constexpr const char *kZswapPath = "/sys/module/zswap/parameters/enabled",
                             *kThpPath = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-// Held for the life of the object. Throws std::runtime_error naming the holder.
+// The object holds the lock. Throws std::runtime_error that names the holder.
 class BenchLock {
  public:
   BenchLock();
@@ -33,8 +33,8 @@ class BenchLock {
 
 class SetupJournal {
  public:
-  SetupJournal();  // reads the state file; pre: the BenchLock is held
-  // Undoes what an earlier run recorded; one line a thing swept.
+  SetupJournal();  // reads the file; pre: the BenchLock is held
+  // Undoes the records of an earlier run. Returns one line for each.
   std::vector<std::string> sweep();
   void record(const std::string& line);  // on disk when it returns; throws std::runtime_error
   void forget(const std::string& line);
@@ -47,21 +47,22 @@ class SetupJournal {
   std::vector<std::string> lines_;
 };
 
-// A line that is in the journal for the life of the object.
+// The journal has the line as long as the object exists.
 class Recorded {
  public:
   Recorded(SetupJournal& journal, std::string line);  // as record()
   ~Recorded();
   Recorded(const Recorded&) = delete;
   Recorded& operator=(const Recorded&) = delete;
-  void keep() { line_.clear(); }  // also after that: the next run undoes it
+  void keep() { line_.clear(); }  // the line stays, and the next run undoes it
 
  private:
   SetupJournal& journal_;
   std::string line_;
 };
 
-// A private directory, removed with all its files at the end. Its name begins with "lunar-bench-".
+// A private directory. The destructor removes it with all its files. pre: its name begins with
+// "lunar-bench-".
 class WorkDirectory {
  public:
   WorkDirectory(SetupJournal& journal, const std::string& path);  // throws std::runtime_error
@@ -76,7 +77,7 @@ class WorkDirectory {
   Recorded recorded_;
 };
 
-// A file, removed at the end.
+// A file, which the destructor removes.
 class RecordedFile {
  public:
   RecordedFile(SetupJournal& journal, const std::string& path)
@@ -100,8 +101,7 @@ struct RecordedCgroup {
   const MemoryCgroup group;
 };
 
-// What a bench sets for the whole machine: "page-cluster", "zswap" or "thp". At the end it is set
-// back.
+// A setting of the whole machine: "page-cluster", "zswap" or "thp". The destructor restores it.
 class MachineSetting {
  public:
   MachineSetting(SetupJournal& journal, const std::string& kind);  // throws std::runtime_error

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See swap_file.h. Everything is recorded before it is done, and undone in the other order.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// See swap_file.h.
 #include "tools/bench/swap_file.h"
 
 #include <fcntl.h>
@@ -37,7 +36,7 @@ void fill_noise(void* buffer, size_t bytes, Random& random) {
 void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes, uint64_t seed,
                       const std::function<void()>& pause) {
   int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW | O_DIRECT, 0600);
-  if (fd < 0 && errno == EINVAL) {  // a file system without O_DIRECT; its open made the file
+  if (fd < 0 && errno == EINVAL) {  // a file system without O_DIRECT, whose open made the file
     fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   }
   if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", path, strerror(errno)));
@@ -52,8 +51,8 @@ void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes
   try {
     for (uint64_t at = 0; failed == nullptr && at < bytes; at += kChunkBytes) {
       pause();
-      // New noise for the first chunk only: later ones get their place stamped into every page,
-      // which is enough against deduplication and cheaper than the disk.
+      // Only the first chunk is filled with noise. Later chunks get their offset stamped into every
+      // page, which prevents deduplication and is faster than the disk.
       if (at == 0) fill_noise(buffer, kChunkBytes, random);
       for (size_t page = 0; page < kChunkBytes; page += 4096) {
         uint64_t* words = reinterpret_cast<uint64_t*>(static_cast<char*>(buffer) + page);
@@ -116,7 +115,7 @@ void SwapFile::make_file(uint64_t bytes, const std::function<void()>& pause) {
   write_whole_file(path_, bytes, 0, 0x5157, pause);
 }
 
-// Reading hot_add makes a device. What a process killed in between leaves is an empty one.
+// A read of hot_add makes a device. A process that is killed before the record leaves an empty one.
 void SwapFile::make_zram(uint64_t bytes) {
   zram_ = trimmed(read_text("/sys/class/zram-control/hot_add").value_or(""));
   if (zram_.empty())
@@ -141,7 +140,7 @@ void SwapFile::turn_on(uint64_t bytes) {
   if (!put)
     throw std::runtime_error(
         fmt::format("writing the header of {} failed: {}", path_, strerror(error)));
-  // Before any swap the host has, so that what is measured is this one.
+  // This swap has a higher priority than the host's, so that it is the one that is measured.
   if (swapon(path_.c_str(), SWAP_FLAG_PREFER | SWAP_FLAG_PRIO_MASK) != 0) {
     const char* hint =
         errno == EPERM ? " (run as root: sudo)"
@@ -158,10 +157,14 @@ SwapFile::~SwapFile() { undo(); }
 void SwapFile::undo() {
   cluster_.reset();
   zswap_.reset();
-  const bool off = !on_ || swapoff(path_.c_str()) == 0;
-  if (!off || (!zram_.empty() && !remove_zram(zram_))) {
-    fmt::print(stderr, "lunar: bench: swapoff {} failed: {}; the next run tries again\n", path_,
-               strerror(errno));
+  const char* failed = nullptr;
+  if (on_ && swapoff(path_.c_str()) != 0)
+    failed = "swapoff";
+  else if (!zram_.empty() && !remove_zram(zram_))
+    failed = "removal";
+  if (failed != nullptr) {
+    fmt::print(stderr, "lunar: bench: {} of {} failed: {}; the next run tries again\n", failed,
+               path_, strerror(errno));
     if (recorded_) recorded_->keep();
   } else if (kind_ != SwapKind::kZram) {
     unlink(path_.c_str());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Swap of one's own, first in line while it lives: on a file, on a file with zswap before it, or on
-// a zram device; and files whose every block was written before a clock starts (a disk that never
-// stored a block may answer for it without any work).
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// Private swap with the highest priority: on a file, on a file with zswap before it, or on a zram
+// device; and files that are written whole before the clock starts, because a disk may answer reads
+// of unwritten blocks without any work.
+// Threading: one thread.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,34 +14,34 @@
 
 namespace lunar::tools {
 
-// Makes `path` of `bytes`, reserved and written whole with incompressible data past the page cache;
-// its first `zero_bytes` are zeros (what a LUN file that may be taken looks like). Throws
-// std::runtime_error; removes the file then. `pause` is called now and then (to stop early by
-// throwing).
+// Makes the file `path` of `bytes`, and writes all of it with incompressible data, past the page
+// cache. Its first `zero_bytes` are zeros (a blank LUN file). `pause` is called from time to time,
+// and may throw. After an exception there is no file. Throws std::runtime_error.
 void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes, uint64_t seed,
                       const std::function<void()>& pause);
 
-// The header page of a version 1 swap area (mkswap(8)), to be written at the start of it.
+// The header page of a version 1 swap area (mkswap(8)).
 std::string swap_header(uint64_t bytes, size_t page_bytes);
 
 enum class SwapKind { kFile, kZswap, kZram };
-// Turns /dev/zramNUMBER's swap off and removes the device. False: it stays.
+// Turns off the swap on /dev/zramNUMBER and removes the device. False: it is still there.
 bool remove_zram(const std::string& number);
 
 class SwapFile {
  public:
-  // Makes it (kZram: `path` is not used), a file written whole, and turns it on. Throws
-  // std::runtime_error.
+  // Makes the file (written whole) or device and turns the swap on. kZram does not use `path`.
+  // Throws std::runtime_error.
   SwapFile(SwapKind kind, const std::string& path, uint64_t bytes, SetupJournal& journal,
            const std::function<void()>& pause);
   ~SwapFile();
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
-  // `measure` with vm.page-cluster at 0 and at 3, of which the better one stays: its run.
+  // Calls `measure` with vm.page-cluster at 0 and at 3. Returns the better run, and keeps its
+  // setting.
   RunResult at_better_page_cluster(const std::function<RunResult()>& measure, int* page_cluster);
-  // What zswap or zram hold in DRAM now, outside of any cgroup's limit; 0 for a file.
+  // DRAM that zswap or zram use now, outside of any cgroup's limit; 0 for a file.
   uint64_t memory_bytes() const;
-  // "file"; or the kind and how it compresses.
+  // "file", or the kind with its compression.
   std::string state() const;
 
  private:
@@ -50,7 +50,7 @@ class SwapFile {
   void turn_on(uint64_t bytes);
   void undo();
   SwapKind kind_;
-  std::string path_, zram_;  // its number
+  std::string path_, zram_;  // zram_: the device's number
   SetupJournal& journal_;
   std::optional<Recorded> recorded_;
   std::optional<MachineSetting> cluster_, zswap_;

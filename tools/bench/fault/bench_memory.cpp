@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See bench_memory.h. The swap backend is what a program gets without Lunar; it asks for pages
-// ahead by MADV_WILLNEED, in one process_madvise a batch where the kernel takes that for the caller
-// itself (one call instead of 64). Threading: as in the header.
+// See bench_memory.h. Under swap, a batch of pages is prefetched by MADV_WILLNEED: by one
+// process_madvise call if the kernel allows it for the caller itself, else by 64 madvise calls.
 #include "tools/bench/fault/bench_memory.h"
 
 #include <fmt/format.h>
@@ -84,7 +83,7 @@ class LunarMemory final : public BenchMemory {
   void prefetch(char* const* pages, size_t count, size_t page_bytes) override {
     std::array<lunar_range, kPrefetchBatch> ranges;
     for (size_t i = 0; i < count; ++i) ranges[i] = {pages[i], page_bytes};
-    (void)lunar_prefetch(ranges.data(), count);  // what it could not read the touch will report
+    (void)lunar_prefetch(ranges.data(), count);  // the touch reports a page that could not be read
   }
   uint64_t major_faults() const override {
     lunar_stats stats{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory a bench child touches: plain anonymous memory under kernel swap, or a region of
-// liblunar. Threading: prefetch from any thread; the rest from the main thread with the others
-// stopped.
+// The memory of a child of `lunar bench fault`: anonymous memory under kernel swap, or a region of
+// liblunar.
+// Threading: prefetch from any thread; the rest from the main thread with the others stopped.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -15,14 +15,14 @@ namespace lunar::tools {
 enum class Workload { kUniform, kZipf, kSeq, kFill, kPrefetch };
 inline constexpr std::array<std::string_view, 5> kWorkloadNames{"uniform", "zipf", "seq", "fill",
                                                                 "prefetch"};
-inline constexpr uint64_t kPrefetchBatch = 64;  // pages a batch of the prefetch workload
+inline constexpr uint64_t kPrefetchBatch = 64;  // pages per batch of the prefetch workload
 
 struct BenchMemoryOptions {
   std::string system;       // "swap" or "lunar"
-  uint64_t dram_bytes = 0;  // Lunar's budget; swap is bounded by its cgroup alone
+  uint64_t dram_bytes = 0;  // Lunar's budget; only the cgroup limits swap
   uint64_t lun_bytes = 0;
   std::string lun;
-  std::string options;  // further options of the table, "spin=no,follow=no"
+  std::string options;  // more options of Lunar, "spin=no,follow=no"
 };
 
 class BenchMemory {
@@ -30,7 +30,7 @@ class BenchMemory {
   virtual ~BenchMemory() = default;
   virtual char* create(uint64_t bytes) = 0;  // throws std::runtime_error
   virtual void destroy(char* address, uint64_t bytes) = 0;
-  // Asks for scattered pages at once.
+  // Prefetches scattered pages.
   virtual void prefetch(char* const* pages, size_t count, size_t page_bytes) = 0;
   virtual uint64_t major_faults() const = 0;  // since start
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench fault`: what a page fault costs with Lunar and with kernel swap on a file of the
+// `lunar bench fault`: the cost of a page fault with Lunar and with kernel swap on a file of the
 // same disk.
 //
-// Both backends are child processes (tools/bench/fault/fault_child.cpp) in memory cgroups of the
-// same limit, with the same data, and take turns A B A B; medians are quoted. Files are written
-// whole before any clock starts; swap runs at the better of vm.page-cluster 0 and 3 for each
-// workload; a run whose disk did not move what the work needs fails the bench. The limit is --dram
-// plus --allowance (code, stacks, page tables, counts of the bench), for both; Lunar may not swap.
-// What is set up is undone at the end, on a signal, and by the next run after kill -9
-// (bench/setup_journal.h). Threading: one thread. May not be used by runtime/ (it allocates).
+// Both systems are child processes (fault_child.cpp) in memory cgroups of the same limit, with the
+// same data, and take turns A B A B. Files are written whole before any clock starts. Swap runs at
+// the better of vm.page-cluster 0 and 3 for each workload. A run whose disk did not move the bytes
+// that the work needs fails the bench. The limit is --dram plus --allowance (code, stacks, page
+// tables, counts of the bench) for both; Lunar may not swap. The setup is undone at the end and on
+// a signal, and after kill -9 by the next run (bench/setup_journal.h).
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,8 +42,7 @@ class FaultBench {
   explicit FaultBench(const FaultOptions& options) : options_(options) {
     limit_bytes_ = options_.dram_bytes + options_.allowance_bytes;
     swap_bytes_ = options_.data_bytes / 2 * 3;
-    // The same for one process: of a LUN file of fixed size the first process gets half, its
-    // children the rest.
+    // The first process gets half of a LUN file of fixed size, and its children the rest.
     lun_bytes_ = 2 * swap_bytes_ + 64 * kMiB;
   }
   BenchReport run();
@@ -61,7 +59,7 @@ class FaultBench {
   BenchReport report_;
   uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, runs_ = 0;
   Progress progress_;
-  // Undone from the last to the first: children, then the swap they fill.
+  // Destroyed from the last to the first: children, then the swap that they use.
   BenchHost host_;
   std::unique_ptr<SwapFile> swap_file_;
   std::unique_ptr<SystemUnderTest> lunar_, swap_;
@@ -79,7 +77,7 @@ std::vector<std::string> FaultBench::child_arguments(const std::string& system) 
 void FaultBench::start_lunar() {
   std::vector<std::string> arguments = child_arguments("lunar");
   std::string lun = options_.lun;
-  std::unique_ptr<RecordedFile> file;  // open in the child in the end: its name goes
+  std::unique_ptr<RecordedFile> file;  // its name is removed below, when the child has opened it
   struct stat info{};
   if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
     file = make_lun_file(host_, "lunar", lun_bytes_, progress_);
@@ -91,7 +89,7 @@ void FaultBench::start_lunar() {
     auto lunar = std::make_unique<SystemUnderTest>(
         SystemUnderTest::Setup{"lunar", arguments, limit_bytes_, false, host_.cgroup},
         *host_.journal);
-    // The LUN may be opened as late as the first region: fill before the name goes.
+    // Lunar may open the LUN as late as for the first region, so the fill comes before the removal.
     progress_.say("filling: lunar");
     (void)lunar->order("fill 1", 600);
     lunar_ = std::move(lunar);
@@ -135,9 +133,9 @@ void FaultBench::run_workload(const std::string& workload, unsigned threads) {
   std::vector<RunResult> lunar_runs, swap_runs;
   const double trial = options_.seconds / 2;
   int page_cluster = -1;
-  if (workload != "fill") {  // a fill reads nothing: page-cluster is idle, nothing to warm
+  if (workload != "fill") {  // a fill reads nothing, so page-cluster and a warm-up do not matter
     if (lunar_) (void)measure_run(*lunar_, workload, threads, swap_ ? 2 * trial : trial);
-    // Also the run in which memory takes the workload's shape.
+    // This is also the warm-up.
     if (swap_)
       (void)swap_file_->at_better_page_cluster(
           [&] { return measure_run(*swap_, workload, threads, trial); }, &page_cluster);
@@ -168,7 +166,7 @@ BenchReport FaultBench::run() {
     progress_.total +=
         static_cast<unsigned>(options_.threads.size()) * (backends * options_.rounds + warm);
   }
-  // Fills first: the last one leaves the data of the others.
+  // Fills come first, because the last fill makes the data of the other workloads.
   std::vector<std::string> workloads = options_.workloads;
   std::stable_partition(workloads.begin(), workloads.end(),
                         [](const std::string& name) { return name == "fill"; });
@@ -186,7 +184,7 @@ BenchReport FaultBench::run() {
         ours.system == "lunar" ? report_.find("swap", ours.workload, ours.threads) : nullptr;
     if (theirs != nullptr)
       report_.compare("swap", fmt::format("{}_t{}_", ours.workload, ours.threads), ours, *theirs);
-    // Prefetch also against a program that asks for nothing ahead.
+    // Prefetch is also compared with a program that does not prefetch.
     theirs = ours.system == "lunar" ? report_.find("swap", "uniform", ours.threads) : nullptr;
     if (theirs != nullptr && ours.workload == "prefetch")
       report_.compare("swap", fmt::format("prefetch_t{}_vs_uniform_", ours.threads), ours, *theirs);
@@ -199,9 +197,8 @@ void parse(Flags& flags, FaultOptions& options, int argc, char** argv) {
   MemoryFlags memory(flags, options, {"512m", "128m", "24m"});
   flags.add("--threads", options.threads, "thread counts, as 1,16").list().range(1, 1024);
   add_choice(flags, "--workloads", options.workloads, std::vector<std::string>(options.workloads),
-             "what threads touch");
-  flags.add("--writes", options.write_percent, "share of touches that write, percent")
-      .range(0, 100);
+             "how threads touch pages");
+  flags.add("--writes", options.write_percent, "percentage of touches that write").range(0, 100);
   const BenchFlags common(flags, options,
                           "directory for LUN and swap file, or Lunar's LUN: file, device, URI",
                           "a rough answer within a minute");

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process that touches memory for `lunar bench fault`, one a system. Reads orders from standard
-// input and answers on standard output, one line each:
+// A child of `lunar bench fault`, which touches the memory of one system. It reads orders from
+// standard input and answers on standard output, one line each:
 //
 //   fill THREADS | run WORKLOAD THREADS SECONDS WARM_SECONDS WRITE_PERCENT SEED | verify
 //     ->  result ... | error TEXT
 //
-// It fills its data once, then makes its runs: worker threads touch pages until the clock ends, and
-// check every page they read.
+// In a run, worker threads touch pages until the time is over, and check every page that they read.
 //
-// What the disk must have moved is bounded from below without asking the system under test. A cache
-// of C of N equally likely pages hits at most C/N of independent touches, for zipf at most the mass
-// of the C hottest; for walks, pages that mincore(2) did not find in memory before the run had to
-// be read. C is the whole memory limit.
-// Threading: the main thread speaks the protocol and keeps the clock; workers live for one run.
+// The bytes that the disk must have moved are bounded from below without the counters of the system
+// under test. A cache of C out of N equally likely pages hits at most C/N of independent touches,
+// for zipf at most the mass of the C hottest pages. A walk must read the pages that mincore(2) did
+// not find in memory before the run. C is the whole memory limit.
+// Threading: the main thread answers the orders and keeps the clock; workers live for one run.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -40,7 +39,8 @@ namespace lunar::tools {
 
 namespace {
 
-// Pages a pager may hold outside the region on their way in or out: mincore does not see those.
+// The most pages that a pager has in flight, outside of the region, where mincore does not see
+// them.
 constexpr uint64_t kInFlightPagesMax = 1024;
 
 struct ChildOptions {
@@ -80,7 +80,7 @@ class FaultChild {
         content_(options.seed, page_bytes_),
         versions_(std::make_unique<std::atomic<uint32_t>[]>(pages_)),
         memory_(BenchMemory::make(options.memory)) {
-    // The version counts must not be what faults, in either backend.
+    // The version counts must not fault, in either system.
     (void)mlock(versions_.get(), pages_ * sizeof versions_[0]);
   }
   RunResult fill(unsigned threads);
@@ -113,7 +113,7 @@ class FaultChild {
   std::unique_ptr<ZipfGenerator> zipf_;
   char* data_ = nullptr;
   std::atomic<int> phase_{kWarm};
-  std::map<unsigned, WalkGroup> walks_;  // of each number of threads
+  std::map<unsigned, WalkGroup> walks_;  // by number of threads
 };
 
 Counters FaultChild::count() const {
@@ -128,8 +128,7 @@ void FaultChild::finish(const Counters& before, const Counters& after, const His
   run->major_faults = static_cast<double>(after.major_faults - before.major_faults);
 }
 
-// First fill of fresh memory: every page written whole. The region it leaves is the data of all
-// later runs.
+// Writes every page of new memory. The region is the data of all later runs.
 RunResult FaultChild::fill(unsigned threads) {
   if (data_ != nullptr) memory_->destroy(data_, options_.data_bytes);
   data_ = nullptr;
@@ -160,8 +159,7 @@ RunResult FaultChild::fill(unsigned threads) {
   return run;
 }
 
-// One operation: read or change a page's stamp and read one more word of it; both must be what this
-// page must hold.
+// One operation: reads or changes the stamp of a page, reads one more word of it, and checks both.
 void FaultChild::touch(uint64_t page, bool write, Worker& worker) {
   char* address = data_ + page * page_bytes_;
   auto* first = reinterpret_cast<std::atomic<uint64_t>*>(address);
@@ -210,7 +208,8 @@ void FaultChild::work(const RunOrder& order, Worker& worker) {
   }
 }
 
-// Batches: ask for 64 random pages, then touch them. A page's latency is its share of the batch.
+// Prefetches batches of 64 random pages, then touches them. A page's latency is its share of the
+// batch.
 void FaultChild::work_prefetch(const RunOrder& order, Worker& worker) {
   bool measuring = false;
   uint64_t pages[kPrefetchBatch];
@@ -235,7 +234,7 @@ void FaultChild::work_prefetch(const RunOrder& order, Worker& worker) {
 std::vector<unsigned char> FaultChild::resident() const {
   std::vector<unsigned char> map(pages_);
   if (mincore(data_, options_.data_bytes, map.data()) != 0)
-    map.assign(pages_, 1);  // unknown: nothing must be read
+    map.assign(pages_, 1);  // not known, so there is no lower bound
   return map;
 }
 
@@ -257,7 +256,7 @@ double FaultChild::must_read_pages(const RunOrder& order, uint64_t ops,
                          ? zipf_->mass(static_cast<uint64_t>(limit_pages()))
                          : std::fmin(1, limit_pages() / static_cast<double>(pages_));
   const double draws = static_cast<double>(ops);
-  // Three standard deviations down: chance must not fail an honest short run.
+  // Three standard deviations less, so that chance does not fail a short run.
   return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
 }
 
@@ -272,7 +271,8 @@ RunResult FaultChild::run(const RunOrder& order) {
       walking ? resident() : std::vector<unsigned char>();
   std::vector<Worker> workers(order.threads);
   std::vector<std::thread> threads;
-  // A walk needs no warm-up (it goes on), and its bound wants the clock to start at a known page.
+  // A walk continues the last one, so it needs no warm-up, and its bound needs the page at the
+  // start.
   const double warm_seconds = walking ? 0 : order.warm_seconds;
   phase_.store(warm_seconds > 0 ? kWarm : kMeasure);
   Counters before = count();
@@ -309,7 +309,7 @@ RunResult FaultChild::run(const RunOrder& order) {
   return run;
 }
 
-// Every word of every page, and exactly the version its last write left.
+// Checks every word of every page, with exactly the version of its last write.
 RunResult FaultChild::verify() {
   std::vector<uint64_t> expected(content_.words_per_page());
   RunResult run;

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench fits`: what Lunar costs a program whose data fits into DRAM.
+// `lunar bench fits`: the cost of Lunar for a program whose data fits into DRAM.
 //
-//   plain   the program alone
-//   below   `lunar run`: the tree stays below its budget, so all memory is plain
-//   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ACTIVATE_AT):
-//           huge pages are adopted, all stay resident
+//   plain      the program alone
+//   below      `lunar run`; the tree stays below its budget, so all memory is ordinary memory
+//   activated  `lunar run`; the pager is activated when the data is there (LUNAR_ACTIVATE_AT),
+//              adopts huge pages and keeps all pages resident
 //
-// Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`).
-// Elapsed time: the three take turns, and the order rotates. CPU time: the three run at once on one
-// CPU, so that what the machine and its neighbours do to the clock and the caches hits all alike
-// (turns differ by 20% on a shared machine, this by 1%). A ratio is that of one round, and its
-// median is quoted with the least and the most. A system that did not do what it is there for
-// (armed: no activation, or pages were evicted; below: an activation) fails the run.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// Each runs with huge pages where the program asks for them (`madvise`) and everywhere (`always`).
+// For the elapsed time, the three take turns in a rotating order. For the CPU time, they run at the
+// same time on one CPU, so that disturbances of the clock and the caches affect all equally (turns
+// differ by 20% on a shared machine, this by 1%). A ratio is that of one round; the report has the
+// median, the least and the greatest. A run fails if a system was not in its state (activated: no
+// activation, or evictions; below: an activation).
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -49,7 +48,7 @@ namespace lunar::tools {
 
 namespace {
 
-const std::vector<std::string> kSystems{"plain", "below", "armed"};
+const std::vector<std::string> kSystems{"plain", "below", "activated"};
 
 struct FitsOptions : BenchOptions {
   std::vector<std::string> programs{"chase", "redis", "python", "sqlite"};
@@ -60,7 +59,7 @@ struct Cost {
   double elapsed_s = 0, cpu_s = 0;
 };
 
-// CPU time of a process that lives, all its threads, to the nanosecond
+// CPU time of a running process with all its threads, to the nanosecond
 // (/proc/PID/task/TID/schedstat).
 double cpu_seconds_of(pid_t pid) {
   double total = 0;
@@ -83,7 +82,7 @@ struct Ended {
   std::string output, errors;
 };
 
-// While it lives, what is started runs on the first CPU this process may use.
+// As long as it exists, new processes run on the first CPU that this process may use.
 class OneCpu {
  public:
   OneCpu() {
@@ -170,9 +169,9 @@ class FitsBench {
 
  private:
   std::vector<std::string> wrapper(const std::string& system, uint64_t activate_at_mib = 48) const;
-  void check_backend(const std::string& workload, const std::string& system,
-                     const std::string& stats);
-  // One program is one operation: its mean is the elapsed time.
+  void check_state(const std::string& workload, const std::string& system,
+                   const std::string& stats);
+  // A program counts as one operation, whose mean is the elapsed time.
   void add(const std::string& workload, const std::string& system, double elapsed_s, double cpu_s) {
     BenchRow row;
     row.system = system;
@@ -196,29 +195,28 @@ class FitsBench {
   FitsOptions options_;
   BenchReport report_;
   std::string lunar_, directory_, python_;
-  unsigned divisor_ = 1;  // --quick: so much less work
+  unsigned divisor_ = 1;  // of the work, larger with --quick
 };
 
 std::vector<std::string> FitsBench::wrapper(const std::string& system,
                                             uint64_t activate_at_mib) const {
   if (system == "plain") return {};
-  // The budget is never near: `armed` is activated by what it has committed.
-  if (system == "armed")
+  // The tree never comes near its budget, so this variable activates the pager.
+  if (system == "activated")
     setenv("LUNAR_ACTIVATE_AT", fmt::format("{}m", activate_at_mib).c_str(), 1);
   else
     unsetenv("LUNAR_ACTIVATE_AT");
   return {lunar_, "run", "--dram=2g", "--size=4g", "--lun=" + options_.lun, "--stats", "--"};
 }
 
-void FitsBench::check_backend(const std::string& workload, const std::string& system,
-                              const std::string& stats) {
+void FitsBench::check_state(const std::string& workload, const std::string& system,
+                            const std::string& stats) {
   if (system == "plain") return;
-  const uint64_t armed = figure(stats, "armed"), evictions = figure(stats, "evictions");
+  const uint64_t activated = figure(stats, "armed"), evictions = figure(stats, "evictions");
   if (stats.find("lunar: stats: armed ") == std::string::npos ||
-      armed != (system == "armed" ? 1 : 0) || evictions != 0)
-    report_.failures.push_back(
-        fmt::format("{} {}: armed {}, {} evictions: not what was to be measured", workload, system,
-                    armed, evictions));
+      activated != (system == "activated" ? 1 : 0) || evictions != 0)
+    report_.failures.push_back(fmt::format("{} {}: the pager was {}activated, with {} evictions",
+                                           workload, system, activated ? "" : "not ", evictions));
 }
 
 std::vector<std::string> FitsBench::redis_load(RedisServer& server, const std::string& test) const {
@@ -240,8 +238,8 @@ std::vector<std::string> FitsBench::redis_load(RedisServer& server, const std::s
           "--csv"};
 }
 
-// The three servers live at once, on one CPU; they answer in turn (elapsed) and then all together
-// (their CPU time).
+// The three servers exist at the same time, on one CPU. They are loaded in turns for the elapsed
+// time, and together for the CPU time.
 void FitsBench::redis_round(const std::string& mode, unsigned number) {
   std::vector<std::unique_ptr<RedisServer>> servers;
   for (const std::string& system : kSystems) {
@@ -267,7 +265,7 @@ void FitsBench::redis_round(const std::string& mode, unsigned number) {
       for (const Started& load : loads) (void)end_of(load);
       for (size_t i = 0; i < count; ++i) cpu[i] += cpu_seconds_of(servers[i]->pid());
     };
-    together();  // first: fill is the first load
+    together();  // also before the turns, because the first load is the fill
     for (size_t i = 0; i < 2 * count; ++i) {
       const size_t which = (i + i / count + number) % count;
       elapsed[which] += run_to_end(redis_load(*servers[which], test), directory_).cost.elapsed_s;
@@ -278,13 +276,13 @@ void FitsBench::redis_round(const std::string& mode, unsigned number) {
   }
   for (size_t i = 0; i < count; ++i) {
     servers[i]->shut_down();
-    check_backend("redis_" + mode, kSystems[i],
-                  read_text(fmt::format("{}/server-{}.err", directory_, kSystems[i])).value_or(""));
+    check_state("redis_" + mode, kSystems[i],
+                read_text(fmt::format("{}/server-{}.err", directory_, kSystems[i])).value_or(""));
   }
 }
 
-// The interpreter itself: what is first on the PATH may be a script that starts a few dozen
-// processes to find it (pyenv).
+// The interpreter itself. The first python3 in PATH may be a script that starts dozens of processes
+// to find it (pyenv).
 std::string FitsBench::python() {
   if (python_.empty())
     python_ =
@@ -296,11 +294,11 @@ std::string FitsBench::python() {
 
 std::vector<std::string> FitsBench::command(const std::string& program, const std::string& system) {
   const uint64_t chase_mib = 128 / divisor_;
-  // before LUNAR_ACTIVATE_AT is set
+  // Called before LUNAR_ACTIVATE_AT is set.
   const std::string interpreter = program == "python" ? python() : "";
   std::vector<std::string> words =
       program == "chase" ? wrapper(system, chase_mib + chase_mib / 2) : wrapper(system);
-  if (program == "chase") {  // activated by the memory that comes behind the data
+  if (program == "chase") {  // memory that it commits after its data activates the pager
     words.insert(words.end(),
                  {own_directory() + "/lunar-bench", "fits-child", fmt::format("{}", chase_mib),
                   fmt::format("{}", 20'000'000 / divisor_)});
@@ -316,18 +314,17 @@ std::vector<std::string> FitsBench::command(const std::string& program, const st
         words.end(),
         {find_in_path("sqlite3"), ":memory:",
          fmt::format(
-             "CREATE TABLE t (a INTEGER, b TEXT);"
-             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
-             " INSERT INTO t SELECT (i * 7919) % 1000003, hex(i * i) || "
-             "'abcdefghijklmnopqrstuvwxyz' FROM n;"
-             "CREATE INDEX x ON t (b); SELECT count(*), sum(a) FROM t WHERE b > '4';"
-             "SELECT sum(length(u.b)) FROM t, t AS u WHERE t.rowid % 7 = 0 AND u.rowid = t.a;",
+             "CREATE TABLE t (a INTEGER, b TEXT);WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT "
+             "i + 1 FROM n WHERE i < {}) INSERT INTO t SELECT (i * 7919) % 1000003, hex(i * i) || "
+             "'abcdefghijklmnopqrstuvwxyz' FROM n;CREATE INDEX x ON t (b); SELECT count(*), sum(a) "
+             "FROM t WHERE b > '4';SELECT sum(length(u.b)) FROM t, t AS u WHERE t.rowid % 7 = 0 "
+             "AND u.rowid = t.a;",
              1'000'000 / divisor_)});
   }
   return words;
 }
 
-// The chase times itself, its data being there; the others from their start to their end.
+// The chase measures its own time, after its setup. The others are measured from start to end.
 Cost FitsBench::cost_of(const std::string& program, const Ended& ended) const {
   if (program != "chase") return ended.cost;
   Cost cost;
@@ -345,7 +342,7 @@ void FitsBench::program_round(const std::string& program, const std::string& mod
     const size_t which = (i + number) % count;
     const Ended ended = run_to_end(command(program, kSystems[which]), directory_);
     elapsed[which] = cost_of(program, ended).elapsed_s;
-    check_backend(workload, kSystems[which], ended.errors);
+    check_state(workload, kSystems[which], ended.errors);
   }
   std::vector<Started> started(count);
   {
@@ -359,7 +356,7 @@ void FitsBench::program_round(const std::string& program, const std::string& mod
   for (size_t i = 0; i < count; ++i) {
     const Ended ended = end_of(started[i]);
     cpu[i] = cost_of(program, ended).cpu_s;
-    check_backend(workload, kSystems[i], ended.errors);
+    check_state(workload, kSystems[i], ended.errors);
   }
   for (size_t i = 0; i < count; ++i) add(workload, kSystems[i], elapsed[i], cpu[i]);
 }
@@ -408,8 +405,8 @@ BenchReport FitsBench::run() {
 
 }  // namespace
 
-// One cycle through all cache lines in a random order. The data is there before the pager is
-// activated (by memory that is committed and never touched), as in a program that grows.
+// Follows one cycle through all cache lines in a random order. The data is written before the pager
+// is activated (by memory that is committed and never touched), as in a program that grows.
 int fits_child_main(int argc, char** argv) {
   struct alignas(64) Line {
     uint64_t next;
@@ -430,7 +427,7 @@ int fits_child_main(int argc, char** argv) {
     std::swap(lines[i].next, lines[x % i].next);
   }
   uint64_t at = 0;
-  for (uint64_t i = 0; i < count; ++i) at = lines[at].next;  // once round: warm
+  for (uint64_t i = 0; i < count; ++i) at = lines[at].next;  // one round as warm-up
   const uint64_t start = now_ns(), cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
   for (uint64_t i = 0; i < steps; ++i) at = lines[at].next;
   const uint64_t end = now_ns(), cpu_end = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
@@ -441,19 +438,19 @@ int fits_child_main(int argc, char** argv) {
 
 int fits_bench_main(int argc, char** argv) {
   Flags flags(
-      "what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the "
-      "pager activated",
+      "the cost of Lunar for programs whose data fits into DRAM: plain, below Lunar's budget, and "
+      "activated",
       "lunar bench fits", true);
   FitsOptions options;
   const auto parse = [&] {
     options.rounds = 7;
-    options.seconds = 0;  // a program takes the time that it takes
+    options.seconds = 0;  // the programs decide
     const BenchFlags common(flags, options, "directory for the LUN", "half the work, 3 rounds");
     add_choice(flags, "--programs", options.programs, std::vector<std::string>(options.programs),
-               "what runs");
+               "programs to run");
     add_choice(flags, "--huge-pages", options.huge_pages,
                std::vector<std::string>(options.huge_pages),
-               "for the whole machine, which is set back");
+               "modes of the whole machine, restored at the end");
     flags.parse(argc, argv);
     common.settle(0, 3);
   };

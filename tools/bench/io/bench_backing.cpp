@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See bench_backing.h.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/bench_backing.h"
 
 #include <fcntl.h>
@@ -69,7 +68,7 @@ void BenchBacking::open() {
   }
 }
 
-// Only a file, block device or mapped file of the kernel's holds the same bytes at a path.
+// The other systems can reach the data of a file, block device or mapped file by its path.
 void BenchBacking::find_path() {
   const std::string kind = device_->kind();
   in_memory_ = kind == "pmem";
@@ -105,7 +104,7 @@ void BenchBacking::fill(const std::function<void()>& pause) {
   const auto must = [&](int64_t moved, size_t wanted) {
     if (moved == static_cast<int64_t>(wanted)) return;
     throw std::runtime_error(
-        fmt::format("{}: writing it whole failed: {}", uri_,
+        fmt::format("{}: the first write of all blocks failed: {}", uri_,
                     moved < 0 ? errno_text(static_cast<int>(moved)) : "a short write"));
   };
   for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {

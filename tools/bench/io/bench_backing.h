@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file or block device that all systems of `lunar bench superpipe` work on. Lunar opens it as a
-// scratch LUN, which refuses what holds data; the others use its path. It is written whole with
-// incompressible, stamped blocks. Threading: one thread opens, fills and verifies; device() and
-// stamps() are for all.
+// The file or block device of all systems of `lunar bench superpipe`. Lunar opens it as a scratch
+// LUN, so a device with data is refused; the others use its path. It is written whole with
+// incompressible, stamped blocks.
+// Threading: one thread opens, fills and verifies; device() and stamps() may be called from any.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -18,8 +18,8 @@ namespace lunar::tools {
 
 class BenchBacking {
  public:
-  // lun: a directory (a file is made there, and removed with the BenchBacking), or what device_open
-  // takes. Throws std::runtime_error.
+  // lun: a directory (where a file is made, and removed by the destructor), or a URI for
+  // device_open. Throws std::runtime_error.
   BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal);
   ~BenchBacking();
   BenchBacking(const BenchBacking&) = delete;
@@ -29,15 +29,14 @@ class BenchBacking {
   BlockStamps& stamps() const { return *stamps_; }
   uint64_t bytes() const { return bytes_; }
   const std::string& uri() const { return uri_; }
-  // For systems other than Lunar: the path, and where in it the data lies. "" where there is no
-  // such path.
+  // For systems other than Lunar: the path ("": there is none), and the offset of the data in it.
   const std::string& path() const { return path_; }
   uint64_t path_offset() const { return path_offset_; }
-  bool in_memory() const { return in_memory_; }                // pmem: reads and writes are copies
+  bool in_memory() const { return in_memory_; }                // pmem: I/O is a copy
   const std::string& disk_stat() const { return disk_stat_; }  // "": not known
-  // Writes all of it. `pause` may throw.
+  // Writes all blocks. `pause` is called from time to time, and may throw.
   void fill(const std::function<void()>& pause);
-  // Reads all of it; the number of blocks that do not hold what was last written.
+  // Reads all blocks. Returns the number of those that are not as last written.
   uint64_t verify(const std::function<void()>& pause) const;
 
  private:
@@ -52,7 +51,7 @@ class BenchBacking {
   std::unique_ptr<BlockStamps> stamps_;
 };
 
-// Page-aligned memory, filled with noise, that a bench's I/O goes through.
+// Page-aligned memory for I/O, filled with noise.
 class NoiseBuffer {
  public:
   NoiseBuffer(size_t bytes, uint64_t seed);

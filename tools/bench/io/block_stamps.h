@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The content that a block must have, and its claim by an operation: how Lunar's reads are checked.
+// The stamps in a block, which check Lunar's reads, and claims of blocks.
 //
 //   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower
 //                                          half
-//   all others                             noise, whatever the writer's buffer holds
+//   all others                             noise from the writer's buffer
 //
-// An operation claims its unit first and releases it when it is over, so that no other reads or
-// writes it meanwhile: a read must find exactly the last version written, in all three places. A
-// taken unit is skipped for another. Threading: any thread; a unit's claim is one atomic word.
+// An operation claims a unit at its start and releases it at its end, so that no other operation
+// reads or writes the unit meanwhile: a read must find exactly the last version written, in all
+// three places. An operation that finds a unit claimed takes another one.
+// Threading: any thread; a unit's claim is one atomic word.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -37,7 +38,7 @@ class BlockStamps {
   }
   void release(uint64_t unit) { states_[unit].fetch_and(~kBusy, std::memory_order_release); }
 
-  // Of a claimed unit. Puts a new version into `buffer`, which is about to be written.
+  // Puts a new version into `buffer`, which the caller then writes. pre: the unit is claimed.
   void stamp(uint64_t unit, void* buffer) {
     const uint32_t state = states_[unit].load(std::memory_order_relaxed);
     const uint32_t next = (state & kBusy) | ((state + 1) & ~kBusy);
@@ -45,7 +46,7 @@ class BlockStamps {
     auto* words = static_cast<uint64_t*>(buffer);
     for (const size_t at : kPlaces) words[at] = word(unit, at, next & ~kBusy);
   }
-  // Whether `buffer` holds what was last written there.
+  // True if `buffer` has the stamps of the last write to the unit.
   bool check(uint64_t unit, const void* buffer) const {
     const uint32_t version = states_[unit].load(std::memory_order_relaxed) & ~kBusy;
     const auto* words = static_cast<const uint64_t*>(buffer);

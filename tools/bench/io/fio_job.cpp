@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See fio_job.h.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/fio_job.h"
 
 #include <fcntl.h>
@@ -24,15 +23,15 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr double kStartSeconds = 0.3;  // until fio is surely under way
+constexpr double kStartSeconds = 0.3;  // fio is running by then
 constexpr double kEndSeconds = 0.05;
-constexpr double kWindowSecondsMin = 0.2;  // /proc/stat counts hundredths
+constexpr double kWindowSecondsMin = 0.2;  // /proc/stat counts hundredths of a second
 
 struct Reading {
   double at = 0, machine_cpu = 0;
 };
 
-// All that comes until the writer ends; `tick` is called several times a second.
+// Reads until the writer closes. Calls `tick` several times per second.
 template <class Tick>
 std::string read_all(int fd, double seconds_max, const Tick& tick) {
   std::string text;
@@ -94,7 +93,7 @@ std::vector<std::string> fio_command(const std::string& fio, const FioTarget& ta
 }
 
 bool parse_fio(std::string_view text, RunResult* run) try {
-  const size_t brace = text.find('{');  // warnings may stand before it, and behind it
+  const size_t brace = text.find('{');  // there may be warnings before and after the object
   if (brace == std::string_view::npos) return false;
   nlohmann::json report;
   std::istringstream(std::string(text.substr(brace))) >> report;
@@ -111,7 +110,7 @@ bool parse_fio(std::string_view text, RunResult* run) try {
   run->ops_per_s = number("/read/iops") + number("/write/iops");
   if (run->ops <= 0 || run->ops_per_s <= 0) return false;
   run->seconds = run->ops / run->ops_per_s;
-  // Of the two directions together: the mean is exact; percentiles are the worse of the two, as fio
+  // The mean over both directions is exact. Of the percentiles the worse one counts, because fio
   // does not merge them.
   run->mean_ns =
       (number("/read/lat_ns/mean") * run->reads + number("/write/lat_ns/mean") * run->writes) /

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program gets without Lunar, measured by fio: its io_uring engine (the limit), Linux AIO,
-// and blocking threads. Threading: one thread. May not be used by runtime/ (it allocates).
+// The alternatives to Lunar, measured by fio: its io_uring engine (the limit), Linux AIO, and
+// blocking threads.
+// Threading: one thread.
 #pragma once
 #include <string>
 #include <string_view>
@@ -11,7 +12,7 @@
 
 namespace lunar::tools {
 
-// What fio reads and writes: so many bytes of a file or block device, from an offset on.
+// A range of a file or block device, which fio reads and writes.
 struct FioTarget {
   std::string path, disk_stat;  // disk_stat "": not known
   uint64_t offset = 0, bytes = 0;
@@ -19,19 +20,19 @@ struct FioTarget {
 };
 
 // The command of a system: "fio" (io_uring with registered file and buffers), "libaio", "legacy"
-// (order.depth threads with one blocking read or write each). Batches as ours, O_DIRECT, no map of
-// what was read already, JSON out.
+// (order.depth threads with one blocking read or write each). Batches as for Lunar, O_DIRECT, no
+// map of the blocks already read, JSON output.
 std::vector<std::string> fio_command(const std::string& fio, const FioTarget& target,
                                      const IoOrder& order);
-// Operations, rates and latencies of fio's JSON into *run. False when the text is not that, or its
-// job failed.
+// Reads operations, rates and latencies of fio's JSON into *run. False: the text is not JSON of
+// fio, or its job failed.
 bool parse_fio(std::string_view text, RunResult* run);
 
-// Runs it. CPU is the machine's, measured over the middle of its run (its start and end are work of
-// another kind), and scaled to all its operations. Throws std::runtime_error, Interrupted.
+// Runs fio. CPU time is the machine's, measured in the middle of the run (start and end are other
+// work), and scaled to all operations. Throws std::runtime_error, Interrupted.
 RunResult measure_fio_run(const std::string& fio, const FioTarget& target, const IoOrder& order);
 
-// CPU figures per operation, from operations and CPU seconds.
+// Sets the CPU figures per operation from operations and CPU seconds.
 void put_cpu_figures(RunResult* run);
 
 }  // namespace lunar::tools

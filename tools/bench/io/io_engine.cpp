@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See io_engine.h.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/io_engine.h"
 
 #include <fcntl.h>
@@ -46,7 +45,8 @@ class SuperpipeEngine final : public IoEngine {
     unsigned taken = 0;
     const int got =
         context_->exchange(commands_.data(), n, &taken, responses_.data(), room, least, -1);
-    if (taken < n && got >= 0) return -ENOBUFS;  // the context has room for all slots: never
+    if (taken < n && got >= 0)
+      return -ENOBUFS;  // cannot happen: the context has room for all slots
     for (int i = 0; i < got; ++i)
       out[i] = {static_cast<unsigned>(responses_[i].tag), responses_[i].result};
     return got == -EINTR ? 0 : got;
@@ -62,7 +62,7 @@ class SuperpipeEngine final : public IoEngine {
 
 class CblkEngine final : public IoEngine {
  public:
-  // The reservation that stands in the way is the bench's own, so the open is a forced one.
+  // The bench itself has reserved the device, so the open must be forced.
   CblkEngine(const BenchBacking& backing, const NoiseBuffer& buffers, unsigned slots)
       : buffers_(buffers), first_block_(backing.path_offset() / kBlockBytes), slot_of_tag_(slots) {
     id_ = cblk_open(backing.uri().c_str(), static_cast<int>(slots), O_RDWR, 0,
@@ -86,7 +86,8 @@ class CblkEngine final : public IoEngine {
       const int status = (ops[i].write ? cblk_awrite : cblk_aread)(
           id_, buffers_.data() + ops[i].slot * kBlockBytes, block_at(ops[i].offset), 1, &tag,
           nullptr, 0);
-      if (status != 0) return status < 0 ? -errno : -EPROTO;  // done at once: only a cache could
+      if (status != 0)
+        return status < 0 ? -errno : -EPROTO;  // only a cache could complete it at once
       slot_of_tag_[static_cast<unsigned>(tag)] = ops[i].slot;
     }
     for (unsigned taken = 0;;) {
@@ -95,7 +96,7 @@ class CblkEngine final : public IoEngine {
       const int blocks = cblk_aresult(
           id_, &tag, &moved, CBLK_ARESULT_NEXT_TAG | (taken < least ? CBLK_ARESULT_BLOCKING : 0));
       if (blocks == 0 || (blocks < 0 && errno == ENOENT))
-        return static_cast<int>(taken);  // all are fetched
+        return static_cast<int>(taken);  // all results are fetched
       if (blocks < 0) return -errno;
       out[taken++] = {slot_of_tag_[static_cast<unsigned>(tag)], bytes_of(blocks)};
     }

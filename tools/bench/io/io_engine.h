@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lunar's two ways to do block I/O behind one face, so that the same loop drives both: a superpipe
-// context, and the calls of the block library.
-// Threading: an engine is used by the thread that made it. May not be used by runtime/ (it
-// allocates).
+// One interface for Lunar's two kinds of block I/O, a superpipe context and the calls of the block
+// library, so that the same loop drives both.
+// Threading: only the thread that made an engine may use it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,7 +13,7 @@ namespace lunar::tools {
 
 struct IoOp {
   bool write = false;
-  unsigned slot = 0;    // of the buffer; comes back
+  unsigned slot = 0;    // of the buffer; returned in IoDone
   uint64_t offset = 0;  // on the device
 };
 struct IoDone {
@@ -25,14 +24,14 @@ struct IoDone {
 class IoEngine {
  public:
   virtual ~IoEngine() = default;
-  // Starts n operations (never more in flight than slots) and waits until `least` are done; returns
-  // how many of them stand in `out` (up to the number of slots), or -errno.
+  // Starts n operations (never more in flight than slots) and waits until `least` are done. Returns
+  // the number of results in `out` (up to the number of slots), or -errno.
   virtual int exchange(const IoOp* ops, unsigned n, IoDone* out, unsigned least) = 0;
 };
 
-// "lunar" (`buffers` registered as the window), or "cblk" (cblk_read and cblk_write where there is
-// one slot, else cblk_aread, cblk_awrite and cblk_aresult). Slot i's buffer is buffers.data() + i *
-// kBlockBytes; the engine may use them until it is gone. Throws std::runtime_error.
+// "lunar" (`buffers` registered as the window), or "cblk" (cblk_read and cblk_write with one slot,
+// else cblk_aread, cblk_awrite and cblk_aresult). The buffer of slot i is buffers.data() + i *
+// kBlockBytes. `buffers` must outlive the engine. Throws std::runtime_error.
 std::unique_ptr<IoEngine> make_engine(const std::string& system, const BenchBacking& backing,
                                       const NoiseBuffer& buffers, unsigned slots);
 

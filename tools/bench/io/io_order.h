@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one measurement of block I/O is asked for.
+// The parameters of one measurement of block I/O.
 // Threading: plain data.
 #pragma once
 #include <cstdint>
@@ -10,14 +10,14 @@ namespace lunar::tools {
 struct IoOrder {
   std::string system;
   unsigned read_percent = 100;
-  unsigned depth = 1;  // in flight at once; of "legacy" the number of its threads
-  unsigned batch = 1;  // handed over and waited for at once
+  unsigned depth = 1;  // operations in flight; for "legacy" the number of threads
+  unsigned batch = 1;  // operations per exchange
   double seconds = 1, warm_seconds = 0.1;
   uint64_t seed = 1;
 };
 
-// Commands handed over and responses waited for at once: 32 where 128 are in flight, a quarter of
-// the depth where that is less, one at depths up to 7.
+// Commands and responses per exchange: one at depths up to 7, else a quarter of the depth, at most
+// 32.
 constexpr unsigned batch_of(unsigned depth) {
   return depth < 8 ? 1 : depth / 4 < 32 ? depth / 4 : 32;
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See io_worker.h. An operation's latency is from its hand-over to the moment its caller has it
-// back; those of a batch share their clock readings. Stamps are made and checked inside the clocked
+// See io_worker.h. The latency of an operation is the time from its hand-over to the return of its
+// result; a batch shares its clock readings. Making and checking stamps is part of the measured
 // time.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/io_worker.h"
 
 #include <fmt/format.h>
@@ -48,7 +47,7 @@ RunResult result_of(const Tally& all, const RunCounters& before, const RunCounte
   run.writes = static_cast<double>(all.writes);
   run.mismatches = static_cast<double>(all.mismatches);
   run.error = all.error;
-  // But for what was done when the clock started, and not yet counted.
+  // Operations that were done before the clock started may be counted after it.
   const auto must = [&](uint64_t ops) {
     return static_cast<double>((ops > slack ? ops - slack : 0) * kBlockBytes);
   };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run of Lunar's own systems: a thread that reads and writes random blocks of a device, and the
-// clock over it. Threading: call from one thread at a time. May not be used by runtime/ (it
-// allocates).
+// A measured run of Lunar's own systems: a thread reads and writes random blocks of a device.
+// Threading: call from one thread at a time.
 #pragma once
 #include "tools/bench/io/bench_backing.h"
 #include "tools/bench/io/io_order.h"
@@ -9,8 +8,8 @@
 
 namespace lunar::tools {
 
-// System "lunar" or "cblk": one thread, order.depth in flight. The clock starts when all is set up
-// and warm. Throws std::runtime_error, Interrupted.
+// Runs "lunar" or "cblk" in the calling thread, with order.depth operations in flight. The clock
+// starts after the setup and the warm-up. Throws std::runtime_error, Interrupted.
 RunResult measure_io_run(const BenchBacking& backing, const IoOrder& order);
 
 }  // namespace lunar::tools

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context and
-// through the block library, compared with the ways a program has without Lunar, on one file or
-// block device that was written whole.
+// `lunar bench superpipe`: the cost of random 4 KiB block I/O through a superpipe context and
+// through the block library, compared with a program's alternatives, on one file or block device.
 //
-// The systems take turns A B A B; medians are quoted. Each read of Lunar's systems is checked
-// against what was last written there; fio runs the others. A run whose disk did not move what it
-// must have fails the bench. CPU is the machine's (tools/support/procfs.h).
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// The systems take turns A B A B. Each read of Lunar's systems is compared with the last write; fio
+// runs the others. A run whose disk did not move the bytes that the work needs fails the bench. CPU
+// time is the machine's (tools/support/procfs.h).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -47,15 +45,11 @@ struct IoOptions : BenchOptions {
 
 constexpr const char* kFooter =
     "lunar: a superpipe context; cblk: libcflsh_block (cblk_read and cblk_write at depth 1, "
-    "cblk_aread, cblk_awrite\n"
-    "and cblk_aresult deeper). The bench checks each read of these. By fio: fio, its io_uring "
-    "engine; libaio, Linux "
-    "AIO;\n"
-    "legacy, --threads with one blocking pread or pwrite each. All with O_DIRECT. libaio and "
-    "legacy run at the "
-    "greatest\n"
-    "depth. At depth 1 lunar and cblk spin for a moment before they sleep, fio sleeps at once.\n"
-    "kop/s a CPU: thousand operations per second of CPU time that was not idle, machine-wide.\n"
+    "cblk_aread, cblk_awrite and cblk_aresult at others). The bench checks each read of these. By "
+    "fio: fio, its io_uring engine; libaio, Linux AIO; legacy, --threads with one blocking pread "
+    "or pwrite each. All with O_DIRECT. libaio and legacy run at the greatest depth. At depth 1 "
+    "lunar and cblk spin for a moment before they sleep, fio sleeps at once.\n"
+    "kop/s per CPU: thousand operations per second of CPU time that was not idle, machine-wide.\n"
     "Ratios: lunar and cblk by the others, WORKLOAD_qdDEPTH_; legacy by threads, "
     "WORKLOAD_tTHREADS_.";
 
@@ -88,7 +82,7 @@ class SuperpipeBench {
   std::string fio_;
   Progress progress_;
   std::unique_ptr<BenchBacking> backing_;
-  bool stamped_ = false;  // false: fio has written over the stamps
+  bool stamped_ = false;  // false: fio has overwritten the stamps
   uint64_t runs_ = 0;
 };
 
@@ -108,14 +102,13 @@ SuperpipeBench::SuperpipeBench(const IoOptions& options)
   report_.notes["device"] = backing_->device().kind();
   auto& skipped = report_.skipped;
   if (backing_->disk_stat().empty())
-    skipped["disk_bytes"] =
-        "no block device of its own is known under it: bytes moved cannot be checked";
+    skipped["disk_bytes"] = "its block device is not known: bytes moved cannot be checked";
   report_.skip_unasked(options_.systems, kSystems);
   for (const std::string& system : kSystems) {
     if (system == "lunar" || !wants(system)) continue;
     if (backing_->path().empty())
       skipped[system] =
-          fmt::format("{} is reached by Lunar alone: give a file or block device", options_.lun);
+          fmt::format("only Lunar can open {}: give a file or block device", options_.lun);
     else if (system == "cblk")
       continue;
     else if (backing_->in_memory())
@@ -171,13 +164,13 @@ void SuperpipeBench::measure(const std::vector<Backend>& backends) {
   }
 }
 
-// Of the same depth, but that of the deepest where threads block.
+// Rows of the same depth are compared; blocking threads are compared with the greatest depth.
 void SuperpipeBench::compare() {
   for (const BenchRow& theirs : report_.rows) {
     if (theirs.system == "lunar" || theirs.system == "cblk") continue;
     const bool blocking = theirs.system == "legacy";
     for (const BenchRow& ours : report_.rows) {
-      // what Lunar's figure over threads is held against
+      // The reference for Lunar's ratio to threads.
       const bool by_fio = ours.system == "fio" && blocking;
       if ((ours.system != "lunar" && ours.system != "cblk" && !by_fio) ||
           ours.workload != theirs.workload)
@@ -229,14 +222,14 @@ void parse(Flags& flags, IoOptions& options, int argc, char** argv) {
   options.seconds = 1;
   options.rounds = 5;
   options.systems = kSystems;
-  flags.add("--size", size, "data to work on (default 1g; 256m with --quick)");
+  flags.add("--size", size, "size of the data (default 1g; 256m with --quick)");
   flags.add("--depths", options.depths, "operations in flight").list().range(1, 4096);
   flags.add("--threads", options.threads, "threads of legacy").range(1, 1024);
   add_choice(flags, "--workloads", options.workloads, std::vector<std::string>(options.workloads),
              "mixed: 70% reads");
-  const BenchFlags common(flags, options,
-                          "directory for the file, or file, block device, URI: it is written",
-                          "a rough answer within a minute");
+  const BenchFlags common(
+      flags, options, "directory for the file, or file, block device, URI, which is overwritten",
+      "a rough answer within a minute");
   flags.footer(kFooter);
   flags.parse(argc, argv);
   common.settle(0.6, 1);

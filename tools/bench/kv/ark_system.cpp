@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store of libarkdb, Lunar's or IBM's, by the calls of arkdb.h alone. The library is opened by
-// its path. Threading: as in the header; the library's calls are for any thread. May not be used by
-// runtime/ (it allocates).
+// A store of libarkdb, Lunar's or IBM's, through arkdb.h only. The library is opened by its path.
 #include <arkdb.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -19,7 +17,7 @@ constexpr int kStoreThreads = 20, kCommandsMax = 8192, kBlocksMax = 400;
 
 struct ArkCalls {
   explicit ArkCalls(const std::string& path) {
-    // stays open: its threads may outlive all users
+    // The library stays open, because its threads may outlive all users.
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) throw std::runtime_error(fmt::format("{}: {}", path, dlerror()));
     const auto find = [&](auto** out, const char* name) {
@@ -47,7 +45,7 @@ struct ArkCalls {
   decltype(ark_allocated)* allocated;
 };
 
-// The interface takes keys and values that it does not change as plain pointers.
+// arkdb.h has no const, also for keys and values that it does not change.
 template <class T>
 T* plain(const T* pointer) {
   return const_cast<T*>(pointer);
@@ -102,9 +100,10 @@ class ArkSystem : public KvSystem {
   std::unique_ptr<KvSession> connect() override {
     return std::make_unique<ArkSession>(calls_, ark_, setup_.value_bytes);
   }
-  // IBM's empties the store.
+  // IBM's ark_flush empties the store, so only a kept store is flushed.
   int flush() override { return setup_.kept ? calls_.flush(ark_) : 0; }
-  // Of a place that is to be full, all; of another what lives, as its size is the bench's choice.
+  // All allocated bytes of a full place; in another place only live bytes, because the bench chose
+  // its size.
   int64_t bytes_in_use() const override {
     uint64_t bytes;
     return (setup_.full ? calls_.allocated : calls_.in_use)(ark_, &bytes) == 0

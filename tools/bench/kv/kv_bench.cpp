@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // `lunar bench kv`: Lunar's key/value store against RocksDB, LMDB and the bare disk.
 //
-// Each experiment is a stage or some: stores of the same pairs, each a child process (kv_child.cpp)
-// in a memory cgroup of the same limit, that take turns A B C A B C. Medians are quoted, a ratio is
-// the median of the rounds' ratios. What a store has to do behind its user's back (compaction,
-// writing back) it does between the turns, untimed. A run whose disk did not move what the work
-// needs, and one with a wrong value, fails the bench. What is set up is undone at the end, on a
-// signal, and by the next run after kill -9 (bench/setup_journal.h).
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// An experiment has one or more stages. A stage has stores of the same pairs, each in a child
+// process (kv_child.cpp) in a memory cgroup of the same limit, which take turns A B C A B C. The
+// background work of a store (compaction, write-back) runs between the turns, unmeasured. A run
+// fails the bench if its disk did not move the bytes that the work needs, or if a value was wrong.
+// The setup is undone at the end and on a signal, and after kill -9 by the next run
+// (bench/setup_journal.h).
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -25,10 +24,9 @@ namespace {
 constexpr unsigned kColdDepth = 128, kYcsbThreads = 16, kStoreThreads = 20, kMemoryDepth = 32;
 constexpr unsigned kDurableThreads = 64;
 constexpr size_t kOverwriteBytes = 4000;
-// Bytes of DRAM budget a small pair: what a quarter of the budget holds as index entries, with some
-// room.
+// DRAM budget per small pair: a quarter of the budget holds the index entries, with some reserve.
 constexpr uint64_t kDramPerSmallPair = 80;
-// In memory a log holds three quarters of the budget; some is left for what is overwritten.
+// In memory the log has three quarters of the budget; the rest is a reserve for overwritten pairs.
 constexpr uint64_t memory_budget(uint64_t keys, uint64_t value_bytes) {
   return keys * (value_bytes + 64) * 2 + 64 * kMiB;
 }
@@ -39,21 +37,17 @@ constexpr const char* kFooter =
     "  memory  Lunar in memory, 4000-byte values: 32 asynchronous calls in flight, and 20 threads\n"
     "  index   bytes of DRAM per entry of the index\n"
     "  load    writes of new 8/24-byte pairs; at each --durability\n"
-    "  cold    gets of 4 KiB values, --data of them: uniform and zipfian with 128 in flight, "
-    "uniform with one\n"
-    "  overwrite  uniform sets of half of --data of 4000-byte values again, in a place that is 70% "
-    "and 80% full, by 1\n"
-    "          and 16 threads, durable at a flush and by group commit, after enough sets to reach "
-    "a steady state\n"
+    "  cold    gets of --data of 4 KiB values: uniform and zipfian with 128 in flight, uniform "
+    "with one\n"
+    "  overwrite  repeated uniform sets of half of --data of 4000-byte values, in a place that is "
+    "70% and 80% full, by 1 and 16 threads, durable at a flush and by group commit, after enough "
+    "sets to reach a steady state\n"
     "  ycsb    YCSB A, B, C, D and F on --data of 1000-byte values, 16 threads\n"
     "Systems: lunar = libarkdb by its ark_* calls; rocksdb, rocksdb-lz4 = RocksDB as its wiki says "
-    "for point lookups,\n"
-    "without and with compression; lmdb; fio = uniform reads of a file of as many values, without "
-    "a look at them. All\n"
-    "have the same memory cgroup limit and disk, and the bench checks every byte that is read. A "
-    "system without\n"
-    "asynchronous calls gets a thread for each operation in flight. Durability: flush = a flush at "
-    "the end (RocksDB\n"
+    "for point lookups, without and with compression; lmdb; fio = uniform reads of a file of as "
+    "many values, whose content is not checked. All have the same memory cgroup limit and disk, "
+    "and the bench checks every byte that the stores return. A system without asynchronous calls "
+    "gets a thread for each operation in flight. Durability: flush = a flush at the end (RocksDB "
     "without log, LMDB without sync), group = every write, where writers share a sync, each = "
     "every write.";
 
@@ -111,8 +105,8 @@ void KvBench::index() {
   stores.measure_loads("load", rounds());
 }
 
-// Durable at a flush: all pairs. Else a store of a few pairs, to which many threads add others for
-// a while.
+// Durable at a flush: loads all pairs. Otherwise many threads add pairs to a small store for some
+// time.
 void KvBench::load(const std::string& level) {
   KvStageSetup setup = stage("load", false, 24, level == "flush" ? small_keys() : 10'000);
   setup.keys_more = level == "flush" ? 0 : small_keys();
@@ -133,8 +127,8 @@ void KvBench::cold() {
   stores.measure(step("uniform_1", "get", KvDraw::kUniform, 1, 1), rounds());
 }
 
-// Stores that are so full, each overwritten until it is as it stays; then measured, by one thread
-// and by many.
+// Overwrites the full stores until they are in a steady state, then measures them with one thread
+// and with many.
 void KvBench::overwrite() {
   std::unique_ptr<KvStage> stores;
   unsigned full_percent = 0;
@@ -157,7 +151,7 @@ void KvBench::overwrite() {
     }
     KvStep sets = step(one.workload(), "set", KvDraw::kUniform, one.threads, 1);
     sets.seconds = 2 * options().seconds;
-    sets.warm_share = 0;  // the amplification has all writes in it
+    sets.warm_share = 0;  // the amplification must include all writes
     stores->measure(sets, rounds());
   }
 }
@@ -168,7 +162,7 @@ void KvBench::ycsb() {
   setup.keys_more = keys / 4;
   KvStage stores(ground_, setup);
   stores.load_all();
-  // D, which adds pairs, last.
+  // D comes last, because it adds pairs.
   for (const char* mix : {"c", "b", "a", "f", "d"})
     stores.measure(step(mix, mix, *mix == 'd' ? KvDraw::kLatest : KvDraw::kZipf, kYcsbThreads, 1),
                    rounds());
@@ -203,14 +197,14 @@ void parse(Flags& flags, KvOptions& options, int argc, char** argv) {
   MemoryFlags memory(flags, options, {"128m", "64m", "96m", 64});
   add_choice(flags, "--experiments", options.experiments,
              std::vector<std::string>(options.experiments), "see below");
-  add_choice(flags, "--durability", options.durability, {"flush", "group", "each"}, "of load");
+  add_choice(flags, "--durability", options.durability, {"flush", "group", "each"},
+             "durability of load");
   flags.add("--library", options.library,
-            "another libarkdb, IBM's for one (default: this Lunar's)");
-  const BenchFlags common(
-      flags, options,
-      "directory for all files; or Lunar's place, a file, device or URI: the others stay in "
-      "/var/tmp",
-      "a rough answer within half a minute on a quiet machine, --rounds 1");
+            "another libarkdb, for example IBM's (default: this Lunar's)");
+  const BenchFlags common(flags, options,
+                          "directory for all files; or Lunar's place, a file, device or URI (the "
+                          "files of the others are in /var/tmp then)",
+                          "a rough answer within half a minute on a quiet machine, --rounds 1");
   flags.footer(kFooter);
   flags.parse(argc, argv);
   common.settle(0.1, 1);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One store of `lunar bench kv`, in a process of its own. Reads orders (kv_order.h) from standard
-// input, answers on standard output. What was wrong ends it.
-// Threading: the main thread speaks the protocol; the driver has its own. May not be used by
-// runtime/ (it allocates).
+// A child of `lunar bench kv` with one store. It reads orders (kv_order.h) from standard input and
+// answers on standard output. An error ends it.
+// Threading: the main thread answers the orders; the driver has its own threads.
 #include <algorithm>
 #include <memory>
 #include <sstream>

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pairs of the key/value bench: a key is 8 bytes, another for each number, in no order; a value
-// depends on number and version in every byte, so that a lost write, another pair's value or one
-// changed bit cannot pass.
+// The pairs of the key/value bench. Each number has a key of 8 bytes; the keys have no order. Every
+// byte of a value depends on its number and version, so that a lost write, the value of another
+// pair and one changed bit are noticed.
 //
 //   word 0  tag of the number      word 1  version      word 2  mix of both
-//   from 3  a piece of the noise, which begins where number and version say
+//   from 3  a part of the noise, which begins at an offset that number and version determine
 //
-// Of the noise, the first half of each 128 bytes is random and the rest zeros, so that compression
-// has something to do. Threading: constant once made; may be shared.
+// The first half of each 128 bytes of noise is random, and the rest is zeros, so that it can be
+// compressed.
+// Threading: constant after construction, may be shared.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -43,8 +44,7 @@ class KvContent {
     memcpy(value, words.data(), sizeof words);
     memcpy(static_cast<char*>(value) + sizeof words, &noise_[start(words)], bytes_ - sizeof words);
   }
-  // The version of a value of this number that is right in every byte; 0 where it is not. (Versions
-  // begin at 1.)
+  // Returns the version of a value of this number; 0 if a byte is wrong. (Versions begin at 1.)
   uint32_t check(uint64_t number, const void* value, int64_t length) const {
     if (length != static_cast<int64_t>(bytes_)) return 0;
     uint64_t version;
@@ -59,7 +59,7 @@ class KvContent {
 
  private:
   using Words = std::array<uint64_t, 3>;
-  static constexpr size_t kNoiseWords = 16384;  // 128 KiB: stays in the second-level cache
+  static constexpr size_t kNoiseWords = 16384;  // 128 KiB, which fits into the second-level cache
   Words words_of(uint64_t number, uint32_t version) const {
     const uint64_t tag = mix64(seed_ + number);
     return {tag, version, mix64(tag + version)};

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See kv_driver.h. Values are made and checked inside the clocked time, by all systems alike; the
-// latency of an asynchronous operation is from its issue to its callback.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// See kv_driver.h. Making and checking values is part of the measured time, for all systems. The
+// latency of an asynchronous operation is the time from its issue to its callback.
 #include "tools/bench/kv/kv_driver.h"
 
 #include <fmt/format.h>
@@ -63,7 +62,7 @@ void KvStates::release(uint64_t number, bool written) {
 }
 
 struct KvDriver::Counters : RunCounters {
-  std::optional<uint64_t> written;  // by the process
+  std::optional<uint64_t> written;  // bytes written by the process
 };
 
 KvDriver::KvDriver(const KvSetup& setup, const KvLimits& limits, uint64_t seed)
@@ -131,8 +130,8 @@ RunResult KvDriver::result(const Counters& before, const Counters& after) {
   return run;
 }
 
-// Bytes of the disk in use for each byte of keys and values: what the store says, else what its
-// files take.
+// Bytes of the disk in use per byte of keys and values: from the store, or else the size of its
+// files.
 double KvDriver::space() const {
   if (setup_.place.empty()) return kNone;
   auto bytes = static_cast<double>(system_->bytes_in_use());
@@ -147,9 +146,9 @@ double KvDriver::space() const {
   return bytes / static_cast<double>(states_.keys() * (sizeof(KvKey) + setup_.value_bytes));
 }
 
-// Memory of L bytes holds at most L / v of v bytes of values that are asked for alike; for zipf the
-// mass of as many of the hottest. Three standard deviations down: chance must not fail an honest
-// short run.
+// Memory of L bytes holds at most L / v values of v bytes. With uniform keys that is the largest
+// share of hits, with zipf it is the mass of as many of the hottest keys. Three standard deviations
+// less, so that chance does not fail a short run.
 double KvDriver::must_read_bytes(const KvOrder& order, double reads) const {
   if (setup_.place.empty() || setup_.system == "rocksdb-lz4" || order.draw == KvDraw::kLatest)
     return 0;
@@ -272,8 +271,8 @@ RunResult KvDriver::run(const KvOrder& order) {
   int expected = kWarm;
   phase_.compare_exchange_strong(expected, kMeasure);
   sleep_seconds(order.seconds);
-  // On a busy machine a worker may begin later than a short run would end: no figure is not a
-  // figure of 0.
+  // On a busy machine a worker may begin after the end of a short run. The run then waits for a
+  // first operation, because a rate of 0 would be wrong.
   while (!measured_.load(std::memory_order_relaxed) &&
          phase_.load(std::memory_order_acquire) != kStop)
     sleep_seconds(kShortSeconds);

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops that load a store, read and write it, and that check every value: what is read must be,
-// in every byte, a version of that key that was written, and no older than what was acknowledged
-// when the read began.
+// The loops that load a store, read and write it, and check every value: a read must return a
+// version of the key that was written, correct in every byte, and not older than the version that
+// was acknowledged when the read began.
 //
-// Keys are numbers; a number's state says which version was acknowledged last, and whether one is
-// being written, by one writer at a time. Synchronous loops are threads; asynchronous ones are
-// chains: each operation's callback issues the next, as programs of the interface do.
-// Threading: one thread calls; workers live for one call. May not be used by runtime/ (it
-// allocates).
+// Keys are numbers. The state of a number is the last acknowledged version, and a flag while one
+// writer writes it. Synchronous loops are threads; asynchronous loops are chains: the callback of
+// each operation issues the next, as in programs that use the interface.
+// Threading: one thread calls; workers live for one call.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -22,25 +21,25 @@
 
 namespace lunar::tools {
 
-// Which numbers are there, and what each must hold.
+// The existing numbers, and the version of each.
 class KvStates {
  public:
   static constexpr uint32_t kBusy = 1u << 31;
   explicit KvStates(uint64_t capacity)
       : capacity_(capacity), states_(new std::atomic<uint32_t>[capacity] {}) {}
   uint64_t capacity() const { return capacity_; }
-  uint64_t keys() const {  // numbers from 0 on; the last may be absent
+  uint64_t keys() const {  // numbers below this exist, unless their insert is not acknowledged yet
     return keys_.load(std::memory_order_acquire);
   }
   void loaded(uint64_t keys);
-  // A new number, claimed; false when there is room for no more.
+  // Adds a number and claims it. False: the capacity is used up.
   bool add(uint64_t* number);
-  bool claim(uint64_t number);  // to write it; false: another one writes it
+  bool claim(uint64_t number);  // to write it. False: another writer has claimed it
   // The version to write next. pre: claimed.
   uint32_t next(uint64_t number) const { return (get(number) & ~kBusy) + 1; }
   void release(uint64_t number, bool written);
-  uint32_t least(uint64_t number) const { return get(number) & ~kBusy; }  // 0: not there
-  // Whether a read that began when least() was `least` may find `version`.
+  uint32_t least(uint64_t number) const { return get(number) & ~kBusy; }  // 0: it does not exist
+  // True if a read may find `version`. least: least() at its begin.
   bool right(uint64_t number, uint32_t least, uint32_t version) const {
     return version != 0 && version >= least && version <= (get(number) & ~kBusy) + 1;
   }
@@ -52,7 +51,7 @@ class KvStates {
   std::unique_ptr<std::atomic<uint32_t>[]> states_;
 };
 
-// What one thread counted.
+// The counts of one thread.
 struct alignas(64) KvTally {
   Histogram latencies;
   uint64_t reads = 0, writes = 0, mismatches = 0;
@@ -60,17 +59,17 @@ struct alignas(64) KvTally {
 };
 
 struct KvLimits {
-  uint64_t memory_bytes = 0;  // of the system's memory cgroup: what it can hold at most
+  uint64_t memory_bytes = 0;  // limit of the system's memory cgroup
   uint64_t keys_max = 0;      // loaded and inserted
   std::string disk_stat;
 };
 
 class KvDriver {
  public:
-  // Opens the store. All of these throw std::runtime_error: what went wrong.
+  // Opens the store. All functions throw std::runtime_error with the reason.
   KvDriver(const KvSetup& setup, const KvLimits& limits, uint64_t seed);
-  // All pairs, in no order of their keys, by `threads`, and the flush. What a store then does by
-  // itself is untimed.
+  // Loads all pairs with `threads`, in an order that is not that of the keys, and flushes.
+  // Background work after the flush is not measured.
   RunResult load(unsigned threads);
   RunResult run(const KvOrder& order);
 
@@ -87,7 +86,7 @@ class KvDriver {
   void load_range(uint64_t from, uint64_t to);
   void work(const KvOrder& order, unsigned thread);
   void work_async(const KvOrder& order, unsigned thread);
-  KvTally& tally();  // the calling thread's of this run
+  KvTally& tally();  // of the calling thread in this run
   void fail(int code, const char* what);
 
   KvSetup setup_;
@@ -98,9 +97,9 @@ class KvDriver {
   std::unique_ptr<KvSystem> system_;
   std::unique_ptr<ZipfGenerator> zipf_;
   std::atomic<int> phase_{kWarm};
-  std::atomic<bool> measured_{false};      // an operation of this run counts
-  std::atomic<uint32_t> chains_alive_{0};  // that go on; the last one that ends wakes its waiters
-  std::mutex lock_;                        // tallies_, error_
+  std::atomic<bool> measured_{false};      // this run has a measured operation
+  std::atomic<uint32_t> chains_alive_{0};  // the last chain that ends wakes the waiters
+  std::mutex lock_;                        // for tallies_ and error_
   std::vector<std::unique_ptr<KvTally>> tallies_;
   uint64_t run_number_ = 0;
   std::string error_;

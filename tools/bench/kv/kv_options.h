@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `lunar bench kv`, its stores of `overwrite`, and what the store is to show.
-// Threading: plain data. May not be used by runtime/ (it allocates).
+// The options of `lunar bench kv`, the rows of `overwrite`, and the aims of the store.
+// Threading: plain data.
 #pragma once
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ struct KvOptions : BenchOptions {
   std::string library;
 };
 
-// The stores of `overwrite`, each by so many threads.
+// A row of `overwrite`.
 struct KvOverwrite {
   const char* durability;
   unsigned full_percent, threads;
@@ -23,7 +23,7 @@ struct KvOverwrite {
 };
 std::vector<KvOverwrite> kv_overwrites();
 
-// Each aim with its figure in this run: the median of the rounds; a ratio is that of one round.
+// The aims, with their figures in this run.
 std::vector<BenchTarget> kv_targets(const BenchReport& report);
 
 }  // namespace lunar::tools

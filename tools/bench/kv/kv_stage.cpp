@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See kv_stage.h.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/kv/kv_stage.h"
 
 #include <fcntl.h>
@@ -25,10 +24,10 @@ namespace {
 
 constexpr double kPatienceSeconds = 400;
 constexpr uint64_t kLmdbAllowance = 16 * kMiB;  // code, stacks, the states of the keys
-// Space of a file for each byte of pairs: what a log needs to clean in, and what the others take
-// without being asked.
+// File space per byte of pairs: a log needs free space for cleaning, and the other stores take as
+// much.
 constexpr uint64_t kSpaceFactor = 2;
-// Keys and records' headers, for each pair.
+// Bytes of the key and the record's header, per pair.
 constexpr uint64_t kPairOverhead = 40;
 
 }  // namespace
@@ -44,9 +43,8 @@ KvGround::KvGround(const KvOptions& options) : options_(options), begun_ns_(now_
   report.skip_unasked(options.systems, {"lunar", "rocksdb", "rocksdb-lz4", "lmdb", "fio"});
   if (!host_.cgroup && has("lmdb"))
     skipped["lmdb"] =
-        "its cache is the page cache, which only a memory cgroup bounds: run with sudo";
-  if (!lun_is_directory_)
-    skipped["overwrite"] = "--lun " + options.lun + " has the size that it has";
+        "its cache is the page cache, which only a memory cgroup limits: run with sudo";
+  if (!lun_is_directory_) skipped["overwrite"] = "--lun " + options.lun + " has a fixed size";
   fio_ = find_in_path("fio");
   if (fio_.empty()) skipped["fio"] = "not installed: apt-get install fio";
   skipped["ycsb e"] = "the interface has no scan in the order of keys";
@@ -54,8 +52,8 @@ KvGround::KvGround(const KvOptions& options) : options_(options), begun_ns_(now_
   directory_.emplace(journal(), fmt::format("{}/lunar-bench-{}-kv", host_.directory, getpid()));
 }
 
-// Of another library only the interface is known, and what its flush does is not: IBM's empties the
-// store.
+// Finds the library. Only the interface of another library is known, not the effect of its flush
+// (IBM's empties the store).
 void KvGround::check_library() {
   std::string& library = options_.library;
   kept_ = library.empty() && lun_is_directory_;
@@ -65,13 +63,13 @@ void KvGround::check_library() {
     if (library.empty())
       report.skipped["lunar"] = "libarkdb-0.so is not there (looked at " + tried + ")";
   }
-  // A library that does not know the variable would measure something else.
+  // A library that ignores LUNAR_KV_DURABILITY would measure another level.
   knows_levels_ =
       kept_ && read_text(library).value_or("").find("LUNAR_KV_DURABILITY") != std::string::npos;
   std::vector<std::string>& levels = options_.durability;
   if (knows_levels_ || levels == std::vector<std::string>{"flush"}) return;
   report.skipped["durability"] =
-      "lunar: " + library + " is not told by LUNAR_KV_DURABILITY: at a flush only";
+      "lunar: " + library + " ignores LUNAR_KV_DURABILITY: only at a flush";
   levels = {"flush"};
 }
 
@@ -93,8 +91,8 @@ std::string KvStage::place_of(const std::string& system) const {
   return ground_.directory() + "/" + system;
 }
 
-// What LMDB's limit leaves it is its cache, all of it; the others take no more of the allowance
-// than they need.
+// LMDB uses all memory below its limit as cache, so it gets a smaller allowance; the others use no
+// more of theirs than they need.
 uint64_t KvStage::memory_limit(const std::string& system) const {
   const uint64_t allowance = ground_.options().allowance_bytes;
   return setup_.dram_bytes + (system == "lmdb" ? std::min(allowance, kLmdbAllowance) : allowance) +
@@ -105,7 +103,7 @@ void KvStage::start(const std::string& system) {
   const std::string place = place_of(system);
   if (system == "fio")
     return write_whole_file(place, setup_.keys * setup_.value_bytes, 0, 1, check_interrupted);
-  // An empty file is one that Lunar may take and make as large as it needs.
+  // Lunar may take an empty file, and make it as large as it needs.
   if (system == "lunar" && !setup_.in_memory && ground_.lun_is_directory()) {
     const int fd = open(place.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0) throw std::runtime_error(fmt::format("{}: {}", place, strerror(errno)));
@@ -115,7 +113,7 @@ void KvStage::start(const std::string& system) {
   const uint64_t pairs = setup_.keys * (setup_.value_bytes + kPairOverhead);
   uint64_t room = setup_.full_percent > 0 ? pairs * 100 / setup_.full_percent
                                           : kSpaceFactor * pairs + 512 * kMiB;
-  // What a tiny store keeps back for cleaning and states is a large share of it.
+  // In a tiny store, the reserve for cleaning and states is a large share.
   if (setup_.full_percent > 0 && ground_.options().quick) room += room / 8;
   SystemUnderTest::Setup child;
   child.system = system;
@@ -150,8 +148,8 @@ void KvStage::stop(const std::string& system) {
   std::filesystem::remove_all(place_of(system), ignored);
 }
 
-RunResult KvStage::ask(const std::string& system, const std::string& workload,
-                       const std::string& line, double seconds_max) {
+RunResult KvStage::send_order(const std::string& system, const std::string& workload,
+                              const std::string& line, double seconds_max) {
   const RunResult run = stores_.at(system)->order(line, seconds_max);
   ground_.report.check(fmt::format("{} {} {}", setup_.experiment, workload, system), run);
   return run;
@@ -162,9 +160,9 @@ RunResult KvStage::load(const std::string& system, const std::string& workload) 
       fmt::format("{} {}: {} loads {} pairs", setup_.experiment, workload, system, setup_.keys));
   stop(system);
   start(system);
-  return system == "fio"
-             ? RunResult()
-             : ask(system, workload, fmt::format("load {}", setup_.load_threads), kPatienceSeconds);
+  return system == "fio" ? RunResult()
+                         : send_order(system, workload, fmt::format("load {}", setup_.load_threads),
+                                      kPatienceSeconds);
 }
 
 void KvStage::each(const std::function<void(const std::string& system)>& work) {
@@ -190,12 +188,13 @@ RunResult KvStage::run(const std::string& system, const KvStep& step) {
   ground_.say(fmt::format("{} {}: {}", setup_.experiment, step.workload, system));
   if (system == "fio") return run_fio(step);
   const bool chains = system == "lunar" && step.depth > 1;
-  return ask(system, step.workload,
-             fmt::format("run {} {} {} {} {} {} {} {}", step.mix,
-                         kKvDrawNames[static_cast<size_t>(step.draw)], chains ? "async" : "sync",
-                         chains ? step.threads : step.threads * step.depth, chains ? step.depth : 1,
-                         step.seconds, step.warm_share * step.seconds, ground_.next_seed()),
-             10 * step.seconds + kPatienceSeconds);
+  return send_order(
+      system, step.workload,
+      fmt::format("run {} {} {} {} {} {} {} {}", step.mix,
+                  kKvDrawNames[static_cast<size_t>(step.draw)], chains ? "async" : "sync",
+                  chains ? step.threads : step.threads * step.depth, chains ? step.depth : 1,
+                  step.seconds, step.warm_share * step.seconds, ground_.next_seed()),
+      10 * step.seconds + kPatienceSeconds);
 }
 
 RunResult KvStage::run_fio(const KvStep& step) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stores that the key/value bench compares, behind one face, so that all are driven by the same
-// loops. Threading: connect() and the calls of a KvSystem from any thread, one at a time; a session
-// belongs to one thread but for what its header says. May not be used by runtime/ (it allocates).
+// One interface for all stores of the key/value bench, so that the same loops drive them.
+// Threading: the functions of a KvSystem may be called from any thread, one at a time. A session
+// belongs to one thread, except as start_get() says.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,31 +14,31 @@
 namespace lunar::tools {
 
 struct KvSetup {
-  std::string system;   // "lunar", "rocksdb", "rocksdb-lz4", "lmdb"
-  std::string place;    // "": memory. A path in a directory of the bench's own, or (lunar) what
-                        // ark_create takes
-  std::string library;  // of "lunar"
-  std::string durability = "flush";  // "group", "each": of every write
+  std::string system;  // "lunar", "rocksdb", "rocksdb-lz4", "lmdb"
+  // "": in memory. Otherwise a path in the bench's directory, or (lunar) a place for ark_create.
+  std::string place;
+  std::string library;               // for "lunar"
+  std::string durability = "flush";  // "group", "each": every write is durable
   uint64_t dram_bytes = 0, place_bytes = 0, keys = 0;
   size_t value_bytes = 0;
-  bool kept = false;  // of "lunar": ARK_KV_PERSIST_STORE
-  bool full = false;  // of "lunar": its place is only as large as the pairs need
+  bool kept = false;  // for "lunar": ARK_KV_PERSIST_STORE
+  bool full = false;  // for "lunar": its place is only as large as the pairs need
 };
 
-// One asynchronous call; lives until `run` was called, on any thread. `run` may start the next
-// call.
+// One asynchronous call. It must live until `run` is called, on any thread. `run` may start the
+// next call.
 struct KvDone {
   void (*run)(KvDone* self, int code, int64_t length) = nullptr;
 };
 
-// Of get and set: 0 or a positive errno.
+// get() and set() return 0 or a positive errno.
 class KvSession {
  public:
   virtual ~KvSession() = default;
   virtual int get(const KvKey& key, char* value, int64_t* length) = 0;
   virtual int set(const KvKey& key, const char* value) = 0;
-  // Pairs at once, where a store has something for that; else one after the other. `value` is room
-  // for one.
+  // Sets pairs in batches if the store has them, else one after the other. `value` is a buffer for
+  // one value.
   virtual int set_many(const std::vector<uint64_t>& numbers, const KvContent& content,
                        char* value) {
     for (const uint64_t number : numbers) {
@@ -47,8 +47,8 @@ class KvSession {
     }
     return 0;
   }
-  // 0: `done` will be called; EAGAIN: too many are under way. `key` and `value` live until then. Of
-  // Lunar alone. From the session's thread or from a `run`.
+  // Only for Lunar. 0: `done` will be called, and `key` and `value` must live until then. EAGAIN:
+  // too many calls are in flight. Call it from the session's thread or from a `run`.
   virtual int start_get(const KvKey&, char*, KvDone*) {
     throw std::logic_error("no asynchronous get");
   }
@@ -61,16 +61,15 @@ class KvSystem {
  public:
   virtual ~KvSystem() = default;
   virtual std::unique_ptr<KvSession> connect() = 0;
-  // All that was set is durable (where the setup says so). 0 or errno.
+  // Makes all sets durable, if the setup says so. 0 or errno.
   virtual int flush() = 0;
-  // What goes on behind a user's back comes to its end, by all means that a store has; untimed.
+  // Waits for background work (compaction, write-back), which is not measured.
   virtual void settle() {}
-  virtual int64_t bytes_in_use() const {  // of the place or memory; -1: what its files take
-    return -1;
-  }
+  // Bytes of the place or memory; -1: the sum of the store's files.
+  virtual int64_t bytes_in_use() const { return -1; }
 };
 
-// Each throws std::runtime_error: why it cannot be.
+// These throw std::runtime_error with the reason.
 std::unique_ptr<KvSystem> make_ark_system(const KvSetup& setup);
 std::unique_ptr<KvSystem> make_rocksdb_system(const KvSetup& setup);
 std::unique_ptr<KvSystem> make_lmdb_system(const KvSetup& setup);

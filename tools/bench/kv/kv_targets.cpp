@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See kv_options.h.
-// Threading: plain data. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 
 #include "tools/bench/kv/kv_options.h"
@@ -30,7 +29,7 @@ class Targets {
         for (const RunResult& run : one.runs) out.push_back(run.*quantity * factor);
     return out;
   }
-  // Lunar's over that system's, round by round.
+  // Lunar's figures divided by those of `system`, round by round.
   std::vector<double> against(const std::string& system, const std::string& experiment,
                               const std::string& workload, double RunResult::* quantity) const {
     const std::vector<double> ours = figures(experiment, workload, quantity),
@@ -68,7 +67,7 @@ std::vector<BenchTarget> kv_targets(const BenchReport& report) {
   all.at_least("memory_sync_get", "the same by 20 threads, synchronous: get/s", 600e3,
                all.figures("memory", "get_sync", ops));
   all.at_least("memory_sync_set", "the same: set/s", 600e3, all.figures("memory", "set_sync", ops));
-  all.at_most("index_bytes", "bytes of DRAM an entry, pairs in the log not counted", 12,
+  all.at_most("index_bytes", "bytes of DRAM per entry, without the pairs in the log", 12,
               all.figures("index", "load", &RunResult::index_bytes));
   all.at_least("cold_fio", "cold 4 KiB gets, depth 128: get/s over fio's reads", 0.92,
                all.against("fio", "cold", "uniform", ops));
@@ -97,7 +96,7 @@ std::vector<BenchTarget> kv_targets(const BenchReport& report) {
                                          one.full_percent, one.threads, one.durability);
     all.at_most(name + "_ms", what + ": p99.9, ms", 10,
                 all.figures("overwrite", one.workload(), &RunResult::p999_ns, "lunar", 1e-6));
-    all.at_most(name + "_wa", what + ": bytes written a byte set", 1.5,
+    all.at_most(name + "_wa", what + ": bytes written per byte set", 1.5,
                 all.figures("overwrite", one.workload(), &RunResult::amplification));
   }
   for (const char* mix : {"a", "b", "c", "d", "f"}) {

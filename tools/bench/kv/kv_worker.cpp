@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See kv_worker.h.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/kv/kv_worker.h"
 
 #include <algorithm>
@@ -19,7 +18,7 @@ uint64_t KvWorker::draw() {
                                       : keys - 1 - std::min(rank, keys - 1);
 }
 
-void KvWorker::take(uint64_t number, bool writes) {
+void KvWorker::prepare(uint64_t number, bool writes) {
   number_ = number;
   key_ = driver_.content_.key(number);
   writing_ = writes;
@@ -36,16 +35,16 @@ void KvWorker::begin() {
   if (dice < mix.reads) {
     uint64_t number = draw();
     while (driver_.states_.least(number) == 0 && number > 0)
-      --number;  // an insert that is not acknowledged yet
-    return take(number, false);
+      --number;  // its insert is not acknowledged yet
+    return prepare(number, false);
   }
   uint64_t number;
   const bool inserts =
       dice >= mix.reads + mix.updates && dice < mix.reads + mix.updates + mix.inserts;
-  if (inserts && driver_.states_.add(&number)) return take(number, true);
+  if (inserts && driver_.states_.add(&number)) return prepare(number, true);
   do { number = draw(); } while (!driver_.states_.claim(number));
   writes_next_ = dice >= mix.reads + mix.updates + mix.inserts;
-  take(number, !writes_next_);
+  prepare(number, !writes_next_);
 }
 
 bool KvWorker::end(int64_t length, KvTally& tally) {
@@ -59,7 +58,7 @@ bool KvWorker::end(int64_t length, KvTally& tally) {
   if (!driver_.states_.right(number_, least_, version)) ++tally.mismatches;
   if (!writes_next_) return false;
   writes_next_ = false;
-  take(number_, true);
+  prepare(number_, true);
   return true;
 }
 
@@ -102,7 +101,7 @@ void KvChain::came_back(KvDone* self, int code, int64_t length) {
   chain->start();
 }
 
-// Once the count is 0 the chains may be gone: the driver stays.
+// When the count is 0, the chains may be destroyed, so only the driver is used here.
 void KvChain::end() {
   std::atomic<uint32_t>& alive = driver_.chains_alive_;
   if (alive.fetch_sub(1, std::memory_order_acq_rel) == 1) alive.notify_all();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One operation after the other, as an order says: which key, read or write, and whether what came
-// back is right. Threading: a worker is used by one thread at a time. May not be used by runtime/
-// (it allocates).
+// A worker makes the operations of an order one after the other: it chooses key and kind, and
+// checks the result.
+// Threading: a worker is used by one thread at a time.
 #pragma once
 #include "tools/bench/kv/kv_driver.h"
 
@@ -11,18 +11,18 @@ class KvWorker {
  public:
   KvWorker(KvDriver& driver, const KvOrder& order, uint64_t seed, char* value)
       : driver_(driver), order_(order), random_(seed), value_(value) {}
-  // Chooses the next operation; a value that is to be written stands in value().
+  // Chooses the next operation. For a write, value() has the new value.
   void begin();
   bool writing() const { return writing_; }
   const KvKey& key() const { return key_; }
   char* value() const { return value_; }
-  // The call has come back without an error. True: the operation has a second part, a write.
+  // Call after a success. True: the operation has a second part, a write.
   bool end(int64_t length, KvTally& tally);
-  // It has come back with one.
+  // Call after an error.
   void give_up();
 
  private:
-  void take(uint64_t number, bool writes);
+  void prepare(uint64_t number, bool writes);
   uint64_t draw();
   KvDriver& driver_;
   const KvOrder& order_;
@@ -34,15 +34,15 @@ class KvWorker {
   bool writing_ = false, writes_next_ = false;
 };
 
-// A worker whose operations are asynchronous: each callback issues the next, until the phase says
-// stop.
+// A worker with asynchronous operations: each callback issues the next one, until the phase is
+// kStop.
 class KvChain : private KvDone {
  public:
   KvChain(KvDriver& driver, KvSession& session, const KvOrder& order, uint64_t seed, char* value)
       : driver_(driver), session_(session), worker_(driver, order, seed, value) {
     run = came_back;
   }
-  void start();  // the next operation
+  void start();  // begins the next operation
 
  private:
   static void came_back(KvDone* self, int code, int64_t length);

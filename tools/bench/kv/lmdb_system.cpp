@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // LMDB, set up as its documentation says for random reads of data larger than memory: no
-// read-ahead, a read transaction a thread that is renewed. Its cache is the page cache that the
-// memory cgroup leaves it. Loads go 1000 pairs a transaction where they are durable at a flush
-// (MDB_NOSYNC and mdb_env_sync), else one.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// read-ahead, and one read transaction per thread, which is renewed. Its cache is the page cache
+// within the limit of the memory cgroup. A load makes 1000 pairs per transaction if they are
+// durable at a flush (MDB_NOSYNC and mdb_env_sync), else one.
 #include "tools/bench/kv/kv_system.h"
 
 #ifdef LUNAR_HAVE_LMDB

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // RocksDB, set up as its wiki says for point lookups: full bloom filters of 10 bits (none for the
-// last level: every key that is asked for is there), hash indexes in the blocks, index and filters
-// in the block cache, direct I/O.
+// last level, because every requested key exists), hash indexes in the blocks, index and filters in
+// the block cache, direct I/O.
 //
-// The DRAM budget goes to two memtables and the block cache: a quarter and a half for a load
-// (compaction wants the rest), which ends with a full compaction (untimed), an eighth and the rest
-// from then on. Durable at a flush: no write-ahead log, and a flush of the memtables; every write:
-// a synced log, which concurrent writers share, and loads without batches.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// The DRAM budget is divided into two memtables and the block cache. During a load they have a
+// quarter and a half (compaction needs the rest); a load ends with a full compaction, which is not
+// measured. Afterwards they have an eighth and the rest. Durable at a flush: no write-ahead log,
+// and a flush of the memtables. Every write durable: a synced log, which concurrent writers share,
+// and loads without batches.
 #include "tools/bench/kv/kv_system.h"
 
 #ifdef LUNAR_HAVE_ROCKSDB
@@ -33,7 +33,7 @@ constexpr size_t kLoadBatch = 100;
 struct Rocks {
   std::unique_ptr<rocksdb::DB> db;
   rocksdb::WriteOptions writes;
-  size_t value_bytes = 0, batch = 1;  // pairs a write of a load
+  size_t value_bytes = 0, batch = 1;  // batch: pairs per write of a load
 };
 
 int code_of(const rocksdb::Status& status) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See dataset.h. Requests are written by hand (no printf on the way: the load generator shares the
-// machine with the server it measures); replies come from hiredis' reader, which is the same in
-// 0.14 and 1.x.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// See dataset.h. Requests are formatted without printf, because the load generator shares the
+// machine with the measured server. Replies come from hiredis' reader, which is the same in 0.14
+// and 1.x.
 #include "tools/bench/redis/dataset.h"
 
 #include <fmt/format.h>
@@ -40,7 +39,7 @@ void append_number_word(uint64_t number, std::string* out) {
       {text, static_cast<size_t>(std::to_chars(text, text + sizeof text, number).ptr - text)}, out);
 }
 
-// What a key of each kind holds; part_bytes 0: a share of the value size.
+// The parts of a key of each kind. part_bytes 0: an equal share of the value size.
 struct Shape {
   unsigned parts;
   size_t part_bytes;
@@ -84,7 +83,7 @@ Dataset::Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_
       versions_(keys_),
       expected_((part_bytes_ + 7) / 8 * 8, '\0') {}
 
-// Word 0 holds the version under the item's stamp; the others follow from item and version.
+// Word 0 is a stamp of item and version; the other words follow from item and version.
 void Dataset::fill(uint64_t item, uint32_t version, char* out) const {
   content_.fill(item ^ (uint64_t{version} << 40), out);
   const uint64_t stamp = content_.stamp(item, version);
@@ -99,7 +98,7 @@ void Dataset::append_part(uint64_t key, unsigned part, uint32_t version, std::st
   append_word({expected_.data(), part_bytes_}, out);
 }
 
-// Ranks never change: member 0 goes down by one a write, from 0.
+// Each write lowers the score of member 0 by one, from 0, so the ranks do not change.
 void Dataset::append_score(unsigned part, uint32_t version, std::string* out) const {
   if (part == 0 && version > 0)
     append_word("-" + std::to_string(version), out);
@@ -145,7 +144,7 @@ void Dataset::append(const Request& request, std::string* out) const {
       for (unsigned i = 0; i < parts; ++i) {
         if (is_hash()) append_field(i, out);
         if (kind_ == DataKind::kSortedSets) append_score(i, request.version, out);
-        // A member is the name of itself: it has no versions, its score has.
+        // The name of a member has no versions, only its score has.
         append_part(request.key, i, kind_ == DataKind::kSortedSets ? 0 : request.version, out);
       }
       if (due) append_word("PXAT", out), append_number_word(request.due_ms, out);
@@ -190,7 +189,7 @@ bool Dataset::is_part(const Request& request, unsigned part, const redisReply& r
   return memcmp(expected_.data(), reply.str, part_bytes_) == 0;
 }
 
-// Fields come in any order, each once.
+// Fields may come in any order, but each once.
 bool Dataset::is_whole(const Request& request, const redisReply& reply) const {
   if (reply.type != REDIS_REPLY_ARRAY || reply.elements != size_t{2} * parts_) return false;
   std::vector<bool> seen(parts_);
@@ -212,7 +211,7 @@ bool Dataset::is_right(const Request& request, const redisReply& reply) const {
     case Verb::kWrite:
       if (kind_ == DataKind::kStrings)
         return reply.type == REDIS_REPLY_STATUS && strcmp(reply.str, "OK") == 0;
-      // How many fields or members are new.
+      // The number of new fields or members.
       return reply.type == REDIS_REPLY_INTEGER &&
              reply.integer == (request.verb == Verb::kWrite ? 0 : parts_);
     case Verb::kRead: {

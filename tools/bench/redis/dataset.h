@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data of `lunar bench redis`, and what it says to a server: RESP requests, and whether a reply
-// is the right one.
+// The data of `lunar bench redis`: RESP requests, and checks of the replies.
 //
-// Everything follows from the seed, a key's number and a version, so that each reply is checked
-// byte by byte and nothing but the versions is stored. Values are incompressible, or repeat
-// themselves. A key has parts; part 0 is the one that is written:
+// All content follows from the seed, a key's number and a version, so each reply is checked byte by
+// byte, and only the versions are stored. Values are incompressible, or repeat their first third
+// twice. A key has parts; writes go to part 0:
 //
-//   strings      value                                   1 part of value_bytes   GET | SET
-//   hashes       16 fields of value_bytes / 16           (listpack at 1 KiB)     HGET | HSET field
-//   0 sorted sets  160 members of 64 bytes, score: number  (skiplist: above 128)   ZSCORE, ZRANGE |
-//                                                                                ZADD member 0
-//   big hashes   3000 fields of 100 bytes                (hash table)            HGET, HGETALL |
-//                                                                                HSET field 0
+//   strings      one value                               GET | SET
+//   hashes       16 fields of value_bytes / 16           HGET | HSET field 0
+//                (listpack at 1 KiB)
+//   sorted sets  160 members of 64 bytes, score: number  ZSCORE, ZRANGE | ZADD member 0
+//                (skiplist: above 128)
+//   big hashes   3000 fields of 100 bytes (hash table)   HGET, HGETALL | HSET field 0
 //
-// Compressible values repeat their first third twice.
-// A key has at most one write in flight, so a read must find a version between the last one
-// acknowledged when it was sent and the last one sent when it came back.
-// Threading: one thread an object. May not be used by runtime/ (it allocates).
+// A key has at most one write in flight. So a read must find a version from the last one
+// acknowledged when the read was sent to the last one sent when its reply came.
+// Threading: one thread per object.
 #pragma once
 #include <hiredis/hiredis.h>
 
@@ -39,7 +37,7 @@ inline bool is_read(Verb verb) {
 struct Request {
   Verb verb = Verb::kRead;
   uint16_t part = 0;     // of the key; kRange: the first of kRangeMembers
-  uint32_t version = 0;  // kWrite: what it writes; reads: the least they may find
+  uint32_t version = 0;  // kWrite: the new version; reads: the lowest version that they may find
   uint64_t key = 0;
   uint64_t due_ms = 0;  // kLoadDue
 };
@@ -50,19 +48,19 @@ class Dataset {
                             kRangeMembers = 10, kBigHashFields = 3000, kBigFieldBytes = 100;
   static constexpr size_t kValueBytesMin = 16, kValueBytesMax = 512 << 10;
 
-  // As many keys as hold `data_bytes` of values. pre: value_bytes between the limits.
+  // Has as many keys as `data_bytes` of values need. pre: value_bytes is between the limits.
   Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed,
           bool compressible = false);
   uint64_t keys() const { return keys_; }
-  uint64_t key_bytes() const { return parts_ * part_bytes_; }  // of values a key holds
+  uint64_t key_bytes() const { return parts_ * part_bytes_; }  // bytes of values per key
   uint64_t data_bytes() const { return keys_ * key_bytes(); }
 
   Request load(uint64_t key) const { return {Verb::kLoad, 0, 0, key}; }
-  // The same of a key that expires, by the wall clock. pre: kStrings
+  // The same for a key that expires at due_ms of the wall clock. pre: kStrings
   Request load_due(uint64_t key, uint64_t due_ms) const {
     return {Verb::kLoadDue, 0, 0, key, due_ms};
   }
-  // All parts. pre: kBigHashes
+  // Reads all parts. pre: kBigHashes
   Request read_whole(uint64_t key) const { return {Verb::kWhole, 0, acknowledged(key), key}; }
   Request read(uint64_t key, Random& random) const;
   // pre: !writing(key)
@@ -70,7 +68,8 @@ class Dataset {
   bool writing(uint64_t key) const { return (versions_[key] & kInFlight) != 0; }
 
   void append(const Request& request, std::string* out) const;
-  // The reply to `request`, which is done with. "" when it is right, else one line.
+  // Checks the reply to `request`, and ends the request. Returns "", or a line that says what is
+  // wrong.
   std::string check(const Request& request, const redisReply& reply);
 
  private:
@@ -92,11 +91,11 @@ class Dataset {
   size_t part_bytes_;
   uint64_t keys_;
   PageContent content_;
-  std::vector<uint32_t> versions_;  // acknowledged, with kInFlight
+  std::vector<uint32_t> versions_;  // the acknowledged version, and kInFlight
   mutable std::string expected_;
 };
 
-// "*3\r\n$3\r\nGET\r\n..." one piece at a time.
+// They append a part of "*3\r\n$3\r\nGET\r\n..." each.
 void append_array(size_t words, std::string* out);
 void append_word(std::string_view word, std::string* out);
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See load_generator.h. hiredis' reader parses; sockets are our own, so that nothing blocks.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// See load_generator.h. hiredis' reader parses the replies; the sockets do not block.
 #include "tools/bench/redis/load_generator.h"
 
 #include <arpa/inet.h>
@@ -35,13 +34,13 @@ struct LoadGenerator::Connection {
   unsigned index = 0;
   int fd = -1;
   redisReader* reader = nullptr;
-  std::string out;  // not yet written, from out_at
+  std::string out;  // from out_at on not written yet
   size_t out_at = 0;
   bool wants_write = false;    // EPOLLOUT is on
-  std::vector<Request> batch;  // in order; `answered` of them are done
+  std::vector<Request> batch;  // in order; `answered` of them have their reply
   size_t answered = 0;
-  uint64_t period_ns = 0;  // between its batches; 0: closed loop
-  uint64_t sent_ns = 0;    // with a rate: when it was due
+  uint64_t period_ns = 0;  // time between batches; 0: closed loop
+  uint64_t sent_ns = 0;    // with a rate: the time at which the batch was due
   bool idle = false;       // with a rate: waits until due_ns
   uint64_t due_ns = 0;
   ~Connection() {
@@ -131,8 +130,8 @@ void LoadGenerator::send_batch(Connection& who, const LoadPlan& plan) {
   flush(who);
 }
 
-void LoadGenerator::take(Connection& who, const redisReply& reply, uint64_t now,
-                         LoadCounts* counts) {
+void LoadGenerator::handle_reply(Connection& who, const redisReply& reply, uint64_t now,
+                                 LoadCounts* counts) {
   if (who.answered >= who.batch.size())
     throw std::runtime_error("the server sent a reply without a request");
   const Request& request = who.batch[who.answered++];
@@ -166,7 +165,7 @@ void LoadGenerator::receive(Connection& who, const LoadPlan& plan, LoadCounts* c
     if (raw == nullptr) break;
     const std::unique_ptr<redisReply, decltype(&freeReplyObject)> reply(
         static_cast<redisReply*>(raw), freeReplyObject);
-    take(who, *reply, now, counts);
+    handle_reply(who, *reply, now, counts);
   }
   if (who.answered < who.batch.size()) return;
   if (who.period_ns == 0) return send_batch(who, plan);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // See redis_backend.h.
 //
-// What the disk must have moved is bounded from below without asking the server. Memory of L bytes
-// holds at most L/D of D bytes of equally likely values (for zipf: the mass of as many of the
-// hottest), and what the server may know of coming requests is at most what is outstanding; each
-// read that misses reads a page at least. What was loaded beyond L was written; a save reads what
-// does not lie in memory and writes every value.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// The bytes that the disk must have moved are bounded from below without the server's counters.
+// Memory of L bytes has at most L/D of D bytes of equally likely values (for zipf: the mass of as
+// many of the hottest), and the server knows of coming requests at most the outstanding ones. Each
+// read that misses reads at least a page. Loaded data beyond L was written. A save reads the data
+// that is not in memory, and writes every value.
 #include "tools/bench/redis/redis_backend.h"
 
 #include <fmt/format.h>
@@ -29,15 +28,15 @@ namespace lunar::tools {
 
 namespace {
 constexpr unsigned kLoadPipelineMax = 16;
-// of a connection: what the server has not read takes its memory
+// Per connection: requests that the server has not read yet use its memory.
 constexpr uint64_t kLoadBatchBytes = 64 << 10;
 constexpr uint64_t kReplicaSample = 1000;  // keys that are read from a replica after each run
-constexpr double kPageBytes = 4096;        // the least a miss reads, whatever the page size here
+constexpr double kPageBytes = 4096;        // the least that a miss reads, for all page sizes
 constexpr double kJobSecondsMax = 900;
-// what writing keys with an expiry may take longer than loading
+// Writing keys with an expiry may take longer than loading them.
 constexpr double kDueSecondsLeast = 1, kDueSpare = 2;
 
-// By the clock that keys expire by.
+// Keys expire by this clock.
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -53,8 +52,8 @@ struct RedisBackend::Counters : RunCounters {
   std::optional<uint64_t> server_read;
 };
 
-// The servers' work while clients work, all shards at once: begins when this is made, and ends the
-// run.
+// A job of the servers while clients work, on all shards at the same time. The constructor begins
+// it, and its end ends the run.
 class RedisBackend::Job {
  public:
   Job(SideJob what, Servers& servers, double due)
@@ -64,7 +63,7 @@ class RedisBackend::Job {
     thread_.join();
   }
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // pre: done(). Throws std::runtime_error when it failed.
+  // pre: done(). Throws std::runtime_error if the job failed.
   void finish(RunResult* run) {
     if (!error_.empty()) throw std::runtime_error("the servers' job: " + error_);
     run->job_s = seconds_;
@@ -84,9 +83,9 @@ class RedisBackend::Job {
       if (what_ == SideJob::kSave) (void)server->command({"BGSAVE"});
       if (what_ == SideJob::kExpiry) expired_before_ += expired_ahead(*server);
     }
-    if (what_ == SideJob::kExpiry) sleep_until_wall(due_);  // it begins by itself
+    if (what_ == SideJob::kExpiry) sleep_until_wall(due_);  // expiry begins by itself
   }
-  // 0 where there is no module.
+  // 0 without the module.
   static double expired_ahead(RedisServer& server) {
     return std::stod("0" + server.info("lunar", "lunar_gate_expired"));
   }
@@ -121,7 +120,7 @@ class RedisBackend::Job {
   std::atomic<bool> done_{false}, abandoned_{false};
   double seconds_ = 0;
   std::string error_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because it uses the other members
 };
 
 RedisBackend::RedisBackend(const Setup& setup, SetupJournal& journal)
@@ -153,7 +152,8 @@ void RedisBackend::start_server(const std::string& name, const Setup::Words& wor
   into->push_back(std::make_unique<RedisServer>(server));
 }
 
-// Both are empty. Nothing but its own speed bounds how far the server may fall behind.
+// Connects the empty server to its empty master. Its buffer at the master is unlimited, so the
+// server may fall behind.
 void RedisBackend::follow_master(unsigned shard) {
   RedisServer& master = *masters_[shard];
   (void)master.command(
@@ -188,7 +188,7 @@ void RedisBackend::end() {
   generator_.reset();
   servers_.clear();
   masters_.clear();
-  cgroup_.reset();  // with a child that may still save
+  cgroup_.reset();  // also ends a child that still saves
   for (size_t i = 0; i < setup_.shards.size(); ++i)
     unlink(fmt::format("{}/{}-{}.rdb", setup_.directory, setup_.system, i).c_str());
 }
@@ -214,7 +214,7 @@ RedisBackend::Counters RedisBackend::count() const {
   return {read_counters(setup_.disk_stat, cpu_s), all_read};
 }
 
-// Waits until the servers have all that their masters have; how long that took, in seconds.
+// Waits until the servers have all data of their masters. Returns the time in seconds.
 double RedisBackend::catch_up() {
   const double start = now_seconds();
   for (unsigned i = 0; i < masters_.size(); ++i) {
@@ -230,8 +230,8 @@ double RedisBackend::catch_up() {
   return masters_.empty() ? 0 : now_seconds() - start;
 }
 
-// Runs the plan and frames it with the counters. Group 0's latencies are the run's; what a replica
-// needs to catch up belongs to its time.
+// Runs the plan between two readings of the counters. The run has the latencies of group 0. The
+// time in which a replica catches up is part of the measured time.
 LoadCounts RedisBackend::drive(LoadPlan plan, RunResult* run) {
   Counters before, after;
   double lag_s = 0;
@@ -261,7 +261,7 @@ LoadCounts RedisBackend::drive(LoadPlan plan, RunResult* run) {
   return counts;
 }
 
-// One request for each of the indices first, first + step, ... below `end` of every shard.
+// Sends one request for each of the indices first, first + step, ... below `end` of every shard.
 void RedisBackend::send_each(LoadPlan plan, uint64_t first, uint64_t step,
                              const std::function<Request(uint64_t index, unsigned shard)>& request,
                              uint64_t end, RunResult* run) {
@@ -274,7 +274,7 @@ void RedisBackend::send_each(LoadPlan plan, uint64_t first, uint64_t step,
     next[shard] += step;
     return true;
   };
-  // The analyzer does not see that std::function frees what it has allocated.
+  // The analyzer does not see that std::function frees its memory.
   (void)drive(plan, run);  // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks)
 }
 
@@ -308,9 +308,8 @@ uint64_t RedisBackend::hot_keys(const RedisBase& what) const {
                               keys_of_shard());
 }
 
-// Every other key is due at one moment, after all of them were written and clients have warmed up.
-// Not by DEBUG SET-ACTIVE-EXPIRE, which keeps the keys: it is a client's wish, and the module would
-// leave expiry to the server.
+// Makes every other key expire at one moment, after all of them are written and the clients have
+// warmed up. (After DEBUG SET-ACTIVE-EXPIRE the module would leave expiry to the server.)
 void RedisBackend::make_due(double warm_seconds) {
   for (double spare = kDueSpare;; spare *= 2) {
     RunResult ignored;
@@ -325,7 +324,7 @@ void RedisBackend::make_due(double warm_seconds) {
   sleep_until_wall(due_ - warm_seconds);
 }
 
-// What has to be so before the clock starts.
+// The setup of a workload before the clock starts.
 void RedisBackend::prepare(const RedisBase& what, double warm_seconds) {
   RunResult ignored;
   if (what.hot_share != 0) {
@@ -369,7 +368,7 @@ RedisBackend::Choose RedisBackend::chooser(const RedisBase& what, Random* random
                                        : data_.read(c < first ? hot(c) : uniform(c), *random);
         return true;
       };
-    case KeyChoice::kKept:  // of every two
+    case KeyChoice::kKept:  // every other key
       return [=, this](unsigned c, Request* request) {
         const uint64_t index = random->below(keys_of_shard()) / 2 * 2;
         return *request = data_.read(key_of(index, c), *random), true;
@@ -396,8 +395,8 @@ double RedisBackend::missed_reads(const RedisBase& what, double draws, unsigned 
   const double hit = what.keys == KeyChoice::kZipf
                          ? zipf_->mass(static_cast<uint64_t>(memory) / data_.key_bytes() / shards())
                          : std::fmin(1, memory / static_cast<double>(data_.data_bytes()));
-  draws = std::fmax(0, draws - outstanding);  // may have been read before the clock started
-  // Three standard deviations down: chance must not fail an honest short run.
+  draws = std::fmax(0, draws - outstanding);  // these may have been read before the clock started
+  // Three standard deviations less, so that chance does not fail a short run.
   return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
 }
 
@@ -417,7 +416,7 @@ void RedisBackend::put_must_move(const RedisBase& what, const LoadCounts& counts
   run->must_read_bytes = missed_reads(what, draws, outstanding) * kPageBytes;
 }
 
-// A sample of what was written to its master, read from the replica itself.
+// Reads a sample of the data from the replica itself.
 void RedisBackend::check_replica(RunResult* run) {
   LoadGenerator reader(ports(servers_), setup_.connections, data_);
   Random random(static_cast<uint64_t>(run->ops) + 1);
@@ -437,7 +436,7 @@ void RedisBackend::check_replica(RunResult* run) {
 RunResult RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
   const RedisBase& what = *workload.base;
   const bool groups = what.keys == KeyChoice::kHotAndCold;
-  // a replica would begin behind
+  // After a warm-up, a replica would begin behind its master.
   const double warm_seconds = what.stage->replica ? 0 : how.warm_seconds;
   prepare(what, warm_seconds);
   Random random(how.seed);
@@ -448,7 +447,7 @@ RunResult RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
   plan.warm_seconds = warm_seconds;
   plan.next = chooser(what, &random);
   if (groups) plan.first_group = setup_.connections / 2;
-  if (what.by_clock) plan.rate = how.rate;  // the same work on every backend
+  if (what.by_clock) plan.rate = how.rate;  // the same work for every system
   if (what.job != SideJob::kNone) {
     // The run lasts as long as the job, which begins with the clock.
     plan.on_start = [&] { job = std::make_unique<Job>(what.job, servers_, due_); };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One backend of `lunar bench redis`: a redis-server, or a few that share the keys, in one memory
-// cgroup; the data they hold, and the clients that load them. Connection i serves shard i modulo
-// their number, key k lies on shard k modulo that. In a replica stage each server has a plain
-// master outside of the cgroup, and the clients talk to that. Threading: one thread (during a save
-// a second one asks for its progress). May not be used by runtime/ (it allocates).
+// One system of `lunar bench redis`: a redis-server, or several that share the keys, in one memory
+// cgroup; their data, and their clients. Connection i is for shard i % shards, key k is on shard k
+// % shards. In a replica stage each server has a plain master outside of the cgroup, and the
+// clients send to the master.
+// Threading: one thread. During a job of the servers, a second thread follows it.
 #pragma once
 #include <functional>
 #include <memory>
@@ -25,18 +25,18 @@ class RedisBackend {
     std::string system;  // "lunar", "run", "swap"
     std::string redis_server, directory, disk_stat;
     struct Words {
-      std::vector<std::string> wrapper, further;  // before and after redis-server's own words
+      std::vector<std::string> wrapper, further;  // before and after redis-server and its arguments
     };
     std::vector<Words> shards;
     uint64_t limit_bytes = 0, dram_bytes = 0;
     bool swap = false;                  // its cgroup may swap
-    std::optional<CgroupPlace> cgroup;  // none: no limit but its own
+    std::optional<CgroupPlace> cgroup;  // none: it has no cgroup
     unsigned connections = 50;
     const RedisStage* stage = &kPlainStage;
     uint64_t data_bytes = 0, seed = 1;
     size_t value_bytes = 1024;
     bool compressible = false;
-    bool reads_disk = true;  // false: what is not in its memory may be elsewhere in the machine's
+    bool reads_disk = true;  // false: swapped pages may stay in DRAM (zram, zswap)
   };
   struct Plan {
     unsigned pipeline = 1;
@@ -45,7 +45,7 @@ class RedisBackend {
   };
   using Say = std::function<void(const std::string&)>;
 
-  // Starts the server, empty. Throws std::runtime_error with the end of its log.
+  // Starts the empty servers. Throws std::runtime_error with the end of a log.
   RedisBackend(const Setup& setup, SetupJournal& journal);
   ~RedisBackend();
   RedisBackend(const RedisBackend&) = delete;
@@ -54,7 +54,7 @@ class RedisBackend {
   const std::string& system() const { return setup_.system; }
   std::string redis_version() { return servers_[0]->info("server", "redis_version"); }
   unsigned load_pipeline() const;
-  // Both throw std::runtime_error when the server is lost, with the reason.
+  // Both throw std::runtime_error with the reason if a server is lost.
   RunResult load(const Say& say);
   RunResult run(const RedisWorkload& workload, const Plan& plan);
   uint64_t peak_bytes() const { return cgroup_ ? cgroup_->group.peak_bytes() : 0; }
@@ -87,7 +87,7 @@ class RedisBackend {
   uint64_t key_of(uint64_t index, uint64_t shard) const {
     return index * shards() + shard % shards();
   }
-  uint64_t hot_keys(const RedisBase& what) const;  // of a shard
+  uint64_t hot_keys(const RedisBase& what) const;  // per shard
   uint64_t hot_index(uint64_t index, uint64_t count) const {
     return index * (keys_of_shard() / count);
   }
@@ -100,8 +100,8 @@ class RedisBackend {
   std::optional<RecordedCgroup> cgroup_;
   Servers masters_, servers_;
   Dataset data_;
-  double load_seconds_ = 0, due_ = 0;  // due_: of keys that expire, by the wall clock
-  std::vector<uint64_t> new_keys_;     // of each shard: how many were added
+  double load_seconds_ = 0, due_ = 0;  // due_: wall clock time at which keys expire
+  std::vector<uint64_t> new_keys_;     // number of keys added to each shard
   std::unique_ptr<LoadGenerator> generator_;
   std::unique_ptr<ZipfGenerator> zipf_;
 };

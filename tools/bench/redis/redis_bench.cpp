@@ -5,12 +5,11 @@
 //   a stage is a kind of data and its size:   start all servers -> load all -> workloads, taking
 //                                             turns A B C A B C
 //
-// Medians are quoted; a ratio is the median of the rounds' ratios. Files are written whole before
-// any clock starts; swap runs at the better of vm.page-cluster 0 and 3 for each workload; every
-// reply is checked; a run whose disk did not move what the work needs fails the bench. The limit is
-// --dram plus --allowance (code, buffers, page tables), for all; only swap's server may swap. What
-// is set up is undone at the end, on a signal, and by the next run after kill -9
-// (bench/setup_journal.h). Threading: one thread. May not be used by runtime/ (it allocates).
+// Files are written whole before any clock starts. Swap runs at the better of vm.page-cluster 0 and
+// 3 for each workload. Every reply is checked. A run whose disk did not move the bytes that the
+// work needs fails the bench. The limit is --dram plus --allowance (code, buffers, page tables) for
+// all; only the server on swap may swap. The setup is undone at the end and on a signal, and after
+// kill -9 by the next run (bench/setup_journal.h).
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -45,8 +44,8 @@ class RedisBench {
         (redis_footprint(options_.data_bytes, options_.value_bytes) / kMiB + 64 * shards) * kMiB;
     masters_bytes_ = replicas() ? footprint * options_.systems.size() : 0;
     swap_bytes_ = footprint / 2 * 3 + 64 * kMiB;
-    // A fork reserves as much again as is there; of a LUN file of fixed size the first process gets
-    // half, a child an eighth.
+    // A fork reserves as much as its parent has. Of a LUN file of fixed size the first process gets
+    // half, and a child an eighth.
     lun_bytes_ = 9 * footprint / 4;
     lun_file_bytes_ = forks() ? 17 * footprint / 2 : 2 * lun_bytes_;
   }
@@ -73,7 +72,7 @@ class RedisBench {
   RedisBackend::Setup::Words words_of(const std::string& system, unsigned shard) const;
   void run_stage(const RedisStage& stage, bool fits, const std::vector<RedisWorkload>& workloads);
   void run_workload(const RedisWorkload& workload);
-  using Runs = std::map<std::string, std::vector<RunResult>>;  // of each system
+  using Runs = std::map<std::string, std::vector<RunResult>>;  // by system
   void try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs,
                     int* page_cluster);
   RunResult measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds);
@@ -86,11 +85,11 @@ class RedisBench {
   uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0,
            masters_bytes_ = 0, runs_ = 0;
   Progress progress_;
-  // Undone from the last to the first: servers, then the files and the swap they fill.
+  // Destroyed from the last to the first: servers, then the files and the swap that they use.
   BenchHost host_;
   std::optional<WorkDirectory> work_directory_;
   std::vector<std::unique_ptr<RecordedFile>> lun_files_;
-  std::map<std::string, std::vector<std::string>> luns_;  // of each Lunar system, a shard each
+  std::map<std::string, std::vector<std::string>> luns_;  // of each Lunar system, one per shard
   std::unique_ptr<SwapFile> swap_file_;
   std::vector<std::unique_ptr<RedisBackend>> backends_;
 };
@@ -108,7 +107,7 @@ void RedisBench::check_host() {
   report_.skip_unasked(options_.systems, {"lunar", "run", "swap"});
 }
 
-// Files of their own, written whole, where --lun is a directory; else --lun itself, which serves
+// Makes one file per shard if --lun is a directory. Otherwise returns --lun itself, which serves
 // one server at a time.
 std::vector<std::string> RedisBench::prepare_luns(const std::string& system) {
   struct stat info{};
@@ -209,8 +208,8 @@ RedisBackend::Setup::Words RedisBench::words_of(const std::string& system, unsig
 
 void RedisBench::check_result(const RedisBackend& backend, const std::string& workload,
                               const RunResult& run) {
-  // On a machine where others use the disk, too, its bytes prove little: what the server itself
-  // read must suffice. (A save is read by its child.)
+  // Other programs may also use the disk, so the bytes that the server itself read must be enough.
+  // (For a save the child of the server reads.)
   RunResult checked = run;
   if (run.server_read_bytes >= 0 && std::isnan(run.job_s)) {
     checked.disk_read_bytes = std::min(run.disk_read_bytes, run.server_read_bytes);
@@ -244,14 +243,14 @@ void RedisBench::add_result(const std::string& system, const std::string& worklo
   report_.add(row, runs);
 }
 
-// Runs before those that count: the memory of the backends takes the workload's shape, swap finds
-// its page-cluster. A job of the servers is long and needs no shape: its trials count.
+// The runs before the measured ones are the warm-up, and determine page-cluster for swap. A job of
+// the servers is long and needs no warm-up, so its trials count.
 void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs,
                               int* page_cluster) {
   const double seconds = options_.seconds / 2;
   const bool job = workload.base->job != SideJob::kNone;
   if (backend.system() == "swap" &&
-      !workload.fits) {  // data that fits is not read: page-cluster is idle
+      !workload.fits) {  // page-cluster does not matter for data that fits
     const RunResult better = swap_file_->at_better_page_cluster(
         [&] { return measure_run(backend, workload, seconds); }, page_cluster);
     if (job) (*runs)["swap"].push_back(better);
@@ -315,7 +314,7 @@ void RedisBench::run_stage(const RedisStage& stage, bool fits,
 BenchReport RedisBench::run() {
   check_host();
   prepare_files();
-  // in order of appearance
+  // In the order of --workloads.
   std::vector<std::pair<std::pair<const RedisStage*, bool>, std::vector<RedisWorkload>>> stages;
   for (const std::string& name : options_.workloads) {
     const RedisWorkload workload = known_redis_workload(name);

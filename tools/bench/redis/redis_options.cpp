@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See redis_options.h.
-// Threading: free functions. May not be used by runtime/ (it allocates).
 #include "tools/bench/redis/redis_options.h"
 
 #include <unistd.h>
@@ -21,20 +20,14 @@ constexpr uint64_t kKeyBytes = 112;  // entry, key, object and their share of th
 
 std::string footer() {
   return "Workloads (a name may end in -pipe: --pipeline requests at once; and in -fits: on data "
-         "that fits into "
-         "DRAM):\n" +
+         "that fits into DRAM):\n" +
          workloads_help() +
          "  (load: the fill before the measurements, up to 16 requests at once; load-hash, "
          "load-fits ...)\n"
          "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = "
-         "with kernel swap, or "
-         "plain\n"
-         "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar "
-         "/ swap and lunar / "
-         "run,\n"
-         "and (run_over_swap) run / swap. Clients are one thread, which takes one CPU: see CPUs "
-         "(of the servers) and "
-         "client CPUs.";
+         "with kernel swap, or plain redis if the data fits. All have the same memory cgroup limit "
+         "and disk. Ratios are lunar / swap and lunar / run, and (run_over_swap) run / swap. The "
+         "clients are one thread, which takes one CPU: see CPUs (of the servers) and client CPUs.";
 }
 
 const std::vector<std::string> kDefault{
@@ -64,7 +57,7 @@ void finish(RedisOptions& options, const std::string& value_size) {
       if (!known_redis_workload(name).fits) name += "-fits";
     }
   }
-  // Twice the same would be one row.
+  // A name that is given twice would share a row.
   std::vector<std::string> once;
   for (const std::string& name : options.workloads) {
     if (std::find(once.begin(), once.end(), name) == once.end()) once.push_back(name);
@@ -77,7 +70,7 @@ void finish(RedisOptions& options, const std::string& value_size) {
   if (!options.module.empty() && access(options.module.c_str(), R_OK) != 0) {
     throw FlagsError("--module", options.module + " cannot be read");
   }
-  // the server runs elsewhere
+  // The server has another working directory.
   if (!options.module.empty()) options.module = std::filesystem::absolute(options.module);
 }
 
@@ -96,19 +89,20 @@ void parse_redis_options(Flags& flags, RedisOptions& options, int argc, char** a
       .add("--shards", options.shards,
            "servers of each system, which share its DRAM, LUN space and keys")
       .range(1, 16);
-  flags.add("--compressible", options.compressible, "values that repeat their first third twice");
+  flags.add("--compressible", options.compressible,
+            "make values that repeat their first third twice");
   flags
       .add("--swap", options.swap,
-           "where the servers of swap swap to: file, zswap in front of it, or zram")
+           "target of kernel swap: file, a file with zswap before it, or zram")
       .one_of({"file", "zswap", "zram"});
   const Flag workloads =
-      flags.add("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
+      flags.add("--workloads", options.workloads, "such as get,zipf,hotcold-fits; see below")
           .list()
           .checked(check_workload, "WORKLOAD");
   flags.add("--fits", options.fits, "run the workloads on data that fits into DRAM only");
   flags
       .add("--rate", options.rate,
-           "requests a second of clients that send by the clock: save, paced, expire")
+           "requests per second of clients that send by the clock: save, paced, expire")
       .range(1.0, 1e6);
   flags.add("--redis-server", options.redis_server, "the server (default: the first in PATH)");
   flags.add("--module", options.module,

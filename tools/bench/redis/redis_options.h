@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line of `lunar bench redis`, and the sizes that follow from it.
-// Threading: free functions. May not be used by runtime/ (it allocates).
+// Threading: free functions.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -23,13 +23,14 @@ struct RedisOptions : BenchOptions {
 
 // Throws FlagsError.
 void parse_redis_options(Flags& flags, RedisOptions& options, int argc, char** argv);
-// "spin=no,follow=no" in pairs; names with dashes, as flags and the module's arguments have them.
+// Splits "spin=no,follow=no" into pairs. Names get dashes, as in flags and in the module's
+// arguments.
 std::vector<std::pair<std::string, std::string>> lunar_options(const std::string& text);
-// An upper bound for a server's memory with `data_bytes` of string values: size classes of the
-// allocator, and for each value its key, entry and object.
+// An upper bound for the memory of a server with `data_bytes` of string values: the allocator's
+// size classes, and a key, entry and object per value.
 uint64_t redis_footprint(uint64_t data_bytes, size_t value_bytes);
-// Bytes of values in a stage: --data, or what surely fits; sorted sets get half (their nodes take
-// as much again).
+// Bytes of values in a stage: --data, or a size that certainly fits. Sorted sets get half, because
+// their nodes take as much again.
 uint64_t stage_data_bytes(const RedisOptions& options, DataKind kind, bool fits);
 
 }  // namespace lunar::tools

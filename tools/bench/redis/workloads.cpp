@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See workloads.h.
-// Threading: plain data. May not be used by runtime/ (it allocates).
 #include "tools/bench/redis/workloads.h"
 
 #include <fmt/format.h>
@@ -22,18 +21,18 @@ constexpr RedisBase kBases[] = {
      .hot_share = 16},
     {.name = "mixed", .help = "GET and 10% SET, uniform", .write_percent = 10},
     {.name = "half", .help = "GET and 50% SET, uniform", .write_percent = 50},
-    {.name = "set", .help = "SET of uniformly random keys that are there", .write_percent = 100},
+    {.name = "set", .help = "SET of uniformly random existing keys", .write_percent = 100},
     {.name = "hotcold",
      .help = "half of the clients GET hot keys (their figures are shown), the others cold ones",
      .keys = KeyChoice::kHotAndCold,
      .hot_share = 16},
     {.name = "paced",
-     .help = "the same, hot clients send by the clock, --rate GETs a second, of a 256th of --dram",
+     .help = "the same, but hot clients GET a 256th of --dram by the clock, --rate per second",
      .keys = KeyChoice::kHotAndCold,
      .hot_share = 256,
      .by_clock = true},
     {.name = "save",
-     .help = "BGSAVE while clients do as in mixed, --rate requests a second",
+     .help = "BGSAVE while clients do as in mixed, --rate requests per second",
      .write_percent = 10,
      .by_clock = true,
      .job = SideJob::kSave},
@@ -53,7 +52,7 @@ constexpr RedisBase kBases[] = {
      .hot_share = 16,
      .whole = true},
     {.name = "expire",
-     .help = "half of the keys expire while clients GET the others, --rate requests a second",
+     .help = "half of the keys expire while clients GET the others, --rate requests per second",
      .stage = &kExpiryStage,
      .keys = KeyChoice::kKept,
      .by_clock = true,
@@ -64,8 +63,8 @@ constexpr RedisBase kBases[] = {
      .keys = KeyChoice::kNew,
      .write_percent = 100},
     {.name = "replica",
-     .help = "SET at a plain master without a limit; the time ends when its replica, the server "
-             "measured, has them all",
+     .help = "SET at a plain master without a limit; the time ends when its replica, which is "
+             "measured, has all data",
      .stage = &kReplicaStage,
      .write_percent = 100},
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of workloads of `lunar bench redis`: what a row's servers hold, which keys its clients
-// ask for, and what the servers do meanwhile. A new row is a line in workloads.cpp.
-// Threading: plain data. May not be used by runtime/ (it allocates).
+// The table of workloads of `lunar bench redis`: the data of the servers, the keys that clients
+// choose, and the job of the servers. A new workload is a line in workloads.cpp.
+// Threading: plain data.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -12,8 +12,8 @@
 
 namespace lunar::tools {
 
-// What a server holds, and where it gets it from. Workloads of one stage run on the same servers,
-// one after the other.
+// The data of a server and its origin. Workloads of one stage run on the same servers, one after
+// the other.
 struct RedisStage {
   const char* suffix;  // of the row "load"
   DataKind kind;
@@ -27,9 +27,9 @@ inline constexpr RedisStage kPlainStage{"", DataKind::kStrings, false},
     kEvictionStage{"-evict", DataKind::kStrings, false},
     kReplicaStage{"-replica", DataKind::kStrings, true};
 
-// kHotAndCold: half of the clients each.
+// kHotAndCold: half of the clients choose hot keys, half cold keys.
 enum class KeyChoice : uint8_t { kUniform, kZipf, kHot, kHotAndCold, kKept, kNew };
-// Of the server, during which the clients go on; it ends the run.
+// A job of the server, during which the clients continue. Its end ends the run.
 enum class SideJob : uint8_t { kNone, kSave, kExpiry };
 
 // One row of the table of workloads.
@@ -39,7 +39,7 @@ struct RedisBase {
   const RedisStage* stage = &kPlainStage;
   KeyChoice keys = KeyChoice::kUniform;
   unsigned write_percent = 0;
-  unsigned hot_share = 0;  // hot keys hold this part of --dram (a 16th, ...)
+  unsigned hot_share = 0;  // the values of hot keys are a hot_share-th of --dram
   bool by_clock = false;   // the clients (of hot keys) send at --rate
   bool whole = false;      // the clients of cold keys read all parts of a key
   SideJob job = SideJob::kNone;
@@ -55,7 +55,7 @@ struct RedisWorkload {
 };
 std::optional<RedisWorkload> parse_redis_workload(const std::string& name);
 RedisWorkload known_redis_workload(const std::string& name);  // throws std::logic_error for another
-// "load", "load-zset-fits": how a server's data got there.
+// "load", "load-zset-fits": the row for the load of a stage.
 std::string load_workload_name(const RedisStage& stage, bool fits);
 // The lines of --help.
 std::string workloads_help();
