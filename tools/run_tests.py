@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests with meson, for tools/test (which builds first): chooses them, gets the rights,
-and sums up. Each runs under tests/support/watch.py, as with `meson test`.
+"""Runs the tests with meson for tools/test, which builds first: chooses them, gets the rights, and
+sums up. Each test runs under tests/support/watch.py, as with `meson test`.
 """
 import argparse
 import json
@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
 import watch   # noqa: E402
 
 FAST = {"layout", "unit"}
-ENDED_WELL = ("OK", "SKIP", "INTERRUPT")   # in meson's words
+ENDED_WELL = ("OK", "SKIP", "INTERRUPT")   # meson's results
 SANITIZED = {"unit", "fault", "property", "sanitizer"}
 
 
@@ -26,19 +26,19 @@ def parse_arguments():
     parser = argparse.ArgumentParser(prog="tools/test", description="build Lunar and run its tests")
     parser.add_argument("directory", help=argparse.SUPPRESS)
     parser.add_argument("--fast", action="store_true", help="layout and unit tests only")
-    parser.add_argument("--all", action="store_true", help="the slow suite too")
+    parser.add_argument("--all", action="store_true", help="also the slow suite")
     parser.add_argument("--asan", action="store_true",
                         help="AddressSanitizer and UBSan, in build-asan/")
     parser.add_argument("--tsan", action="store_true", help="ThreadSanitizer, in build-tsan/")
     parser.add_argument("-k", metavar="PATTERN", default="",
                         help="only tests whose name or suite matches; slow ones with --all, or "
-                             "where no other does")
+                             "if no other test matches")
     parser.add_argument("--list", action="store_true", help="list the tests, run none")
-    # for tools/test: what to build
+    # prints the targets that tools/test must build
     parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--no-build", action="store_true", help="use the build as it is")
     parser.add_argument("--without-userfaultfd", action="store_true",
-                        help="pass where the pager cannot be tested")
+                        help="pass although the pager cannot be tested")
     return parser.parse_args()
 
 
@@ -58,16 +58,16 @@ def select(tests, arguments):
             return FAST & suites
         return arguments.all or "slow" not in suites
     chosen = list(filter(wanted, tests))
-    # slow ones only where nothing else is meant: they take up to hours
+    # -k chooses slow tests, which can take hours, only if no other test matches
     if arguments.k and not arguments.all:
         chosen = [test for test in chosen if "slow" not in suites_of(test)] or chosen
     return chosen
 
 
 def become_root_if_needed():
-    """Nearly every test of the pager wants userfaultfd's full mode, and some a memory cgroup: run
-    them through sudo where this user has no such right and sudo is at hand. The build stays the
-    user's."""
+    """Starts this script again with sudo, if there is one and this user has no right to
+    userfaultfd: nearly every test of the pager needs its full mode, and some a memory cgroup. The
+    user keeps the build."""
     if os.geteuid() == 0 or watch.has_userfaultfd() or not shutil.which("sudo"):
         return
     ask = [] if sys.stdin.isatty() else ["-n"]
@@ -94,16 +94,16 @@ def environment(arguments):
 
 
 def run(tests, build, arguments):
-    """What meson has noted of each test that has run."""
+    """Runs the tests. Returns meson's record of each test."""
     log = os.path.join(build, "meson-logs", "testlog-all.json")
     if os.path.exists(log):
         os.unlink(log)
     command = ["meson", "test", "-C", build, "--no-rebuild", "--setup", "all", "--num-processes",
                str((os.cpu_count() or 1) + 1), *(test["name"] for test in tests)]
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `nohup` and `&` leave it ignored, or blocked
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `nohup` and `&` ignore or block it
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     meson = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment(arguments))
-    for number in (signal.SIGINT, signal.SIGTERM):   # it ends its tests, and says so
+    for number in (signal.SIGINT, signal.SIGTERM):   # meson ends its tests, and says so
         signal.signal(number, lambda *_: meson.send_signal(signal.SIGTERM))
     meson.wait()
     user = os.environ.get("SUDO_UID", "")
@@ -118,7 +118,7 @@ def name_of(result):
 
 
 def skips_of(result):
-    """What the test, or some case of it, has said that it did not run for."""
+    """The lines in which the test, or a case of it, says why it was skipped."""
     return [line for line in result.get("stdout", "").splitlines() if line.startswith("skip: ")]
 
 
@@ -132,7 +132,7 @@ def show_failed(result):
 
 
 def summary(results, arguments):
-    """The last line, and whether that is a failure."""
+    """Returns the last line, and True if the run failed."""
     count = Counter(result["result"] for result in results)
     failed = sum(count[verdict] for verdict in count if verdict not in ENDED_WELL)
     line = f"{count['OK']} passed, {failed} failed, {count['SKIP']} skipped"
@@ -147,7 +147,7 @@ def summary(results, arguments):
 
 
 def targets_of(tests, build):
-    """Ninja's names of what these tests run."""
+    """Ninja's names of the programs that these tests run."""
     wanted = {identity for test in tests for identity in test["depends"]}
     with open(os.path.join(build, "meson-info", "intro-targets.json"), encoding="utf-8") as file:
         return sorted(os.path.relpath(target["filename"][0], build)
