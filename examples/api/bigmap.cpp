@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A std::map larger than DRAM: the only change is its allocator. A range of it is walked in order,
-// then looked up at random; every value is checked.
+// A std::map larger than DRAM. The only change is its allocator. The program walks a range of the
+// map in order, then looks up random keys, and checks every value.
 //
 //   bigmap [ENTRIES [DRAM_MIB]]     default: 1,500,000 entries (about 200 MiB), 64 MiB of DRAM
 #include <lunar/lunar.hpp>
@@ -36,7 +36,7 @@ using Map = std::map<std::uint64_t, Value, std::less<>,
                      lunar::allocator<std::pair<const std::uint64_t, Value>>>;
 
 int run(std::uint64_t entries, std::uint64_t dram) {
-  // Not less than the DRAM.
+  // The LUN must be at least as large as the DRAM.
   lunar::Tier tier(
       {.dram_bytes = dram, .lun_bytes = std::max(entries * 512, dram), .lun = {}, .options = {}});
   Map map;
@@ -75,7 +75,7 @@ int run(std::uint64_t entries, std::uint64_t dram) {
   return 0;
 }
 
-// A whole number above 0, or 0.
+// Parses a whole number above 0. Returns 0 if it is not one.
 std::uint64_t number_of(const char* text) {
   constexpr std::uint64_t kMost = 1u << 30;
   char* end;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A matrix larger than DRAM, transposed out of place in tiles. Walking columns of a row-major
- * matrix touches a page a row: each tile's rows are prefetched in one batch (64 ranges), so that
- * the reads overlap instead of coming one fault at a time.
+ * A matrix larger than DRAM, transposed out of place in tiles. A walk over columns of a row-major
+ * matrix touches one page per row. So the rows of each tile are prefetched in one batch (64
+ * ranges), and the reads overlap instead of coming one fault at a time.
  *
  *   matrix [N [DRAM_MIB]]     an N x N matrix of doubles (default 4096: 128 MiB, twice; 64 MiB of
  *                             DRAM)
  *
- * Here: a region as an array, lunar_prefetch, lunar_advise, statistics. Exits 0 when every element
- * is in its place.
+ * It shows a region as an array, lunar_prefetch, lunar_advise and statistics. Exits with 0 if every
+ * element is in its place.
  */
 #include <errno.h>
 #include <lunar/lunar.h>
@@ -18,7 +18,7 @@
 
 enum { TILE = 64, MOST = 1 << 20 };
 
-/* A whole number above 0, or 0. */
+/* Parses a whole number above 0. Returns 0 if it is not one. */
 static size_t number_of(const char* text) {
   char* end;
   unsigned long long number = strtoull(text, &end, 10);
@@ -27,7 +27,7 @@ static size_t number_of(const char* text) {
 
 static double value(size_t row, size_t column) { return (double)row * 1000003.0 + (double)column; }
 
-/* The TILE rows of `matrix` from `row`, columns from `column`, in one batch. */
+/* Prefetches a tile: TILE rows of `matrix` from `row`, columns from `column`, in one batch. */
 static int prefetch_tile(const double* matrix, size_t n, size_t row, size_t column,
                          size_t columns) {
   lunar_range ranges[TILE];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An index that must never wait for the LUN, over records that may: the index is pinned, the
- * records are prefetched in batches before they are used. The statistics show that pinned pages
- * were never read back.
+ * An index that must never wait for the LUN, and records that may wait. The index is pinned, and
+ * the records are prefetched in batches before their use. The statistics show that pinned pages
+ * were never read from the LUN.
  *
  *   pin [RECORDS_MIB [DRAM_MIB]]     default: 256 MiB of records, 64 MiB of DRAM
  */
@@ -14,7 +14,7 @@
 
 enum { RECORD = 4096, BATCH = 128, MOST = 1 << 20 };
 
-/* A whole number above 0, or 0. */
+/* Parses a whole number above 0. Returns 0 if it is not one. */
 static size_t number_of(const char* text) {
   char* end;
   unsigned long long number = strtoull(text, &end, 10);
@@ -39,7 +39,7 @@ static int fail(const char* what, int rc) {
   return 1;
 }
 
-/* One batch of look-ups: through the pinned index, then all records at once. */
+/* Looks up a batch of records: in the pinned index first, then all records at once. */
 static int look_up(const char* records, const uint32_t* index, size_t count, uint64_t* random) {
   lunar_range ranges[BATCH];
   uint32_t wanted[BATCH];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // std::pmr containers on tiered memory: a pool resource over lunar::resource() keeps small strings
-// together, a vector of doubles larger than DRAM grows next to them, and a Region serves as a plain
-// array through a span.
+// together, a vector of doubles grows larger than DRAM, and a Region is used as an array through a
+// span.
 //
 //   pmr [DRAM_MIB]     default: 64 MiB of DRAM, about 250 MiB of data
 #include <lunar/lunar.hpp>

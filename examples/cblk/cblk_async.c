@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Asynchronous I/O in its two ways: writes whose results are fetched by tag, the oldest first; then
- * reads whose results the library fills in by itself while the program does something else.
+ * The two kinds of asynchronous I/O: writes whose results the program fetches by tag, the oldest
+ * first; then reads whose results the library fills in while the program does other work.
  *
  *   cblk_async DEVICE          DEVICE: a file or block device that is blank or carries Lunar's
  *                              format
@@ -25,7 +25,7 @@ static void fill(unsigned char* block, unsigned number) {
   for (unsigned i = 0; i < BLOCK; ++i) block[i] = (unsigned char)(number * 13 + i / 16);
 }
 
-/* One result, whichever is the oldest. */
+/* Fetches the oldest result. */
 static int fetch(chunk_id_t lun) {
   int tag = -1;
   uint64_t blocks = 0;

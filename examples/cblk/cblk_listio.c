@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists of I/Os: 64 writes are issued by one call that waits for them all; then 64 reads are issued
- * by a call that waits for half of them, and the rest are taken as they are done, by calls that
- * have them as pending.
+ * Lists of I/Os: one call issues 64 writes and waits for all of them. Another call issues 64 reads
+ * and waits for half of them; further calls, with the rest as pending, take them as they complete.
  *
  *   cblk_listio DEVICE         DEVICE: a file or block device that is blank or carries Lunar's
  *                              format

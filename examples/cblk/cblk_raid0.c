@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * RAID 0: virtual LUNs on two devices or more as one, block by block (block b is block b / n of
- * device b % n). It writes through the group, reads back, and looks at the counters of each
- * device's share.
+ * RAID 0: virtual LUNs on two or more devices are one, block by block (block b is block b / n of
+ * device b % n). The program writes through the group, reads back, and checks each device's
+ * counters.
  *
  *   cblk_raid0 DEVICE DEVICE [...]     up to 8; blank, or with Lunar's format
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two processes on one virtual LUN: the parent opens it and forks, the child clones the chunk. Both
- * write at the same time, the parent the even blocks and the child the odd ones; then each reads
- * what the other wrote.
+ * write at the same time, the parent the even blocks and the child the odd ones. Then each reads
+ * the blocks of the other.
  *
  *   cblk_share DEVICE          DEVICE: a file or block device that is blank or carries Lunar's
  *                              format
@@ -46,7 +46,7 @@ static int read_half(chunk_id_t lun, unsigned first, const char* who) {
   return 0;
 }
 
-/* Says that this side has written, and waits for the other to say so. */
+/* Tells the other side that this side has written, and waits for the same message. */
 static int meet(int to_other, int from_other) {
   char word = 'w';
   return write(to_other, &word, 1) == 1 && read(from_other, &word, 1) == 1 ? 0 : 1;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The first program one writes for CAPI Flash: copies a file to a virtual LUN, reads it back and
- * compares.
+ * A first program for CAPI Flash: it copies a file to a virtual LUN, reads it back and compares.
  *
  *   cblk_test DEVICE FILE      DEVICE: a file or block device that is blank or carries Lunar's
  *                              format
  *
- * A virtual LUN moves one block a call and is gone at cblk_close.
+ * One call moves one block of a virtual LUN. cblk_close removes the LUN.
  */
 #include <capiblock.h>
 #include <errno.h>
@@ -21,7 +20,7 @@ static int fail(const char* what, const char* where) {
   return 1;
 }
 
-/* Blocks of the file, or 0 (and errno) when it cannot be read. */
+/* The number of blocks of the file; 0 (and errno) if it cannot be read. */
 static size_t blocks_of(FILE* file) {
   if (fseeko(file, 0, SEEK_END) != 0) return 0;
   off_t bytes = ftello(file);
@@ -29,7 +28,7 @@ static size_t blocks_of(FILE* file) {
   return bytes < 0 ? 0 : ((size_t)bytes + BLOCK - 1) / BLOCK;
 }
 
-/* Next block of the file, filled up with zeros. */
+/* Reads the next block of the file, and fills it up with zeros. */
 static int next_block(FILE* file, unsigned char* block) {
   size_t got = fread(block, 1, BLOCK, file);
   memset(block + got, 0, BLOCK - got);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of reads under way without thousands of threads: each coroutine follows a chain of
-// records, where the value of one is the key of the next, so a walk is a series of waits. Their
-// code reads as if it blocked.
+// Thousands of reads in flight without thousands of threads. Each coroutine follows a chain of
+// records, where the value of one is the key of the next, so a walk is a series of waits. The code
+// of a coroutine reads as if it blocked.
 //
 //   kv_coroutines [PLACE [WALKERS [RECORDS]]]      PLACE: a place for the store; without one, or
 //                                                  "": memory
@@ -21,8 +21,8 @@ namespace kv = lunar::kv;
 
 namespace {
 
-// A coroutine that nothing awaits: it begins where it is called and goes on where its calls resume
-// it, on the store's threads.
+// A coroutine that nothing awaits. It begins in its caller's thread; the calls resume it on the
+// store's threads.
 struct Detached {
   struct promise_type {
     Detached get_return_object() noexcept { return {}; }
@@ -35,8 +35,8 @@ struct Detached {
 
 constexpr unsigned kSteps = 100;
 
-// A step that visits every record before it comes back: odd, and the number of records is a power
-// of two.
+// The step is odd and the number of records is a power of two, so a walk visits every record before
+// it returns to the first.
 constexpr std::uint64_t kStride = 40503;
 
 struct Walker {
@@ -114,8 +114,8 @@ int main(int argc, char** argv) {
   kv::Options options{.place = argc > 1 ? argv[1] : "",
                       .expected_keys = static_cast<std::uint64_t>(wanted),
                       .threads = 4};
-  options.asyncs = static_cast<unsigned>(walkers) +
-                   4;  // a call still counts as under way while its coroutine goes on
+  // A call counts as in flight until its coroutine has run, hence one more per thread.
+  options.asyncs = static_cast<unsigned>(walkers) + 4;
   options.value_bytes = 32;
   kv::Result<kv::Store> store = kv::Store::open(options);
   if (!store) return fail("opening the store", store.error());

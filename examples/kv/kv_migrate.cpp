@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves the pairs of a store that IBM's libarkdb has kept to a store of Lunar's: both libraries are
-// loaded by their paths, and all goes through their common interface. The new store is closed,
-// opened again and compared with the old one, pair by pair. `kv_migrate --help` lists the options.
+// Moves the pairs of a persistent store of IBM's libarkdb to a store of Lunar's. The program loads
+// both libraries by their paths and uses their common interface. It closes the new store, opens it
+// again, and compares it with the old one, pair by pair. `kv_migrate --help` lists the options.
 // Build: g++ -std=c++20 -O2 kv_migrate.cpp -o kv_migrate -ltbb -ldl, without -larkdb.
 //
-// What IBM's library does not do well is left alone: ark_nextN (it writes behind its buffer), reads
-// behind a value's end.
+// It does not use two functions with defects in IBM's library: ark_nextN, which writes beyond its
+// buffer, and reads beyond the end of a value.
 #include <arkdb.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -39,7 +39,7 @@ const char usage[] =
 
 constexpr size_t kBatchKeys = 4096;
 
-// The first problem that any thread met.
+// The first problem of all threads.
 class Problem {
  public:
   void note(const std::string& text) {
@@ -72,8 +72,8 @@ struct Library {
     *out = reinterpret_cast<Function>(dlsym(library, name));
     return *out != nullptr;
   }
-  // Stays loaded. RTLD_LOCAL: each library finds its own functions, not those of the other one that
-  // have the same names.
+  // The library stays loaded. RTLD_LOCAL: each library finds its own functions, not those of the
+  // other with the same names.
   bool load(const std::string& path, Problem& problem) {
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     const bool loaded = library && find(library, "ark_create", &create) &&
@@ -113,7 +113,7 @@ class Store {
     int64_t length = 0;
     return library_.set(ark_, key.size(), key.data(), value.size(), value.data(), &length);
   }
-  // The whole value, into a string that keeps its memory.
+  // Reads the whole value into a string, whose memory is used again.
   int get(std::string& key, std::string& value) const {
     value.resize(std::max<size_t>(value.capacity(), 4096));
     for (;;) {
@@ -127,9 +127,9 @@ class Store {
     }
   }
 
-  // All keys, in batches. Both libraries cut a key that is longer than the buffer and go on: then
-  // all begins again, with a larger one. False: the caller is to forget what it was given, and to
-  // call again. Problems are noted.
+  // Calls `function` with batches of all keys. Both libraries truncate a key that is longer than
+  // the buffer. Then it enlarges the buffer and returns false: the caller must drop the keys so far
+  // and call again. Errors go to `problem`.
   template <class Function>
   bool each_batch(std::string& buffer, Problem& problem, Function function) const {
     std::vector<std::string> keys;
@@ -164,7 +164,7 @@ struct Totals {
 };
 using Values = oneapi::tbb::enumerable_thread_specific<std::pair<std::string, std::string>>;
 
-// Does `one` with each key of the old store and buffers for two values, on all threads.
+// Calls `one` with each key of the old store and buffers for two values, on all threads.
 template <class Function>
 void for_each_pair(const Store& from, Totals& totals, Problem& problem, Function one) {
   Values values;
@@ -205,7 +205,7 @@ struct Settings {
   size_t threads = 0;
 };
 
-// 0, or the exit code + 1.
+// Returns 0, or the exit code + 1.
 int read_options(int argc, char** argv, Settings* out) {
   static const option names[] = {{"from-library", 1, nullptr, 'l'}, {"from", 1, nullptr, 'f'},
                                  {"to", 1, nullptr, 't'},           {"to-library", 1, nullptr, 'L'},

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of text files counted in a store, which may be kept: another run then adds to it. The
-// store through lunar/kv.hpp.
+// Counts the words of text files in a store, through lunar/kv.hpp. The store may be persistent;
+// another run then adds to it.
 //
 //   kv_words [--place PLACE [--durable]] FILE...
-//     --place PLACE  a blank file or device, or where this program was before; without it, memory
-//     --durable      each word that was counted is kept at once; without it, all of them at the end
+//     --place PLACE  a file or device that is blank, or has this program's store; default: memory
+//     --durable      makes each count durable at once; without it, all counts at the end
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -20,14 +20,14 @@ namespace kv = lunar::kv;
 
 namespace {
 
-constexpr std::string_view kTotal = "\n";  // no word: how many there are in all
+constexpr std::string_view kTotal = "\n";  // not a word: the key of the total
 
 int fail(const std::string& what, std::error_code why) {
   std::fprintf(stderr, "kv_words: %s: %s\n", what.c_str(), why.message().c_str());
   return 1;
 }
 
-// Adds to the number behind a key; a key that is not there counts as 0.
+// Adds to the number of a key. A missing key counts as 0.
 std::error_code add(kv::Store& store, std::string_view key, unsigned long more) {
   const kv::Result<std::string> before = store.get(key);
   if (!before && before.error() != kv::not_found) return before.error();
@@ -46,7 +46,7 @@ std::error_code count_words(kv::Store& store, std::istream& text) {
   return add(store, kTotal, words);
 }
 
-// The sum over all words must be what the program has counted, in this run and those before.
+// The sum over all words must be the total of this run and earlier ones.
 int report(const kv::Store& store) {
   std::vector<std::pair<unsigned long, std::string>> words;
   unsigned long sum = 0;

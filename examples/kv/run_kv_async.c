@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pairs stored and read back asynchronously: a number of chains, each of which issues its next
- * operation from the callback of the one before.
+ * Stores pairs and reads them back asynchronously, in a number of chains. Each chain issues its
+ * next operation from the callback of the last one.
  *
  *   run_kv_async [PATH [DEPTH [PAIRS]]]      PATH: a place for the store; without one, or "":
  *                                            memory. DEPTH: chains
@@ -51,8 +51,8 @@ static int issue(struct chain* chain) {
                                   tag);
 }
 
-/* On a thread of the store's. The next operation takes the place of the one that came back: it is
-   never EAGAIN. */
+/* Runs on a thread of the store. The next operation takes the place of the completed one, so it
+   never returns EAGAIN. */
 static void came_back(int errcode, uint64_t dt, int64_t res) {
   struct chain* chain = (struct chain*)(uintptr_t)dt;
   int pair = chain->done % chain->pairs;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A store that outlives its process: each run finds what the last one kept, adds to it, and keeps
- * that.
+ * A persistent store: each run finds the pairs of the last one, and adds more.
  *
- *   run_kv_persist PLACE [PAIRS]      PLACE: a file or device that is blank, or where this program
- *                                     was before
+ *   run_kv_persist PLACE [PAIRS]      PLACE: a file or device that is blank, or has this program's
+ *                                     store
  */
 #include <arkdb.h>
 #include <stdio.h>
@@ -21,7 +20,7 @@ static int fail(const char* what, int error) {
 
 static void fill(char* value, int pair) { memset(value, 'a' + pair % 26, VALUE); }
 
-/* All pairs up to `pairs`, as they were stored. */
+/* Checks all pairs up to `pairs`. */
 static int check(ARK* ark, int pairs) {
   char key[32], value[VALUE], read[VALUE];
   int64_t res;

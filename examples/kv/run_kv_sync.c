@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pairs stored, read back, counted and removed by several threads, a call at a time.
+ * Several threads store, read back, count and remove pairs, one call at a time.
  *
  *   run_kv_sync [PATH [THREADS [PAIRS]]]      PATH: a place for the store; without one, or "":
  *                                             memory
@@ -51,12 +51,11 @@ static void* run(void* argument) {
 }
 
 static int fail(const char* what, int error) {
-  fprintf(stderr, "run_kv_sync: %s: %s\n", what,
-          error < 0 ? "what was read differs" : strerror(error));
+  fprintf(stderr, "run_kv_sync: %s: %s\n", what, error < 0 ? "a value differs" : strerror(error));
   return 1;
 }
 
-/* Removes what an iterator finds, and with it whatever else there is. */
+/* Removes all pairs, which an iterator finds, and checks their number. */
 static int remove_all(ARK* ark, int64_t wanted) {
   char key[32];
   int64_t length = 0, res = 0, removed = 0;

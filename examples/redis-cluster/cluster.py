@@ -3,10 +3,10 @@
 """A Redis Cluster of six tiered nodes on this host: three masters, three replicas, each with the
 Lunar module.
 
-Fills the masters to some multiple of their DRAM, moves slots from one master to another and kills a
-third with SIGKILL, both while a client writes; waits for the failover, reads every key back and
-prints what each node did. Everything lies in one directory and goes at the end, the servers too,
-also on Ctrl-C. Needs redis-server, redis-cli and redis-py (python3-redis).
+Fills the masters to a multiple of their DRAM, moves slots from one master to another and kills a
+third with SIGKILL, both while a client writes. Then it waits for the failover, reads every key back
+and prints the counters of each node. At the end, also after Ctrl-C, it ends the servers and removes
+their directory. Needs redis-server, redis-cli and redis-py (python3-redis).
 
     cluster.py [--module PATH] [--dram MIB] [--times N] [--slots N] [--directory DIR]
 
@@ -32,13 +32,13 @@ from cluster_client import LOST, Cluster, Connection
 MASTERS = 3
 VALUE_BYTES = 4000
 PATIENCE_S = 60
-# four times DRAM of data, a fork that must be able to copy it, a second master's slots
+# data of four times DRAM, a fork that may copy all of it, and the slots of a second master
 LUN_TIMES_DRAM = 24
 INSTALLED = "/usr/lib/x86_64-linux-gnu/redis/modules/liblunar-redis.so"
 
 
 def die_with_parent():
-    """In a child before exec: SIGKILL when this program is killed itself."""
+    """Called in a child before exec: the kernel kills the child when this program ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -60,7 +60,7 @@ def wait_until(what, holds):
 
 
 class Node:
-    """One redis-server, child of this program."""
+    """A redis-server, which is a child of this program."""
 
     def __init__(self, directory, name, options):
         self.name, self.directory, self.options = name, os.path.join(directory, name), options
@@ -115,7 +115,7 @@ class Node:
 
 
 def free_port():
-    """A port that is free now, and whose cluster bus port (10000 more) is too."""
+    """A port that is free now, with a free cluster bus port (10000 more)."""
     while True:
         with socket.socket() as one, socket.socket() as bus:
             try:
@@ -127,9 +127,9 @@ def free_port():
 
 
 class Values:
-    """What every key must hold: the value of a key follows from it and a version. A write counts as
-    confirmed once its master and a replica have it; a failover may lose what is not, so a key may
-    hold any version from the last confirmed to the last sent."""
+    """The expected values. The value of a key follows from the key and a version. A write is
+    confirmed when its master and a replica have it. A failover may lose unconfirmed writes, so a
+    key may have any version from the last confirmed to the last sent."""
 
     def __init__(self, count):
         self.sent = [1] * count
@@ -145,7 +145,7 @@ class Values:
         return head + random.Random(key << 32 | version).randbytes(VALUE_BYTES - len(head))
 
     def wrong(self, key, value):
-        """None, or what is wrong with it."""
+        """None, or what is wrong with the value."""
         if not isinstance(value, bytes):
             return f"key:{key}: {value!r}"
         words = value[:40].split(b" ")
@@ -156,12 +156,12 @@ class Values:
 
 
 class Client:
-    """Reads and writes batches of keys over the cluster."""
+    """Reads and writes batches of keys in the cluster."""
 
     def __init__(self, values, ports):
         self.values = values
         self.cluster = Cluster(ports, PATIENCE_S)
-        # how long a replica may take for a write to count as confirmed; 0: none is asked
+        # longest time for a replica to confirm a write; 0: no replica must confirm it
         self.replica_ms = 5000
 
     def store(self, keys):
@@ -175,7 +175,7 @@ class Client:
                 self.values.confirmed[key] = self.values.sent[key]
 
     def write(self, keys):
-        """A new version of each."""
+        """Writes a new version of each key."""
         for key in keys:
             self.values.sent[key] += 1
         self.store(keys)
@@ -188,7 +188,7 @@ class Client:
 
 
 class Load(threading.Thread):
-    """A client at work while the cluster changes: writes a random batch, reads another."""
+    """A client that writes and reads random batches while the cluster changes."""
 
     def __init__(self, values, ports):
         super().__init__(daemon=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cluster.py needs beyond redis-py: many commands on their way to a cluster at once, each
-batch with a WAIT of its own behind it on the same connection. One thread an object."""
+"""A client for cluster.py, beyond redis-py: many commands to a cluster are in flight, and a WAIT
+follows each batch on its connection. One thread per object."""
 import time
 
 import redis
@@ -8,7 +8,7 @@ from redis.cluster import ClusterParser
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MasterDownError, MovedError, TryAgainError
 
-LOST = (OSError, redis.ConnectionError, redis.TimeoutError)   # the server, or the way to it
+LOST = (OSError, redis.ConnectionError, redis.TimeoutError)   # of the server, or of the connection
 
 
 class Connection(redis.Connection):
@@ -18,7 +18,7 @@ class Connection(redis.Connection):
         self.connect()
 
     def receive(self):
-        """A reply; error replies are returned, not raised."""
+        """Returns a reply. Error replies are also returned, not raised."""
         try:
             return self.read_response()
         except redis.ResponseError as refused:
@@ -30,8 +30,8 @@ class Connection(redis.Connection):
 
 
 class Cluster:
-    """Runs batches of commands, each of one key, at the nodes that have their slots; follows MOVED
-    and ASK, and tries again while a slot is being moved or its master is being replaced."""
+    """Runs batches of commands with one key each at the nodes that have their slots. Follows MOVED
+    and ASK, and tries again while a slot moves or its master is replaced."""
 
     def __init__(self, ports, patience_s):
         self.ports, self.patience_s = list(ports), patience_s
@@ -47,7 +47,7 @@ class Cluster:
             self.connections.pop(port).disconnect()
 
     def learn(self):
-        """Which node has which slot, by the word of any that answers."""
+        """Asks the first node that answers for the owners of the slots."""
         for port in self.ports:
             try:
                 ranges = self.connection(port).ask("CLUSTER", "SLOTS")
@@ -60,10 +60,10 @@ class Cluster:
         raise redis.ConnectionError("no node of the cluster answers")
 
     def run(self, commands, replica_ms=0):
-        """[(reply, whether a replica had it within `replica_ms`)], in the order of `commands`; the
-        key is a command's second word."""
+        """Returns [(reply, True if a replica had it within `replica_ms`)], in the order of
+        `commands`. The key is a command's second word."""
         results = [None] * len(commands)
-        # By index: where to (None: the slot's owner), and whether after ASKING.
+        # By index: the port (None: of the slot's owner), and True if ASKING comes first.
         left = {index: (None, False) for index in range(len(commands))}
         end = time.monotonic() + self.patience_s
         while left:
@@ -114,7 +114,7 @@ class Cluster:
         return again
 
     def where_next(self, reply):
-        """None when `reply` is final, else where the command goes next."""
+        """None if `reply` is final, else the next place for the command."""
         if isinstance(reply, AskError) and not isinstance(reply, MovedError):
             return (reply.port, True)
         if isinstance(reply, MovedError):

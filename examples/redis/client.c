@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client of a tiered redis-server: stores values of four times its DRAM budget, reads every one
- * back and compares, and shows what the server says of its tier. An ordinary hiredis program:
- * nothing in it knows of Lunar but the two INFO fields it looks at.
+ * A client of a tiered redis-server: it stores values of four times the server's DRAM budget, reads
+ * all of them back and compares, and shows INFO lunar. It is an ordinary hiredis program, except
+ * for the INFO fields that it reads.
  *
  *   client PORT [MIB [fill|check]]     default: 4 times `lunar_dram_budget_bytes`; both
  */
@@ -14,7 +14,7 @@
 
 enum { VALUE_BYTES = 4000, PIPELINE = 128, PATIENCE_S = 60 };
 
-/* The value of key i: from i alone, and not compressible. */
+/* Makes the value of a key, which depends only on the key and is incompressible. */
 static void make_value(uint64_t key, char* value) {
   uint64_t state = key * 0x9E3779B97F4A7C15u + 1;
   for (size_t at = 0; at < VALUE_BYTES; at += sizeof(state)) {
@@ -33,8 +33,8 @@ static int fail(const redisContext* server, const redisReply* reply, const char*
   return -1;
 }
 
-/* Keys first..first + count: SET, or GET and compare; all are sent before the first reply is read.
- */
+/* Sets the keys first..first + count, or gets and compares them. It sends all commands before it
+   reads the first reply. */
 static int batch(redisContext* server, uint64_t first, uint64_t count, int check) {
   char value[VALUE_BYTES];
   for (uint64_t key = first; key < first + count; ++key) {
@@ -70,11 +70,11 @@ static int pass(redisContext* server, uint64_t count, int check) {
   }
   printf("%llu values of %d bytes (%llu MiB) %s\n", (unsigned long long)count, VALUE_BYTES,
          (unsigned long long)(count * VALUE_BYTES >> 20),
-         check ? "read back, every one right" : "stored");
+         check ? "read back, all right" : "stored");
   return 0;
 }
 
-/* A number of INFO lunar; 0 when it is not there. */
+/* A number of INFO lunar; 0 if there is none. */
 static unsigned long long figure(const char* info, const char* name) {
   const char* at = strstr(info, name);
   return at == NULL || at[strlen(name)] != ':' ? 0 : strtoull(at + strlen(name) + 1, NULL, 10);

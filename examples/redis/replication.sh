@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A tiered master and a tiered replica of it on this host, both from the redis.conf next to this
-# script with smaller sizes: data of four times the DRAM of each, full sync, writes that follow,
-# every value read from the replica, equal digests.
-# Everything lies in a directory of its own and goes at the end, also on Ctrl-C.
+# A tiered master and its tiered replica on this host, both from the redis.conf next to this script
+# with smaller sizes: data of four times the DRAM of each, a full sync, later writes, every value
+# read from the replica, equal digests. All files are in one directory, which is removed at the end,
+# also after Ctrl-C.
 #   replication.sh [MODULE [CLIENT [DRAM_MIB]]]     default: the installed module, ./client
 #                                                   (client.c), 64
 # Exit code 77: this host or user cannot run it.
@@ -24,7 +24,7 @@ declare -A pid port
 cleanup() {
   trap '' INT TERM
   local servers
-  # not pid[]: the signal may have come before the last one was written down
+  # Not from pid[], because the signal may come before the last entry is written.
   mapfile -t servers < <(jobs -p)
   [ ${#servers[@]} = 0 ] || { kill -KILL "${servers[@]}"; wait; } 2>/dev/null || true
   rm -rf "$directory"
@@ -33,7 +33,7 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# ask NAME COMMAND...: what that server answers.
+# ask NAME COMMAND...: prints the reply of that server.
 ask() { redis-cli -p "${port[$1]}" -e "${@:2}" | tr -d '\r'; }
 field() { ask "$1" info "$2" | sed -n "s/^$3://p"; }
 fail() {
@@ -88,7 +88,7 @@ echo "full sync in $((SECONDS - began)) s"
 
 for i in $(seq 1000); do echo "SET later:$i $i"; done | redis-cli -p "${port[master]}" --pipe |
   tail -n 1
-# WAIT would not do: it waits for writes of its own connection
+# (WAIT waits only for writes of its own connection.)
 until_true 'the last write at the replica' has_last
 same_digest || fail 'digests differ'
 [ "$(field master stats sync_full)" = 1 ] || fail "full syncs: $(field master stats sync_full)"
