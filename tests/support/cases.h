@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// cases.h: tests that are a process each. The words are Catch2's, Catch2 is not in the process: it
-// allocates, handles signals, and its assertions are one thread's, but what runs here replaces
-// malloc, forks, is filtered or preloaded.
+// Tests that each run in a process of their own. The macros have Catch2's names, but Catch2 is not
+// used: it allocates, handles signals, and allows assertions in one thread only, while these tests
+// replace malloc, fork, and run under seccomp filters and the preload library.
 //
-//   TEST_CASE("name") { REQUIRE(n == 3, "%d of 3", n); }    `PROGRAM name [OPTIONS]`; where there
-//                                                           is one case only, it needs no name.
-//                                                           Link cases_dep, which has the main().
-// A check that fails ends the process, with code 1 and a line that says where, in any thread and
-// any child. A program with a main() of its own uses the checks alone.
-// Threading: any. May not: allocate.
+//   TEST_CASE("name") { REQUIRE(n == 3, "%d of 3", n); }    `PROGRAM name [OPTIONS]`; the name may
+//                                                           be left out if there is one case.
+//                                                           Link cases_dep, which has main().
+// A failed check ends the process with code 1 and a line that names its place, in any thread and
+// any child. A program with its own main() uses the checks alone. Threading: any. May not:
+// allocate.
 #pragma once
 #include <errno.h>
 #include <stdarg.h>
@@ -19,13 +19,14 @@
 
 namespace lunar_test {
 
-inline void (*g_at_failure)() = nullptr;  // called before the end, to show more
+inline void (*g_at_failure)() = nullptr;  // called before the end; may print more
 
 [[noreturn, gnu::cold, gnu::format(printf, 4, 5)]] inline void failed(const char* file, int line,
                                                                       const char* what,
                                                                       const char* format, ...) {
   const int error = errno;
-  fprintf(stderr, "%s:%d: not so: %s (errno %d, %s) ", file, line, what, error, strerror(error));
+  fprintf(stderr, "%s:%d: check failed: %s (errno %d, %s) ", file, line, what, error,
+          strerror(error));
   va_list values;
   va_start(values, format);
   vfprintf(stderr, format, values);
@@ -80,7 +81,7 @@ inline Case::Case(void (*b)(), const char* n, const char* t)
 inline int g_argc = 0;
 inline char** g_argv = nullptr;
 
-// What follows NAME in the arguments.
+// The argument behind NAME.
 inline const char* text_option(const char* name, const char* otherwise = nullptr) {
   for (int i = 1; i + 1 < g_argc; ++i)
     if (strcmp(g_argv[i], name) == 0) return g_argv[i + 1];
@@ -100,7 +101,7 @@ inline bool has_option(const char* name) {
 
 #define LUNAR_JOINED_(a, b) a##b
 #define LUNAR_JOINED(a, b) LUNAR_JOINED_(a, b)
-// A name, and tags where there are any.
+// A name, and optional tags.
 #define TEST_CASE(...)                                                                       \
   static void LUNAR_JOINED(case_, __LINE__)();                                               \
   static lunar_test::Case LUNAR_JOINED(registered_, __LINE__)(LUNAR_JOINED(case_, __LINE__), \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single commands to devices and contexts, and pages to move: what their tests share.
+// Single commands to devices and contexts, and pages as their buffers.
 // Threading: none; a context is its owner's.
 #pragma once
 #include <sys/mman.h>
@@ -38,7 +38,7 @@ inline lunar::Command command_of(lunar::Op op, uint64_t offset, const iovec* par
   return command;
 }
 
-// Its result; below -999 what went wrong on the way.
+// The command's result; a value below -999 if it did not get one.
 inline int64_t one(lunar::Context* context, const lunar::Command& command) {
   if (context->submit(&command, 1) != 1) return -1000;
   lunar::Response response;

@@ -106,7 +106,7 @@ class MemoryDevice : public lunar::Device {
   std::mutex lock_;
 };
 
-// What a crash leaves of a write or discard. Below(n): a random number below n.
+// The part of a write or discard that a crash leaves. Below(n): a random number below n.
 enum class Left : unsigned { kAll, kPrefix, kAnySectors };
 template <class Below>
 void leave_of(const DeviceEvent& event, Left how, std::vector<char>* image, Below below,

@@ -43,7 +43,7 @@ class Cgroup:
 
     @staticmethod
     def sweep(root):
-        """What a killed run has left."""
+        """Removes the groups that a killed run has left."""
         for name in os.listdir(root):
             if name.startswith(PREFIX) and not os.path.exists("/proc/" + name[len(PREFIX):]):
                 try:
@@ -59,7 +59,7 @@ class Cgroup:
         return min(int(text[at:text.index(b"\n", at)]), max(before, after))
 
     def limit(self, size):
-        """What is beyond it, page cache and the kernel's own included, ends a process; no swap."""
+        """Memory beyond the limit, with page cache and the kernel's, ends a process; no swap."""
         for path in self.limits:
             if os.path.exists(path):   # else the kernel does not count swap
                 with open(path, "w", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seed of a randomised test: LUNAR_SEED where it is given, else another one each run; printed,
-// so that a run can be repeated. And numbers from it.
+// The seed of a randomised test: LUNAR_SEED if it is set, else a new one for each run. It is
+// printed, so that a run can be repeated. Random makes random numbers from a seed.
 // Threading: any; a Random is one thread's.
 // May not: be used by code that ships.
 #pragma once

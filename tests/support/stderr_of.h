@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a piece of code writes to standard error, run in a child, so that it may end its process.
+// The standard error of a piece of code that runs in a child and may end its process.
 // Threading: one thread. May not: be used by code that ships.
 #pragma once
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -11,7 +12,8 @@
 
 namespace lunar_test {
 
-// *status, if it is wanted, as waitpid() gives it. What cannot be set up ends the test.
+// `status` is waitpid()'s. A body that skips makes the test skip. A failure to set up ends the
+// test.
 template <class Body>
 std::string stderr_of(Body&& body, int* status = nullptr) {
   const auto must = [](bool done, const char* what) {
@@ -20,26 +22,32 @@ std::string stderr_of(Body&& body, int* status = nullptr) {
     abort();
   };
   int ends[2];
-  must(pipe(ends) == 0, "pipe");
+  const int own = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+  must(own >= 0 && pipe(ends) == 0, "pipe");
   fflush(nullptr);
+  // Before the fork, because fork handlers may end the child.
+  must(dup2(ends[1], STDERR_FILENO) >= 0, "dup2");
   const pid_t child = fork();
-  must(child >= 0, "fork");
   if (child == 0) {
-    dup2(ends[1], STDERR_FILENO);
     close(ends[0]);
     close(ends[1]);
     body();
     fflush(nullptr);
     _exit(0);
   }
+  dup2(own, STDERR_FILENO);
+  close(own);
   close(ends[1]);
+  must(child >= 0, "fork");
   std::string text;
   char part[512];
   for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;)
     text.append(part, static_cast<size_t>(n));
   close(ends[0]);
-  int unused;
-  must(waitpid(child, status ? status : &unused, 0) == child, "waitpid");
+  int ended;
+  must(waitpid(child, &ended, 0) == child, "waitpid");
+  if (WIFEXITED(ended) && WEXITSTATUS(ended) == 77) _exit(77);
+  if (status) *status = ended;
   return text;
 }
 

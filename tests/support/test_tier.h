@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the pager share: a tier in this process, random numbers from one printed seed,
-// pages with a content that says where and when it was written, a watchdog that shows the pager's
-// state instead of hanging.
+// Helpers of the pager's tests: a tier in this process, pages whose content names their place and
+// version, a watchdog that shows the pager's state.
 //
-// Threading: start_tier and Watchdog by the main thread; Random is one thread's.
+// Threading: start_tier and Watchdog by the main thread.
 // May not: be used by code that ships.
 #pragma once
 #include <errno.h>
@@ -21,12 +20,15 @@
 #include "lunar/lunar.h"
 #include "pager/pager.h"
 #include "tests/support/cases.h"
+#include "tests/support/in_child.h"
 #include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
 #include "tests/support/slowness.h"
 
 namespace tier {
 
+using lunar_test::expect_exit;
+using lunar_test::fork_child;
 using lunar_test::Meanwhile;
 
 constexpr uint64_t kMega = 1 << 20;
@@ -45,7 +47,7 @@ inline double seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// lunar_init, or the end of the test: a skip when this user has no userfaultfd.
+// lunar_init(). Ends the test if it fails; without userfaultfd or disk space the test skips.
 inline void start_tier(uint64_t dram_bytes, uint64_t lun_bytes, const char* lun = nullptr,
                        const char* options = nullptr) {
   lunar_config config{};
@@ -68,24 +70,6 @@ inline char* new_region(uint64_t bytes) {
   return base;
 }
 
-// A forked child that runs `body`.
-template <class Body>
-pid_t fork_child(Body&& body) {
-  fflush(nullptr);
-  const pid_t pid = fork();
-  REQUIRE(pid >= 0);
-  if (pid != 0) return pid;
-  body();
-  fflush(nullptr);
-  _exit(0);
-}
-
-inline void expect_exit(pid_t pid, const char* who = "the child") {
-  int status = 0;
-  REQUIRE(waitpid(pid, &status, 0) == pid);
-  REQUIRE(status == 0, "%s ended with status %x", who, static_cast<unsigned>(status));
-}
-
 inline lunar_stats stats() {
   lunar_stats s{};
   s.struct_size = sizeof s;
@@ -93,7 +77,7 @@ inline lunar_stats stats() {
   return s;
 }
 
-// pager_validate of a pager at rest: a read-ahead may still be under way for a moment.
+// pager_validate() of a pager at rest, repeated because a read-ahead may still be under way.
 inline bool validate() {
   for (int i = 0; i < 20; ++i) {
     if (lunar::pager_validate()) return true;
@@ -102,7 +86,7 @@ inline bool validate() {
   return false;
 }
 
-// Words that tell (key, version): a page or a part of one. Version 0 is zeros.
+// A page, or a part of one, is filled with words that name its key and version. Version 0 is zeros.
 inline uint64_t stamp_base(uint64_t key, uint64_t version) {
   return mix(key * 0x100000001b3 + version) | 1;
 }
@@ -124,8 +108,8 @@ inline bool stamp_holds(const void* at, size_t bytes, uint64_t key, uint64_t ver
   return wrong == 0;
 }
 
-// Says so, with a dump, when `progress` has not moved for so many seconds. The test is left as it
-// is then: its runner examines it at its time limit, and ends it.
+// Prints a line and a dump when `progress` has not moved for so many seconds. The test then stays
+// until its runner examines and ends it at the time limit.
 class Watchdog {
  public:
   Watchdog(const std::atomic<uint64_t>& progress, int seconds)

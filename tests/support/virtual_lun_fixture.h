@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the unit tests of virtual LUNs share. Threading: a test's.
+// Helpers of the virtual LUNs' unit tests. Threading: a test's.
 #pragma once
 #include <string>
 

@@ -239,8 +239,8 @@ def end_session(session):
 # --- one test -------------------------------------------------------------------------------------
 
 def tests_of(build):
-    """What `meson introspect --tests` prints: read from the build directory, so that a machine
-    without meson runs tests too."""
+    """The tests as `meson introspect --tests` lists them, read from the build directory, so that a
+    machine without meson can run tests."""
     with open(os.path.join(build, "meson-info", "intro-tests.json"), encoding="utf-8") as file:
         return json.load(file)
 
@@ -328,8 +328,8 @@ def wait_for_end_of(session, grace_s):
 
 
 def default_signals():
-    """What a child inherits across exec: `nohup` and `&` leave signals ignored, and some shells
-    leave some blocked."""
+    """Resets the signals that a child inherits across exec: `nohup` and `&` leave signals ignored,
+    and some shells leave some blocked."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) == signal.SIG_IGN:
