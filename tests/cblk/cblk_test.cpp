@@ -31,16 +31,15 @@ std::string kind_name, directory;
 bool everything = false, refused = false;
 pid_t main_process;
 std::vector<std::string> files;
-// held open: a loop device ends with its last opener, also when the test is killed
+// Held open: a loop device ends with its last opener, also when the test is killed.
 std::vector<int> loops;
-// those of the program that are no case; the running case and those after it
-std::vector<const char*> arguments, left;
+std::vector<const char*> arguments;  // of the program, without cases
+std::vector<const char*> left;       // the running case and those after it
 double case_waited = 0;
 constexpr double kNoCpuMin = 0.05;
 constexpr int kAttempts = 4;
 
-// Written, not only reserved: a first write would have to convert the extent, under a lock of the
-// file.
+// Writes zeros: a write into reserved space would convert the extent, under a lock of the file.
 void make_file(const std::string& path, size_t bytes) {
   static char zeros[1 << 20];
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -53,7 +52,7 @@ void make_file(const std::string& path, size_t bytes) {
   close(fd);
 }
 
-// "" when this host has no loop devices for us.
+// "" when this host gives this user no loop device.
 std::string attach_loop(const std::string& file) {
   const int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
   if (control < 0) return "";
@@ -85,12 +84,11 @@ std::string attach_loop(const std::string& file) {
   return path;
 }
 
-// What kind nvme was given: namespaces that it may overwrite, one for each size and number that the
-// cases ask for.
+// The namespaces that were given to kind nvme, one for each size and number that cases ask for.
 struct Namespace {
   std::string uri, block_device;
   size_t blocks;
-  int number = -1;  // that took it
+  int number = -1;  // of the device(), once it is used
 };
 std::vector<Namespace> namespaces;
 
@@ -156,16 +154,17 @@ double waited_for_a_cpu() {
   return sum;
 }
 
-// Cases on sim: count in tenths of a second. One that failed while the machine had no CPU for it
-// says nothing: it runs again, with those after it, in a fresh program. Returns when it does say
-// something.
+// Cases on sim: measure tenths of a second. A failure while threads waited for a CPU proves
+// nothing, so the case and those after it run again in a new program. Returns if the failure
+// counts.
 void run_again_if_starved() {
   const double waited = waited_for_a_cpu() - case_waited;
   const char* before = getenv("CBLK_TEST_ATTEMPT");
   const int attempt = before ? atoi(before) : 1;
   if (getpid() != main_process || kind_name != "sim" || waited < kNoCpuMin || attempt == kAttempts)
     return;
-  fprintf(stderr, "case %s: its threads waited %.0f ms for a CPU: again\n", running, waited * 1e3);
+  fprintf(stderr, "case %s: its threads waited %.0f ms for a CPU; it runs again\n", running,
+          waited * 1e3);
   setenv("CBLK_TEST_ATTEMPT", std::to_string(attempt + 1).c_str(), 1);
   std::vector<const char*> words = arguments;
   words.insert(words.end(), left.begin(), left.end());
@@ -173,7 +172,7 @@ void run_again_if_starved() {
   execv("/proc/self/exe", const_cast<char**>(words.data()));
 }
 
-// What is left of a run in which a check failed.
+// After a failed check.
 void end_badly() {
   fprintf(stderr, "in case %s\n", running);
   fflush(nullptr);
@@ -216,7 +215,7 @@ std::string device(size_t blocks, int number) {
   static std::vector<std::pair<std::string, std::string>> attached;
   for (const auto& [name, loop] : attached) {
     if (name != file) continue;
-    Buffer zeros(256);  // the same device again: with nothing on it
+    Buffer zeros(256);  // to use the device again
     memset(zeros, 0, 256 * kBlock);
     const int fd = open(loop.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
     for (size_t at = 0; at < blocks; at += 256) {
@@ -277,6 +276,13 @@ bool is_zero(const Buffer& buffer, size_t n) {
   return true;
 }
 
+bool holds(const std::string& device, uint64_t lba, uint64_t version) {
+  const Chunk id(cblk_open(device.c_str(), 0, O_RDONLY, 0, 0));
+  Buffer block(1);
+  REQUIRE(cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1);
+  return is_stamped(block, lba, 1, version);
+}
+
 double seconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -297,25 +303,9 @@ void await_status(cblk_arw_status_t& status) {
 
 uint64_t seed() { return tier::run_seed(); }
 
-bool rings_refused() { return refused; }
-
 void refuse_rings() {
   refused = true;
   REQUIRE(refuse_calls({SYS_io_uring_setup}, true));
-}
-
-void in_child(void (*what)(void*), void* argument) {
-  fflush(nullptr);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    what(argument);
-    fflush(nullptr);
-    _exit(0);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 }  // namespace cblk_test
@@ -368,7 +358,10 @@ int main(int argc, char** argv) {
     bool fits = true;
     for (const auto& [tag, here] : {std::pair{"[sim]", kind_name == "sim"},
                                     {"[file]", kind_name == "file"},
-                                    {"[kept]", survives()}})
+                                    {"[disk]", kind_name != "sim" && kind_name != "pmem"},
+                                    {"[not-nvme]", kind_name != "nvme"},
+                                    {"[kept]", survives()},
+                                    {"[ring]", !refused}})
       fits &= here || strstr(one->tags, tag) == nullptr;
     if (!fits || (wanted.empty() ? is_long && !everything : !named)) continue;
     chosen.push_back(one);

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the block library share: the devices that its cases run on. The library is seen
-// through its public header only.
+// The devices, buffers and helpers of the block library's tests, which use its public header only.
 //
-//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: those without
-//                                [.], which are long; --all: all; --no-ring: on a host that refuses
-//                                io_uring
+//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a CASE all run but the
+//                                long ones; --all runs these too; --no-ring refuses io_uring, as
+//                                some hosts do
 //
-// Tags: [.]; [sim], [file]: on that device alone, as latencies are chosen, or files are looked at;
-// [kept]: where survives().
+// Tags: [.] long; [sim], [file]: on that device alone; [disk]: on file, block and nvme; [kept]:
+// where survives(); [not-nvme]; [ring]: not with --no-ring.
 //
-//   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in
-//                                            blocks of 4 KiB) that cases ask for: 4096 (two of
-//                                            them), 8192, 256, 80, 100 (two)
+//   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces. Their sizes, in blocks of
+//                                            4 KiB: 4096 (two), 8192, 256, 80, 100 (two)
 //
 // Threading: cases run one after the other on the main thread; REQUIRE may be used by any.
 #pragma once
@@ -28,9 +26,18 @@
 #include <vector>
 
 #include "tests/support/cases.h"
+#include "tests/support/in_child.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
 
 namespace cblk_test {
+
+using lunar_test::expect_exit;
+using lunar_test::fork_child;
+using lunar_test::in_child;
+using lunar_test::in_parallel;
+using lunar_test::Meanwhile;
+using lunar_test::start_threads;
 
 constexpr size_t kBlock = 4096;
 
@@ -47,17 +54,18 @@ constexpr size_t kBlock = 4096;
 const std::string& kind();  // "file", ...
 bool survives();            // contents outlive a close, and other processes see them
 bool full_strength();       // --all
-void refuse_rings();  // from now on, in this process and its children: as containers' profiles do
-bool rings_refused();
-// A fresh device of so many blocks, zeros; gone when the test ends. `number`: several at one time.
+// From now on, in this process and its children, as the seccomp profiles of containers do.
+void refuse_rings();
+// A new device of that many blocks of zeros, removed when the test ends. `number` distinguishes
+// devices of one case.
 std::string device(size_t blocks, int number = 0);
-constexpr size_t kBlocks = 4096;  // 16 MiB: what cases take unless they need otherwise
+constexpr size_t kBlocks = 4096;  // 16 MiB, the usual size
 chunk_id_t open_physical(size_t blocks = kBlocks, int requests = 0, int flags = 0,
                          int mode = O_RDWR);
-// A sim: device with settings, for what real ones do not do on demand.
+// A sim: device with settings, for latencies and errors that a real one does not have on demand.
 chunk_id_t open_sim(const char* settings, int requests = 0, int flags = 0, int mode = O_RDWR);
 
-// A chunk, or a group, that is closed at the end of its scope: no command of it is under way then.
+// A chunk, or a group, that is closed at the end of its scope, without a command under way.
 template <int (*kClose)(int, int)>
 class Open {
  public:
@@ -76,7 +84,7 @@ using Group = Open<cblk_cg_close>;
 // ---- buffers ----
 class Buffer {
  public:
-  explicit Buffer(size_t blocks, size_t skew = 0);  // skew: bytes off 4096
+  explicit Buffer(size_t blocks, size_t skew = 0);  // skew: offset from a multiple of 4096 bytes
   ~Buffer() { free(memory_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -88,7 +96,7 @@ class Buffer {
   char* memory_;
   size_t skew_;
 };
-// Content of a block that says where and when it was written.
+// The content names the block and its version.
 void stamp(char* block, uint64_t lba, uint64_t version);
 bool is_stamped(const char* block, uint64_t lba, uint64_t version);
 inline void stamp(const Buffer& buffer, uint64_t lba, size_t n, uint64_t version) {
@@ -101,8 +109,10 @@ inline bool is_stamped(const Buffer& buffer, uint64_t lba, size_t n, uint64_t ve
   return true;
 }
 bool is_zero(const Buffer& buffer, size_t n);
+// Whether that version of the block lies on `device`, which is opened for this.
+bool holds(const std::string& device, uint64_t lba, uint64_t version);
 
-// Where cblk_aresult may put a number of blocks that is not used.
+// For cblk_aresult(), which requires a place for the number of blocks.
 inline uint64_t* ignored() {
   thread_local uint64_t blocks;
   return &blocks;
@@ -110,13 +120,11 @@ inline uint64_t* ignored() {
 
 double seconds();
 cblk_status_type_t status_of(cblk_arw_status_t& status);  // acquire
-// Until the background has filled it, 10 s at most.
+// Returns when the library has filled it; fails after 60 s.
 void await_status(cblk_arw_status_t& status);
 uint64_t seed();
 using tier::Random;
-// Runs `what` in a forked child; it must end well.
-void in_child(void (*what)(void*), void* argument);
-// An environment variable for as long as it lives.
+// An environment variable that is set during its life.
 class Environment {
  public:
   Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -126,14 +134,14 @@ class Environment {
   const char* name_;
 };
 
-// CFLSH_BLK_TIMEOUT for what is opened meanwhile.
+// CFLSH_BLK_TIMEOUT for chunks that are opened during its life.
 struct Limit {
   explicit Limit(const char* milliseconds)
       : number("CFLSH_BLK_TIMEOUT", milliseconds), units("CFLSH_BLK_TIMEOUT_UNITS", "MILLI") {}
   Environment number, units;
 };
 
-// Time since it was made, in seconds.
+// Seconds since its construction.
 struct Watch {
   double start = seconds();
   double passed() const { return seconds() - start; }

@@ -228,8 +228,7 @@ unsigned long long completer_cpu(int* threads) {
 
 }  // namespace
 
-TEST_CASE("the_completer_starts_late_and_sleeps_when_idle") {
-  if (kind() != "sim" && kind() != "file" && !full_strength()) return;
+TEST_CASE("the_completer_starts_late_and_sleeps_when_idle", "[not-nvme]") {
   const chunk_id_t id = open_physical();
   Buffer buffer(1);
   int tag, threads;
@@ -265,41 +264,36 @@ TEST_CASE("the_completer_starts_late_and_sleeps_when_idle") {
   REQUIRE(threads == 0);
 }
 
-// EAGAIN, which the system says, would mean that no command is free.
+// The system's EAGAIN becomes ENOMEM, because EAGAIN means that no command is free.
 TEST_CASE("no_thread_for_the_background_is_ENOMEM", "[sim]") {
-  in_child(
-      [](void*) {
-        const rlimit none = {0, 0};
-        if (setrlimit(RLIMIT_NPROC, &none) != 0 ||
-            (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)) {
-          printf("skipped: this user's threads cannot be limited\n");
-          return;
-        }
-        const Chunk id(open_sim("seed=1", 4));
-        Buffer buffer(2);
-        int tag;
-        cblk_arw_status_t status = {};
-        for (int i = 0; i < 6; ++i)
-          REFUSES(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG), ENOMEM);
-        cblk_io_t io = {};
-        cblk_io_t completion, *list = &io, *out = &completion;
-        io.request_type = CBLK_IO_TYPE_READ;
-        io.flags = CBLK_IO_USER_STATUS;
-        io.buf = buffer;
-        io.nblocks = 1;
-        int n = 1;
-        REQUIRE(cblk_listio(id, &list, 1, nullptr, 0, nullptr, 0, &out, &n, 0, 0) == 0);
-        REQUIRE(io.stat.status != CBLK_ARW_STATUS_PENDING && io.stat.fail_errno == ENOMEM);
-        for (int i = 0; i < 4; ++i)
-          REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);  // none was lost
-        for (int i = 0; i < 4; ++i)
-          REQUIRE(cblk_aresult(id, &tag, ignored(),
-                               CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
-        chunk_stats_t stats;
-        REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_failed_threads >= 1 &&
-                stats.num_active_threads == 0);
-      },
-      nullptr);
+  in_child([&] {
+    const rlimit none = {0, 0};
+    REQUIRE(setrlimit(RLIMIT_NPROC, &none) == 0);
+    REQUIRE(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);  // root has no limit
+    const Chunk id(open_sim("seed=1", 4));
+    Buffer buffer(2);
+    int tag;
+    cblk_arw_status_t status = {};
+    for (int i = 0; i < 6; ++i)
+      REFUSES(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG), ENOMEM);
+    cblk_io_t io = {};
+    cblk_io_t completion, *list = &io, *out = &completion;
+    io.request_type = CBLK_IO_TYPE_READ;
+    io.flags = CBLK_IO_USER_STATUS;
+    io.buf = buffer;
+    io.nblocks = 1;
+    int n = 1;
+    REQUIRE(cblk_listio(id, &list, 1, nullptr, 0, nullptr, 0, &out, &n, 0, 0) == 0);
+    REQUIRE(io.stat.status != CBLK_ARW_STATUS_PENDING && io.stat.fail_errno == ENOMEM);
+    for (int i = 0; i < 4; ++i)
+      REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);  // none was lost
+    for (int i = 0; i < 4; ++i)
+      REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) ==
+              1);
+    chunk_stats_t stats;
+    REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_failed_threads >= 1 &&
+            stats.num_active_threads == 0);
+  });
 }
 
 #if !defined(__SANITIZE_THREAD__) && \
@@ -365,15 +359,11 @@ TEST_CASE("two_waiters_for_one_tag", "[sim]") {
   Buffer buffer(1);
   int tag, results[2], errors[2];
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
-  std::thread threads[2];
-  for (int i = 0; i < 2; ++i) {
-    threads[i] = std::thread([&, i] {
-      int mine = tag;
-      results[i] = cblk_aresult(id, &mine, ignored(), kBlocking);
-      errors[i] = errno;
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_parallel(2, [&](int i) {
+    int mine = tag;
+    results[i] = cblk_aresult(id, &mine, ignored(), kBlocking);
+    errors[i] = errno;
+  });
   REQUIRE(results[0] + results[1] == 0);  // 1 and -1
   REQUIRE(errors[results[0] == -1 ? 0 : 1] == ENOMSG);
 }
@@ -384,16 +374,12 @@ TEST_CASE("waiters_for_any_end_with_ENOENT_when_all_is_fetched", "[sim]") {
   int tag;
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
   int got[3], errors[3];
-  std::thread threads[3];
-  for (int i = 0; i < 3; ++i) {
-    threads[i] = std::thread([&, i] {
-      int any;
-      got[i] = cblk_aresult(id, &any, ignored(), kNext | kBlocking);
-      errors[i] = errno;
-    });
-  }
+  in_parallel(3, [&](int i) {
+    int any;
+    got[i] = cblk_aresult(id, &any, ignored(), kNext | kBlocking);
+    errors[i] = errno;
+  });
   int ones = 0;
-  for (std::thread& thread : threads) thread.join();
   for (int i = 0; i < 3; ++i) {
     ones += got[i] == 1;
     REQUIRE(got[i] == 1 || errors[i] == ENOENT);

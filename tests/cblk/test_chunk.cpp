@@ -357,53 +357,47 @@ TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.][sim]") {
   const chunk_id_t soon = open_sim("latency_us=300000");
   REQUIRE(cblk_aread(soon, buffer, 0, 1, &tag, nullptr, 0) == 0);
   start = seconds();
-  std::thread fetcher([&] { (void)cblk_aresult(soon, &tag, ignored(), CBLK_ARESULT_BLOCKING); });
+  std::jthread fetcher([&] { (void)cblk_aresult(soon, &tag, ignored(), CBLK_ARESULT_BLOCKING); });
   usleep(100000);
   REQUIRE(cblk_close(soon, 0) == 0);
   REQUIRE(seconds() - start > 0.2);
-  fetcher.join();
 }
 
 TEST_CASE("close_waits_for_blocking_io_too", "[sim]") {
   const chunk_id_t id = open_sim("latency_us=200000");
   const double start = seconds();
-  std::thread reader([&id] {
+  std::jthread reader([&id] {
     Buffer buffer(1);
     REQUIRE(cblk_read(id, buffer, 0, 1, 0) == 1);
   });
   usleep(50000);  // or longer, on a busy machine
   REQUIRE(cblk_close(id, 0) == 0);
   REQUIRE(seconds() - start > 0.19);
-  reader.join();
 }
 
 TEST_CASE("close_races_with_everything") {
   for (int round = 0; round < 20; ++round) {
     const chunk_id_t id = open_physical(256, 8);
     std::atomic<int> closed{0};
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 6; ++t) {
-      threads.emplace_back([&id, t, &closed] {
-        Buffer buffer(1);
-        for (int i = 0;; ++i) {
-          if (t == 0 && i == 50) {
-            if (cblk_close(id, 0) == 0) ++closed;
-            return;
-          }
-          int tag;
-          if (t % 2 ? cblk_read(id, buffer, t, 1, 0) == 1
-                    : cblk_aread(id, buffer, t, 1, &tag, nullptr, 0) == 0) {
-            if (t % 2 == 0 && cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) != 1)
-              REQUIRE(errno == EINVAL);
-            continue;
-          }
-          if (errno == EWOULDBLOCK) continue;
-          REQUIRE(errno == EINVAL);
+    in_parallel(6, [&](int t) {
+      Buffer buffer(1);
+      for (int i = 0;; ++i) {
+        if (t == 0 && i == 50) {
+          if (cblk_close(id, 0) == 0) ++closed;
           return;
         }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+        int tag;
+        if (t % 2 ? cblk_read(id, buffer, t, 1, 0) == 1
+                  : cblk_aread(id, buffer, t, 1, &tag, nullptr, 0) == 0) {
+          if (t % 2 == 0 && cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) != 1)
+            REQUIRE(errno == EINVAL);
+          continue;
+        }
+        if (errno == EWOULDBLOCK) continue;
+        REQUIRE(errno == EINVAL);
+        return;
+      }
+    });
     REQUIRE(closed == 1);
   }
 }

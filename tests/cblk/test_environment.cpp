@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Environment variables: the cache, the trace, the size; and what a call costs.
 #include <dirent.h>
-#include <dlfcn.h>
-#include <sys/wait.h>
-
-#include <thread>
 
 #include "cblk_test.h"
 
@@ -107,8 +103,8 @@ TEST_CASE("a_cache_of_one_chunk_only") {
   REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_cache_hits == 0);
 }
 
-// What lies beyond the end is out of it at once, also where the scrub then fails: it may have
-// reached any of the blocks.
+// Blocks behind the new end leave the cache at once, also when the scrub then fails, which may have
+// reached any of them.
 TEST_CASE("the_cache_forgets_the_tail_of_a_shrunk_chunk") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const std::string path = device(kBlocks);
@@ -167,14 +163,10 @@ TEST_CASE("a_cached_read_takes_no_time") {
 TEST_CASE("blocking_reads_of_one_chunk_run_beside_each_other", "[sim]") {
   const Chunk id(open_sim("latency_us=50000"));
   const double start = seconds();
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&id] {
-      Buffer block(1);
-      for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_parallel(8, [&] {
+    Buffer block(1);
+    for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
+  });
   REQUIRE(seconds() - start < 0.6);  // one after the other: 0.8
 }
 
@@ -211,24 +203,21 @@ std::string text_of(const std::string& path) {
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 std::string trace_path;
-// An open, a failed read and a close, in a process of its own: the trace is opened once a process.
-void traced(void (*before)()) {
+// An open, a failed read and a close in a child, because a process opens its trace once.
+void traced(const char* variable, const char* value) {
   trace_path = "/tmp/lunar-cblk-trace-" + std::to_string(getpid());
-  in_child(
-      [](void* prepare) {
-        Environment trace("CFLSH_BLK_TRACE", trace_path.c_str());
-        reinterpret_cast<void (*)()>(prepare)();
-        const Chunk id(cblk_open("sim:1m", 0, O_RDWR, 0, CBLK_OPN_NO_INTRP_THREADS));
-        Buffer block(1);
-        REFUSES(cblk_read(id, block, 99999, 1, 0), EINVAL);
-      },
-      reinterpret_cast<void*>(before));
+  in_child([&] {
+    const Environment trace("CFLSH_BLK_TRACE", trace_path.c_str()), more(variable, value);
+    const Chunk id(cblk_open("sim:1m", 0, O_RDWR, 0, CBLK_OPN_NO_INTRP_THREADS));
+    Buffer block(1);
+    REFUSES(cblk_read(id, block, 99999, 1, 0), EINVAL);
+  });
 }
 
 }  // namespace
 
 TEST_CASE("a_trace_names_what_failed") {
-  traced([] { setenv("CFLSH_BLK_LUN_ID", "17", 1); });
+  traced("CFLSH_BLK_LUN_ID", "17");
   const std::string text = text_of(trace_path);
   unlink(trace_path.c_str());
   // a number for each word
@@ -237,43 +226,32 @@ TEST_CASE("a_trace_names_what_failed") {
 }
 
 TEST_CASE("a_trace_is_as_verbose_as_asked") {
-  traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "1", 1); });  // failures only
+  traced("CFLSH_BLK_TRC_VERBOSITY", "1");  // failures only
   std::string text = text_of(trace_path);
   REQUIRE(has(text, "read") && !has(text, "open") && !has(text, "close"));
-  traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "0", 1); });  // nothing; appended to what was there
+  traced("CFLSH_BLK_TRC_VERBOSITY", "0");  // nothing; appended to what was there
   REQUIRE(text_of(trace_path) == text);
-  traced([] { setenv("CFLSH_BLK_TRC_APPEND", "OFF", 1); });
+  traced("CFLSH_BLK_TRC_APPEND", "OFF");
   text = text_of(trace_path);
   REQUIRE(has(text, "open"));
-  traced([] { setenv("CFLSH_BLK_TRC_APPEND", "OFF", 1); });
+  traced("CFLSH_BLK_TRC_APPEND", "OFF");
   REQUIRE(text_of(trace_path).size() < text.size() * 3 / 2);  // it began anew
   unlink(trace_path.c_str());
 }
 
 TEST_CASE("a_trace_may_be_one_a_process") {
   trace_path = "/tmp/lunar-cblk-trace-" + std::to_string(getpid());
-  const auto run = [](void*) {
-    const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, 0);
-    REQUIRE(id != NULL_CHUNK_ID && cblk_close(id, 0) == 0);
-  };
-  static int pipes[2];
+  const auto open_and_close = [] { const Chunk id(cblk_open("sim:1m", 0, O_RDWR, 0, 0)); };
+  int pipes[2];
   REQUIRE(pipe(pipes) == 0);
-  in_child(
-      [](void* what) {
-        Environment trace("CFLSH_BLK_TRACE", trace_path.c_str()), own("CFLSH_BLK_TRACE_PID", "1");
-        reinterpret_cast<void (*)(void*)>(what)(nullptr);
-        const pid_t parent = getpid(), child = fork();
-        REQUIRE(child >= 0);
-        if (child == 0) {
-          reinterpret_cast<void (*)(void*)>(what)(nullptr);
-          _exit(0);
-        }
-        int status = 1;
-        REQUIRE(waitpid(child, &status, 0) == child && status == 0);
-        const pid_t both[2] = {parent, child};
-        REQUIRE(write(pipes[1], both, sizeof both) == sizeof both);
-      },
-      reinterpret_cast<void*>(+run));
+  in_child([&] {
+    Environment trace("CFLSH_BLK_TRACE", trace_path.c_str()), own("CFLSH_BLK_TRACE_PID", "1");
+    open_and_close();
+    const pid_t child = fork_child(open_and_close);
+    expect_exit(child);
+    const pid_t both[2] = {getpid(), child};
+    REQUIRE(write(pipes[1], both, sizeof both) == sizeof both);
+  });
   pid_t both[2];
   REQUIRE(read(pipes[0], both, sizeof both) == sizeof both);
   close(pipes[0]);
@@ -287,28 +265,16 @@ TEST_CASE("a_trace_may_be_one_a_process") {
   }
 }
 
-// IBM's daemon that watches error rates is not here: a caller that asks for it is refused.
-TEST_CASE("the_symbols_of_the_watching_daemon_are_there") {
-  const auto symbol = [](const char* name) {
-    void* found = dlsym(RTLD_DEFAULT, name);
-    REQUIRE(found);
-    return found;
-  };
-  REQUIRE(reinterpret_cast<int (*)()>(symbol("cblk_eras_init"))() == 0);
+// IBM's daemon that watches error rates does not exist here, so its calls are refused.
+TEST_CASE("calls_of_the_watching_daemon_are_refused") {
+  REQUIRE(cblk_eras_init() == 0);
   void* handle = &handle;
   chunk_stats_t stats;
   char text[] = "1";
-  REFUSES(reinterpret_cast<int (*)(char*, void**)>(symbol("cblk_eras_register"))(text, &handle),
-          ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*)>(symbol("cblk_eras_unregister"))(handle), ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*, int, char*, uint64_t)>(symbol("cblk_eras_set_trace"))(
-              handle, 1, text, 0),
-          ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*, char*, uint64_t)>(symbol("cblk_eras_live_dump"))(handle,
-                                                                                           text, 0),
-          ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*, char*, chunk_stats_t*, uint64_t)>(
-              symbol("cblk_eras_get_stat"))(handle, text, &stats, 0),
-          ENOSYS);
-  REQUIRE(reinterpret_cast<int (*)()>(symbol("cblk_eras_term"))() == 0);
+  REFUSES(cblk_eras_register(text, &handle), ENOSYS);
+  REFUSES(cblk_eras_unregister(handle), ENOSYS);
+  REFUSES(cblk_eras_set_trace(handle, 1, text, 0), ENOSYS);
+  REFUSES(cblk_eras_live_dump(handle, text, 0), ENOSYS);
+  REFUSES(cblk_eras_get_stat(handle, text, &stats, 0), ENOSYS);
+  REQUIRE(cblk_eras_term() == 0);
 }

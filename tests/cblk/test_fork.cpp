@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 
 #include <atomic>
-#include <thread>
 
 #include "cblk_test.h"
 
@@ -58,19 +57,17 @@ TEST_CASE("a_physical_chunk_works_on_in_a_child") {
   id = open_physical();
   buffer = new Buffer(4);
   round_trip(100, 1);
-  in_child(
-      [](void*) {
-        if (survives()) {
-          REQUIRE(cblk_read(id, *buffer, 100, 4, 0) == 4);
-          REQUIRE(is_stamped(*buffer, 100, 4, 1));
-        }
-        round_trip(200, 2);
-        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);  // nothing to do
-        in_child([](void*) { round_trip(300, 3); }, nullptr);
-        REQUIRE(cblk_close(id, 0) == 0);
-        REFUSES(cblk_close(id, 0), EINVAL);
-      },
-      nullptr);
+  in_child([&] {
+    if (survives()) {
+      REQUIRE(cblk_read(id, *buffer, 100, 4, 0) == 4);
+      REQUIRE(is_stamped(*buffer, 100, 4, 1));
+    }
+    round_trip(200, 2);
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);  // nothing to do
+    in_child([&] { round_trip(300, 3); });
+    REQUIRE(cblk_close(id, 0) == 0);
+    REFUSES(cblk_close(id, 0), EINVAL);
+  });
   round_trip(400, 4);
   if (survives()) {
     REQUIRE(cblk_read(id, *buffer, 300, 4, 0) == 4);
@@ -80,40 +77,36 @@ TEST_CASE("a_physical_chunk_works_on_in_a_child") {
   delete buffer;
 }
 
-// What was under way is the parent's: it gets it, the child does not.
+// The parent gets the results of commands that were under way; the child does not.
 TEST_CASE("commands_under_way_stay_with_the_parent") {
   id = open_sim("latency_us=100000");
   buffer = new Buffer(8);
   int tags[8];
   for (int i = 0; i < 8; ++i)
     REQUIRE(cblk_aread(id, buffer->block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
-  in_child(
-      [](void*) {
-        int tag = 0;
-        REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
-        REQUIRE(cblk_aread(id, *buffer, 0, 1, &tag, nullptr, 0) == 0);
-        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-        REQUIRE(cblk_close(id, 0) == 0);
-      },
-      nullptr);
+  in_child([&] {
+    int tag = 0;
+    REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
+    REQUIRE(cblk_aread(id, *buffer, 0, 1, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(cblk_close(id, 0) == 0);
+  });
   for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_close(id, 0) == 0);
   delete buffer;
 }
 
 // A ring that a child inherits must be closed there, or the parent's lives as long as the child.
-TEST_CASE("a_child_keeps_no_ring_of_its_parent") {
-  if (kind() != "file" || rings_refused()) return;
+TEST_CASE("a_child_keeps_no_ring_of_its_parent", "[file][ring]") {
   id = open_physical();
   Buffer block(1);
   int tag;
-  static int before;
-  before = descriptors();
+  const int before = descriptors();
   REQUIRE(cblk_aread(id, block, 0, 1, &tag, nullptr, 0) == 0 &&
           cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
   REQUIRE(descriptors() == before + 2);  // one for commands, one for blocking I/O
-  in_child([](void*) { REQUIRE(descriptors() == before); }, nullptr);
+  in_child([&] { REQUIRE(descriptors() == before); });
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -121,26 +114,23 @@ TEST_CASE("fork_among_busy_threads") {
   id = open_physical();
   static std::atomic<bool> stop;
   stop = false;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([t] {
-      Buffer mine(1);
-      while (!stop) {
-        int tag;
-        stamp(mine, static_cast<uint64_t>(t), 1, 1);
-        REQUIRE(cblk_awrite(id, mine, t, 1, &tag, nullptr, 0) == 0);
-        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-        REQUIRE(cblk_read(id, mine, t, 1, 0) == 1);
-      }
-    });
-  }
+  auto threads = start_threads(4, [](int t) {
+    Buffer mine(1);
+    while (!stop) {
+      int tag;
+      stamp(mine, static_cast<uint64_t>(t), 1, 1);
+      REQUIRE(cblk_awrite(id, mine, t, 1, &tag, nullptr, 0) == 0);
+      REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+      REQUIRE(cblk_read(id, mine, t, 1, 0) == 1);
+    }
+  });
   for (int i = 0; i < 20; ++i) {
     buffer = new Buffer(4);
-    in_child([](void*) { round_trip(1000, 5); }, nullptr);
+    in_child([&] { round_trip(1000, 5); });
     delete buffer;
   }
   stop = true;
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -151,32 +141,28 @@ TEST_CASE("a_virtual_chunk_must_be_cloned") {
   buffer = new Buffer(1);
   stamp(*buffer, 11, 1, 1);
   REQUIRE(cblk_write(id, *buffer, 11, 1, 0) == 1);
-  in_child(
-      [](void*) {
-        int tag = 0;
-        REFUSES(cblk_read(id, *buffer, 11, 1, 0), EINVAL);
-        REFUSES(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0), EINVAL);
-        REFUSES(cblk_aresult(id, &tag, ignored(), 0), EINVAL);
-        REFUSES(cblk_set_size(id, 700, 0), EINVAL);
-        REFUSES(cblk_clone_after_fork(id, O_ACCMODE, 0), EINVAL);
-        REQUIRE(cblk_clone_after_fork(id, O_RDONLY, 0) == 0);
-        memset(*buffer, 0, kBlock);
-        REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1);
-        REQUIRE(is_stamped(*buffer, 11, 1, 1));
-        REFUSES(cblk_write(id, *buffer, 11, 1, 0), EINVAL);  // asked for less than the parent has
-        REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);  // and cannot have it back
-        REQUIRE(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0) == 0);
-        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-        REQUIRE(cblk_close(id, 0) == 0);
-      },
-      nullptr);
-  in_child(
-      [](void*) {
-        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-        stamp(*buffer, 12, 1, 2);
-        REQUIRE(cblk_write(id, *buffer, 12, 1, 0) == 1);
-      },
-      nullptr);
+  in_child([&] {
+    int tag = 0;
+    REFUSES(cblk_read(id, *buffer, 11, 1, 0), EINVAL);
+    REFUSES(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0), EINVAL);
+    REFUSES(cblk_aresult(id, &tag, ignored(), 0), EINVAL);
+    REFUSES(cblk_set_size(id, 700, 0), EINVAL);
+    REFUSES(cblk_clone_after_fork(id, O_ACCMODE, 0), EINVAL);
+    REQUIRE(cblk_clone_after_fork(id, O_RDONLY, 0) == 0);
+    memset(*buffer, 0, kBlock);
+    REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1);
+    REQUIRE(is_stamped(*buffer, 11, 1, 1));
+    REFUSES(cblk_write(id, *buffer, 11, 1, 0), EINVAL);     // asked for less than the parent has
+    REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);  // and cannot have it back
+    REQUIRE(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(cblk_close(id, 0) == 0);
+  });
+  in_child([&] {
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    stamp(*buffer, 12, 1, 2);
+    REQUIRE(cblk_write(id, *buffer, 12, 1, 0) == 1);
+  });
   // the children's end took nothing away
   REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1));
   if (survives()) REQUIRE(cblk_read(id, *buffer, 12, 1, 0) == 1 && is_stamped(*buffer, 12, 1, 2));
@@ -189,9 +175,7 @@ TEST_CASE("a_clone_has_the_size_that_another_gave_it", "[kept]") {
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 40, 0) == 0);
   static int ends[2];
   REQUIRE(pipe(ends) == 0);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
+  const pid_t child = fork_child([&] {
     char go;
     size_t size = 0;
     Buffer block(1);
@@ -199,40 +183,33 @@ TEST_CASE("a_clone_has_the_size_that_another_gave_it", "[kept]") {
     REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
     REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 90);
     REQUIRE(cblk_read(id, block, 89, 1, 0) == 1);
-    _exit(0);
-  }
+  });
   REQUIRE(cblk_set_size(id, 90, 0) == 0 && write(ends[1], "g", 1) == 1);
-  int status = -1;
-  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+  expect_exit(child);
   close(ends[0]);
   close(ends[1]);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// What one process gives up goes to other LUNs: none may shrink it while another could write there.
+// Blocks that one process gives up go to other LUNs, so it must not shrink while another uses it.
 TEST_CASE("a_virtual_chunk_does_not_shrink_while_another_process_uses_it", "[kept]") {
-  static std::string path;
-  path = device(kBlocks);
+  const std::string path = device(kBlocks);
   id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 90, 0) == 0);
   Buffer block(1);
   stamp(block, 89, 1, 1);
   REQUIRE(cblk_write(id, block, 89, 1, 0) == 1);
-  in_child(
-      [](void*) {
-        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-        Buffer block(1);
-        REFUSES(cblk_set_size(id, 30, CBLK_SCRUB_DATA_FLG), EBUSY);
-        REQUIRE(cblk_read(id, block, 89, 1, 0) == 1 && is_stamped(block, 89, 1, 1));
-        REQUIRE(cblk_set_size(id, 95, 0) == 0);
-        REQUIRE(cblk_write(id, block, 94, 1, 0) == 1);
-      },
-      nullptr);
+  in_child([&] {
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    Buffer block(1);
+    REFUSES(cblk_set_size(id, 30, CBLK_SCRUB_DATA_FLG), EBUSY);
+    REQUIRE(cblk_read(id, block, 89, 1, 0) == 1 && is_stamped(block, 89, 1, 1));
+    REQUIRE(cblk_set_size(id, 95, 0) == 0);
+    REQUIRE(cblk_write(id, block, 94, 1, 0) == 1);
+  });
   static Turns turns;
   turns.make();
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
+  const pid_t child = fork_child([&] {
     turns.wait(0);
     size_t size = 0;
     REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
@@ -240,8 +217,7 @@ TEST_CASE("a_virtual_chunk_does_not_shrink_while_another_process_uses_it", "[kep
     turns.give(1);
     turns.wait(0);  // the parent has closed its own
     REQUIRE(cblk_set_size(id, 30, 0) == 0);
-    _exit(0);
-  }
+  });
   REQUIRE(cblk_set_size(id, 80, 0) == 0);  // the child does not use it yet
   turns.give(0);
   turns.wait(1);
@@ -249,12 +225,11 @@ TEST_CASE("a_virtual_chunk_does_not_shrink_while_another_process_uses_it", "[kep
   REQUIRE(cblk_write(id, block, 79, 1, 0) == 1);
   REQUIRE(cblk_close(id, 0) == 0);
   turns.give(0);
-  int status = -1;
-  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+  expect_exit(child);
   turns.end();
 }
 
-// Also a smaller one; and if not resized, one that is no multiple of the RAID's members.
+// A clone after a shrink, and of a RAID 0 whose size is no multiple of its members.
 TEST_CASE("a_clone_of_a_shrunk_chunk_and_of_a_raid0", "[kept]") {
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 90, 0) == 0);
@@ -264,9 +239,7 @@ TEST_CASE("a_clone_of_a_shrunk_chunk_and_of_a_raid0", "[kept]") {
   REQUIRE(group != NULL_CHUNK_CG_ID && cblk_cg_set_size(group, 101, 0) == 0);
   static Turns turns;
   turns.make();
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
+  const pid_t child = fork_child([&] {
     turns.wait(0);
     size_t size = 0;
     Buffer block(1);
@@ -275,43 +248,36 @@ TEST_CASE("a_clone_of_a_shrunk_chunk_and_of_a_raid0", "[kept]") {
     REFUSES(cblk_read(id, block, 30, 1, 0), EINVAL);
     REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
     REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 102);
-    _exit(0);
-  }
+  });
   REQUIRE(cblk_set_size(id, 30, 0) == 0);
   turns.give(0);
-  int status = -1;
-  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+  expect_exit(child);
   turns.end();
   REQUIRE(cblk_cg_close(group, 0) == 0);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Neither side scrubs what the other side of a fork may still use.
+// No side of a fork scrubs blocks that the other side may still use.
 TEST_CASE("a_shared_virtual_chunk_is_not_scrubbed", "[kept]") {
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN | CBLK_OPN_SCRUB_DATA);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 40, 0) == 0);
   buffer = new Buffer(1);
   stamp(*buffer, 11, 1, 1);
   REQUIRE(cblk_write(id, *buffer, 11, 1, 0) == 1);
-  in_child(
-      [](void*) {
-        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-        REQUIRE(cblk_close(id, CBLK_SCRUB_DATA_FLG) == 0);
-      },
-      nullptr);
+  in_child([&] {
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    REQUIRE(cblk_close(id, CBLK_SCRUB_DATA_FLG) == 0);
+  });
   REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1));
   static int ends[2], answers[2];
   REQUIRE(pipe(ends) == 0 && pipe(answers) == 0);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
+  const pid_t child = fork_child([&] {
     char go;
     REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
     REQUIRE(read(ends[0], &go, 1) == 1);
     const bool kept = cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1);
     REQUIRE(write(answers[1], kept ? "y" : "n", 1) == 1);
-    _exit(0);
-  }
+  });
   REQUIRE(cblk_close(id, 0) == 0);
   char answer = 0;
   REQUIRE(write(ends[1], "g", 1) == 1 && read(answers[0], &answer, 1) == 1);
@@ -328,45 +294,40 @@ TEST_CASE("clone_is_EBUSY_with_active_commands", "[sim]") {
   int tag;
   REQUIRE(cblk_aread(id, *buffer, 0, 1, &tag, nullptr, 0) == 0);
   REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY);
-  in_child(
-      [](void*) {
-        REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY);
-        // no less so there
-        in_child([](void*) { REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY); }, nullptr);
-      },
-      nullptr);
+  in_child([&] {
+    REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY);
+    // no less so there
+    in_child([&] { REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY); });
+  });
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);  // more than it was opened with
   REQUIRE(cblk_close(id, 0) == 0);
   delete buffer;
 }
 
-// The parent may end first: the LUN is the child's then.
+// If the parent ends first, the LUN is the child's.
 TEST_CASE("a_clone_outlives_its_parent", "[kept]") {
   static std::string path;
   static int ends[2];
   path = device(kBlocks);
   REQUIRE(pipe(ends) == 0);
-  in_child(
-      [](void*) {
-        const chunk_id_t mine = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
-        REQUIRE(mine != NULL_CHUNK_ID && cblk_set_size(mine, 300, 0) == 0);
-        Buffer block(1);
-        stamp(block, 5, 1, 1);
-        REQUIRE(cblk_write(mine, block, 5, 1, 0) == 1);
-        if (fork() == 0) {
-          REQUIRE(cblk_clone_after_fork(mine, O_RDWR, 0) == 0);
-          char wait;
-          REQUIRE(read(ends[0], &wait, 1) == 1);
-          memset(block, 0, kBlock);
-          char answer =
-              cblk_read(mine, block, 5, 1, 0) == 1 && is_stamped(block, 5, 1, 1) ? 'y' : 'n';
-          REQUIRE(write(ends[1], &answer, 1) == 1);
-          _exit(0);
-        }
-        REQUIRE(cblk_close(mine, 0) == 0);
-      },
-      nullptr);
+  in_child([&] {
+    const chunk_id_t mine = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+    REQUIRE(mine != NULL_CHUNK_ID && cblk_set_size(mine, 300, 0) == 0);
+    Buffer block(1);
+    stamp(block, 5, 1, 1);
+    REQUIRE(cblk_write(mine, block, 5, 1, 0) == 1);
+    if (fork() == 0) {
+      REQUIRE(cblk_clone_after_fork(mine, O_RDWR, 0) == 0);
+      char wait;
+      REQUIRE(read(ends[0], &wait, 1) == 1);
+      memset(block, 0, kBlock);
+      char answer = cblk_read(mine, block, 5, 1, 0) == 1 && is_stamped(block, 5, 1, 1) ? 'y' : 'n';
+      REQUIRE(write(ends[1], &answer, 1) == 1);
+      _exit(0);
+    }
+    REQUIRE(cblk_close(mine, 0) == 0);
+  });
   // Another owner takes what it can get, and writes all over it.
   const chunk_id_t other = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(cblk_set_size(other, static_cast<size_t>(-1), 0) == 0);

@@ -161,12 +161,10 @@ TEST_CASE("a_group_in_the_middle_of_a_close_at_a_fork", "[sim]") {
     (void)!cblk_cg_aread(group, buffer.block(++read % kRequests), 0, 1, &tag, &status[1],
                          CBLK_ARW_USER_STATUS_FLAG);
   } while (errno != EWOULDBLOCK);  // once the close has begun
-  in_child(
-      [](void*) {
-        REQUIRE(cblk_cg_close(group, 0) == 0);
-        REFUSES(cblk_cg_close(group, 0), EINVAL);
-      },
-      nullptr);
+  in_child([&] {
+    REQUIRE(cblk_cg_close(group, 0) == 0);
+    REFUSES(cblk_cg_close(group, 0), EINVAL);
+  });
   closer.join();
   REFUSES(cblk_cg_close(group, 0), EINVAL);
 }
@@ -405,30 +403,26 @@ TEST_CASE("several_threads_wait_for_the_next_of_a_raid0") {
       REQUIRE(cblk_cg_aread(group, buffer.block(i), static_cast<off_t>(i), 1, &tags[i], nullptr,
                             0) == 0);
     std::atomic<int> fetched{0};
-    std::vector<std::thread> threads;
-    for (int t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&] {
-        for (;;) {
-          cflsh_cg_tag_t tag = {0, 0};
-          if (cblk_cg_aresult(group, &tag, ignored(),
-                              CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {
-            ++fetched;
-          } else {
-            REQUIRE(errno == ENOENT);
-            return;
-          }
+    auto threads = start_threads(kThreads, [&] {
+      for (;;) {
+        cflsh_cg_tag_t tag = {0, 0};
+        if (cblk_cg_aresult(group, &tag, ignored(),
+                            CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {
+          ++fetched;
+        } else {
+          REQUIRE(errno == ENOENT);
+          return;
         }
-      });
-    }
+      }
+    });
     const int mine = cblk_cg_aresult(group, &tags[5], ignored(), CBLK_ARESULT_BLOCKING);
     REQUIRE(mine == 1 || errno == ENOMSG);
-    for (std::thread& thread : threads) thread.join();
+    threads.clear();
     REQUIRE(fetched + (mine == 1) == kThreads * kEach);
   }
 }
 
-TEST_CASE("several_paths_to_one_device") {
-  if (kind() == "sim" || kind() == "pmem") return;
+TEST_CASE("several_paths_to_one_device", "[disk]") {
   const std::string path = device(kBlocks);
   const chunk_id_t id = cblk_open((path + ":" + path).c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);
   REQUIRE(id != NULL_CHUNK_ID);
@@ -448,8 +442,7 @@ TEST_CASE("several_paths_to_one_device") {
   const Chunk one(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO));
 }
 
-TEST_CASE("a_reservation_keeps_others_out") {
-  if (kind() == "sim") return;
+TEST_CASE("a_reservation_keeps_others_out", "[kept]") {
   const std::string path = device(kBlocks);
   const chunk_id_t first = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE);
   REQUIRE(first != NULL_CHUNK_ID);
@@ -464,9 +457,8 @@ TEST_CASE("a_reservation_keeps_others_out") {
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE), EBUSY);
 }
 
-// A reader that wants it alone, which cannot take a lock for writing.
-TEST_CASE("a_reservation_for_reading_keeps_others_out") {
-  if (kind() == "sim") return;
+// A reservation with O_RDONLY, which cannot take a lock for writing.
+TEST_CASE("a_reservation_for_reading_keeps_others_out", "[kept]") {
   const std::string path = device(kBlocks);
   const chunk_id_t first = cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE);
   REQUIRE(first != NULL_CHUNK_ID);
@@ -478,10 +470,9 @@ TEST_CASE("a_reservation_for_reading_keeps_others_out") {
   REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE), EBUSY);
 }
 
-// One reservation is the group's: its chunks do not wait for each other. Forced ones among other
-// owners wait once.
-TEST_CASE("a_reserved_group_opens_as_fast_as_a_chunk") {
-  if (kind() == "sim") return;
+// The reservation is the group's, so its chunks do not wait for each other. A group that is forced
+// open beside other owners waits once.
+TEST_CASE("a_reserved_group_opens_as_fast_as_a_chunk", "[kept]") {
   const std::string path = device(kBlocks);
   const Watch alone;
   const chunk_cg_id_t reserved =

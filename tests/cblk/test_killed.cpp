@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners of a stripe that are killed (SIGKILL) in the middle of their writes: what was acknowledged
-// is there for the next one, whole, and nothing of a dead owner's lands on what the next one
-// writes.
+// Owners of a stripe that are killed (SIGKILL) in the middle of their writes: the next owner finds
+// every acknowledged write whole, and no write of a dead owner lands on its own.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <atomic>
-#include <thread>
 
 #include "cblk_test.h"
 
@@ -22,7 +20,7 @@ struct Written {
   std::atomic<uint64_t> begun, done;  // versions
 };
 
-// What outlives the owners.
+// Outlives the owners.
 struct Shared {
   Written blocks[kUsed];
   std::atomic<uint64_t> version, acknowledged, kept;
@@ -40,8 +38,8 @@ chunk_id_t open_alone() {
   }
 }
 
-// Each block is as one write made it, and no older than what was acknowledged or seen. Stores to
-// persistent memory stop anywhere: a block that was being written is anything there.
+// Each block is as one write made it, and no older than a version that was acknowledged or read. On
+// persistent memory a store may stop anywhere, so a block being written may hold anything.
 void verify(chunk_id_t id) {
   Buffer buffer(kGroup);
   for (size_t at = 0; at < kUsed; at += kGroup) {
@@ -93,20 +91,16 @@ void write_until_killed(chunk_id_t id, size_t thread) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const chunk_id_t id = open_alone();
   verify(id);
-  std::thread threads[kThreads];
-  for (size_t t = 0; t < kThreads; ++t) threads[t] = std::thread(write_until_killed, id, t);
-  for (std::thread& thread : threads) thread.join();
+  in_parallel(kThreads, [&](size_t t) { write_until_killed(id, t); });
   abort();
 }
 
 void kill_an_owner(Random* random) {
   const uint64_t enough = shared->acknowledged.load() + random->below(300);
-  const pid_t owner = fork();
-  REQUIRE(owner >= 0);
-  if (owner == 0) own_until_killed();
+  const pid_t owner = fork_child(own_until_killed);
   int status = 0;
   while (shared->acknowledged.load() <= enough) {
-    REQUIRE(waitpid(owner, &status, WNOHANG) == 0);  // it says itself what is wrong
+    REQUIRE(waitpid(owner, &status, WNOHANG) == 0);  // it has printed its failure
     usleep(500);
   }
   usleep(static_cast<useconds_t>(random->below(10'000)));
@@ -117,8 +111,7 @@ void kill_an_owner(Random* random) {
 
 }  // namespace
 
-TEST_CASE("killed_owners_of_a_stripe_lose_nothing") {
-  if (!survives() || kind() == "nvme") return;
+TEST_CASE("killed_owners_of_a_stripe_lose_nothing", "[kept][not-nvme]") {
   shared = static_cast<Shared*>(
       mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   REQUIRE(shared != MAP_FAILED);
@@ -127,13 +120,11 @@ TEST_CASE("killed_owners_of_a_stripe_lose_nothing") {
   Random random(seed());
   const unsigned kills = full_strength() ? 2000 : 12;
   for (unsigned i = 0; i < kills; ++i) kill_an_owner(&random);
-  in_child(
-      [](void*) {
-        const chunk_id_t id = open_alone();
-        verify(id);
-        REQUIRE(cblk_close(id, 0) == 0);
-      },
-      nullptr);
+  in_child([&] {
+    const chunk_id_t id = open_alone();
+    verify(id);
+    REQUIRE(cblk_close(id, 0) == 0);
+  });
   printf("%u owners killed, %llu blocks acknowledged, %llu found that were not\n", kills,
          static_cast<unsigned long long>(shared->acknowledged.load()),
          static_cast<unsigned long long>(shared->kept.load()));

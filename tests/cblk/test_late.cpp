@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Late commands, while everything else goes on: other chunks of its group, a close, a resize, a
-// fork, the cache. The device is simulated, bounds are wide.
+// Late commands together with other chunks of their group, a close, a resize, a fork, and the
+// cache. The device is simulated; time bounds are wide.
 #include <sys/resource.h>
 
 #include <atomic>
@@ -13,15 +13,7 @@ namespace {
 
 constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING;
 
-bool holds(const char* device, uint64_t lba, uint64_t version) {
-  const chunk_id_t id = cblk_open(device, 0, O_RDONLY, 0, 0);
-  Buffer block(1);
-  REQUIRE(id != NULL_CHUNK_ID && cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1 &&
-          cblk_close(id, 0) == 0);
-  return is_stamped(block, lba, 1, version);
-}
-
-// Tries until it is done; the time it took counts from `watch`.
+// Repeats an attempt that times out, until `end` of `watch`.
 template <class Try>
 void done_by(const Watch& watch, double end, Try&& attempt) {
   while (!attempt()) {
@@ -90,14 +82,10 @@ TEST_CASE("lanes_come_back_when_all_were_lost", "[sim]") {
   const Limit limit("600");
   const Chunk id(open_sim("stall=777,stall_us=4000000,stalls=64"));
   const Watch watch;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 64; ++t) {
-    threads.emplace_back([&id] {
-      Buffer block(1);
-      REFUSES(cblk_read(id, block, 777, 1, 0), ETIMEDOUT);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_parallel(64, [&] {
+    Buffer block(1);
+    REFUSES(cblk_read(id, block, 777, 1, 0), ETIMEDOUT);
+  });
   REQUIRE(watch.passed() < 3.8);  // each has waited for its own limit, none for a stall
   Buffer block(1);
   done_by(watch, 15, [&] {
@@ -157,23 +145,21 @@ TEST_CASE("a_child_clones_a_chunk_whose_late_commands_were_told", "[sim]") {
       if (late) {
         // in the same process, too
         REQUIRE(errno == ETIMEDOUT && cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-        in_child(
-            [](void*) {
-              Buffer own(1);
-              REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-              stamp(own, 3, 1, 1);
-              REQUIRE(cblk_write(id, own, 3, 1, 0) == 1);
-              memset(own, 0, kBlock);
-              REQUIRE(cblk_read(id, own, 3, 1, 0) == 1 && is_stamped(own, 3, 1, 1));
-            },
-            nullptr);
+        in_child([&] {
+          Buffer own(1);
+          REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+          stamp(own, 3, 1, 1);
+          REQUIRE(cblk_write(id, own, 3, 1, 0) == 1);
+          memset(own, 0, kBlock);
+          REQUIRE(cblk_read(id, own, 3, 1, 0) == 1 && is_stamped(own, 3, 1, 1));
+        });
       }
       REQUIRE(cblk_close(id, 0) == 0);
     }
   }
 }
 
-// What a virtual LUN gives up at a close holds nothing of it any more, also where a write became
+// The blocks that a virtual LUN gives up at a close hold none of its data, also when a write became
 // late while the close waited.
 TEST_CASE("a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing", "[sim]") {
   const Limit limit("400");
@@ -207,9 +193,8 @@ TEST_CASE("a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scr
   }
 }
 
-// Neither does a close wait longer than it says for what became late meanwhile.
-TEST_CASE("a_close_is_refused_by_what_becomes_late_while_it_waits") {
-  if (kind() != "sim" || !full_strength()) return;
+// A close keeps its own limit for commands that become late while it waits.
+TEST_CASE("a_close_is_refused_by_a_command_that_becomes_late_while_it_waits", "[.][sim]") {
   const Limit limit("500");
   for (const bool group : {false, true}) {
     const char* uri = "sim:4m,stall=777,stall_us=9000000";
@@ -238,11 +223,11 @@ TEST_CASE("a_command_is_told_to_come_again_while_a_close_waits") {
   int first, tag;
   REQUIRE(cblk_aread(id, block, 1, 1, &first, nullptr, 0) == 0);
   std::thread closer([&id] { REQUIRE(cblk_close(id, 0) == 0); });
-  while (cblk_aread(id, block, 2, 1, &tag, nullptr, 0) == 0) {  // it has not begun
+  while (cblk_aread(id, block, 2, 1, &tag, nullptr, 0) == 0) {  // the close has not begun
     REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);
     usleep(1000);
   }
-  REQUIRE(errno == EWOULDBLOCK);  // it may yet fail
+  REQUIRE(errno == EWOULDBLOCK);  // the close may yet fail
   REFUSES(cblk_aread(id, block, 2, 1, &tag, nullptr, CBLK_ARW_WAIT_CMD_FLAGS), EBUSY);
   REQUIRE(cblk_read(id, block, 2, 1, 0) == 1);
   REQUIRE(cblk_aresult(id, &first, ignored(), kBlocking) == 1);
@@ -250,7 +235,7 @@ TEST_CASE("a_command_is_told_to_come_again_while_a_close_waits") {
   REFUSES(cblk_aread(id, block, 2, 1, &tag, nullptr, 0), EINVAL);
 }
 
-TEST_CASE("who_waited_for_a_command_is_held_to_the_size_of_then") {
+TEST_CASE("a_command_that_waited_for_a_place_obeys_the_size_after_its_wait") {
   const std::string path = kind() == "sim" ? "sim:16m,name=waited" : device(kBlocks);
   const Chunk id(cblk_open(path.c_str(), 1, O_RDWR, 0, CBLK_OPN_VIRT_LUN));
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 300, 0) == 0);
@@ -258,7 +243,7 @@ TEST_CASE("who_waited_for_a_command_is_held_to_the_size_of_then") {
   int first;
   REQUIRE(cblk_awrite(id, blocks, 3, 1, &first, nullptr, 0) == 0);
   usleep(100000);  // done, not fetched
-  std::thread late([&] {
+  std::jthread late([&] {
     int tag, status;
     do status = cblk_awrite(id, blocks.block(1), 290, 1, &tag, nullptr, CBLK_ARW_WAIT_CMD_FLAGS);
     while (status < 0 && errno == EBUSY);  // a machine under load
@@ -268,7 +253,6 @@ TEST_CASE("who_waited_for_a_command_is_held_to_the_size_of_then") {
   REQUIRE(cblk_set_size(id, 100, 0) ==
           0);  // takes what is done out of the ring; it stays to be fetched
   REQUIRE(cblk_aresult(id, &first, ignored(), kBlocking) == 1);
-  late.join();
 }
 
 TEST_CASE("a_read_that_fails_leaves_the_buffer_alone_though_a_part_is_cached", "[sim]") {
@@ -291,11 +275,8 @@ TEST_CASE("the_cache_holds_what_the_device_does", "[sim]") {
     Environment timeout("CFLSH_BLK_TIMEOUT", limit);
     const Chunk id(open_sim("latency_us=50"));
     Buffer mine(1), other(1);
-    std::atomic<bool> over{false};
-    std::thread scribbler([&] {
-      while (!over) {
-        for (size_t i = 0; i < kBlock; i += 64) static_cast<volatile char*>(mine.data())[i] = 'x';
-      }
+    Meanwhile scribbler([&] {
+      for (size_t i = 0; i < kBlock; i += 64) static_cast<volatile char*>(mine.data())[i] = 'x';
     });
     for (off_t lba = 0; lba < 1000; ++lba) {
       int tag;
@@ -307,8 +288,6 @@ TEST_CASE("the_cache_holds_what_the_device_does", "[sim]") {
       }
       REQUIRE(cblk_read(id, other, lba, 1, 0) == 1 && is_zero(other, 1));
     }
-    over = true;
-    scribbler.join();
     chunk_stats_t stats;
     REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_cache_hits > 500);
   }

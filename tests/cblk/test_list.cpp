@@ -27,7 +27,7 @@ struct List {
 };
 int none = 0;  // room for completions
 
-// Pending I/Os until none of them is; how many came out as completions.
+// Polls until no I/O is pending. Returns how many were reported as completions.
 int finish(chunk_id_t id, cblk_io_t** pending, int n) {
   List out(static_cast<size_t>(n));
   const double end = seconds() + 10;
@@ -106,7 +106,7 @@ TEST_CASE("completions_are_copies_of_the_ios") {
   REQUIRE(out.pointers == kept);
 }
 
-TEST_CASE("the_lists_must_have_room") {
+TEST_CASE("lists_with_wrong_arguments_are_refused") {
   const Chunk id(open_physical());
   Buffer buffer(8);
   List list(4), more(2);
@@ -114,23 +114,45 @@ TEST_CASE("the_lists_must_have_room") {
   more.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
   List completions(8);
   cblk_io_t** out = completions.data();
-  int n = 3;
-  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);
-  n = 1;
-  REFUSES(cblk_listio(id, list.data(), 4, more.data(), 2, list.data(), 4, out, &n, 0, 0), EINVAL);
-  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, nullptr, 0, nullptr, nullptr, 0, 0), EINVAL);
-  REFUSES(cblk_listio(id, nullptr, 4, nullptr, 0, list.data(), 4, nullptr, nullptr, 0, 0), EINVAL);
-  REFUSES(cblk_listio(id, list.data(), -1, nullptr, 0, list.data(), 4, nullptr, nullptr, 0, 0),
-          EINVAL);
-  cblk_io_t* holes[2] = {&list[0], nullptr};
-  n = 8;
-  REFUSES(cblk_listio(id, holes, 2, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);
+  cblk_io_t *holes[2] = {&list[0], nullptr}, **four = list.data(), **two = more.data();
+  constexpr int kNoCount = -77;  // a null pointer to the number of completions
+  const struct {
+    cblk_io_t** issue;
+    int issues;
+    cblk_io_t** pending;
+    int pendings;
+    cblk_io_t** wait;
+    int waits;
+    cblk_io_t** completions;
+    int room;
+  } wrong[] = {
+      {four, 4, nullptr, 0, nullptr, 0, out, 3},
+      {four, 4, two, 2, four, 4, out, 1},
+      {four, 4, nullptr, 0, nullptr, 0, nullptr, kNoCount},
+      {nullptr, 4, nullptr, 0, four, 4, nullptr, kNoCount},
+      {four, -1, nullptr, 0, four, 4, nullptr, kNoCount},
+      {holes, 2, nullptr, 0, nullptr, 0, out, 8},
+      {nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 1},
+      {four, 0, nullptr, 0, nullptr, 0, out, 1},
+      {four, 1, nullptr, 0, nullptr, 0, out, kNoCount},
+      {four, 1, nullptr, 0, four, 1, nullptr, kNoCount},
+      {four, 1, nullptr, 0, nullptr, 0, nullptr, 1},
+      {four, 1, nullptr, 0, nullptr, 1, out, 0},
+      {four, 1, nullptr, 0, nullptr, 1, out, -1},
+  };
+  int n = 0;
+  for (const auto& one : wrong) {
+    n = one.room;
+    REFUSES(cblk_listio(id, one.issue, one.issues, one.pending, one.pendings, one.wait, one.waits,
+                        one.completions, one.room == kNoCount ? nullptr : &n, 0, 0),
+            EINVAL);
+  }
   list[1].flags = CBLK_IO_USER_STATUS;
   n = 8;
   // waits for a status of its own
   REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, out, &n, 0, 0), EINVAL);
   int tag = 0;
-  // nothing of all that was issued
+  // no call has issued anything
   REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
   out[3] = nullptr;
   n = 4;
@@ -172,9 +194,8 @@ TEST_CASE("a_list_times_out", "[sim]") {
   for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
 }
 
-// All that is done when the time is over is reported, not only what stands before the first that is
-// not.
-TEST_CASE("a_list_that_times_out_tells_what_is_done", "[sim]") {
+// A timeout reports every finished entry, also those behind the first unfinished one.
+TEST_CASE("a_list_that_times_out_reports_the_finished_entries", "[sim]") {
   const Chunk id(open_sim("latency_us=200000"));
   Buffer buffer(4);
   List first(1), list(3), later(1);
@@ -212,8 +233,8 @@ TEST_CASE("a_list_waits_for_room_no_longer_than_it_may", "[sim]") {
   REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 2, list.data(), 2, nullptr, &none, 0, 0) == 0);
 }
 
-// An entry that was refused has no command: what its tag says is another's.
-TEST_CASE("a_refused_entry_of_a_list_takes_nobodys_result") {
+// A refused entry has no command, so its tag may name another entry's.
+TEST_CASE("a_refused_entry_of_a_list_takes_no_result") {
   const Chunk id(open_physical(kBlocks, 2));
   Buffer buffer(6);
   List list(6);
@@ -255,7 +276,7 @@ TEST_CASE("a_list_longer_than_the_commands") {
   }
 }
 
-// A tag is only where to look first: an I/O is what its buf, lba and nblocks say.
+// A tag is only where to look first: buf, lba and nblocks identify an I/O.
 TEST_CASE("a_stale_tag_takes_no_other_ios_result") {
   const Chunk id(open_physical());
   Buffer buffer(8);
@@ -274,7 +295,7 @@ TEST_CASE("a_stale_tag_takes_no_other_ios_result") {
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);  // it is still there
 }
 
-// Copies that a caller made before it issued, whose tags say nothing yet.
+// The copies' tags mean nothing yet.
 TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
   const chunk_id_t id = open_physical(kBlocks, 128);
   Buffer buffer(80), block(1);
@@ -282,16 +303,19 @@ TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
     stamp(block, 100 + i, 1, 5);
     REQUIRE(cblk_write(id, block, static_cast<cflash_offset_t>(100 + i), 1, 0) == 1);
   }
-  for (const bool as_pending : {true, false}) {
+  enum Use { kPending, kWaited, kWaitedAtOnce };
+  for (const Use use : {kPending, kWaited, kWaitedAtOnce}) {
     List issued(80), copies(80), out(80);
     issued.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
     copies.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
+    std::swap(copies.pointers[1], copies.pointers[6]);  // their order does not count
     int n = 80;
-    REQUIRE(cblk_listio(id, issued.data(), 80, nullptr, 0, nullptr, 0, out.data(), &n, 0,
+    REQUIRE(cblk_listio(id, issued.data(), 80, nullptr, 0, copies.data(),
+                        use == kWaitedAtOnce ? 80 : 0, out.data(), &n, 0,
                         CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
-    if (as_pending)
+    if (use == kPending)
       finish(id, copies.data(), 80);
-    else
+    else if (use == kWaited)
       REQUIRE(cblk_listio(id, nullptr, 0, nullptr, 0, copies.data(), 80, nullptr, &none, 0, 0) ==
               0);
     for (size_t i = 0; i < 80; ++i)
@@ -314,7 +338,7 @@ TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
   REQUIRE(cblk_close(id, 0) == 0);  // nothing is left to fetch
 }
 
-// Else each look at each of them would search all others again.
+// Without the tags each look at an entry would search all commands again.
 TEST_CASE("copies_learn_their_tags_while_they_are_pending") {
   const Chunk id(open_sim("latency_us=300000", 16));
   Buffer buffer(8);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host that refuses io_uring: asynchronous commands do not wait for their I/O, several are at
-// work at once, and an I/O that hangs ends in time. (All other cases run on such a host too:
-// --no-ring.)
+// A host that refuses io_uring: asynchronous commands do not wait for their I/O, several are
+// carried out at once, and an I/O that hangs ends in time. (--no-ring runs the other cases on such
+// a host.)
 //
-// A disk that hangs: direct reads into memory that userfaultfd holds back. The kernel cannot pin
-// it, so the read goes no further.
+// Direct reads into memory that userfaultfd holds back imitate a disk that hangs: the kernel cannot
+// pin the memory, so the read does not proceed.
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -13,7 +13,6 @@
 #include <sys/syscall.h>
 
 #include <set>
-#include <thread>
 
 #include "cblk_test.h"
 
@@ -62,10 +61,10 @@ struct BlockedWrites {
   std::set<uint64_t> places;
 };
 
-void commands_that_hang(void*) {
+void commands_that_hang() {
   refuse_rings();
   BlockedWrites held(kCommands);
-  if (held.fault_fd < 0) return;  // told below
+  REQUIRE(held.fault_fd >= 0);
   // or I/O moves through the library's own memory
   const Environment no_limit("CFLSH_BLK_TIMEOUT", "0");
   const Chunk id(open_physical(kBlocks, kCommands));
@@ -85,7 +84,7 @@ void commands_that_hang(void*) {
   for (size_t i = 0; i < kCommands; ++i) REQUIRE(is_stamped(held.memory + i * kBlock, i, 1));
 }
 
-void many_of_all(void*) {
+void many_of_all() {
   refuse_rings();
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
   const Group group(
@@ -98,88 +97,80 @@ void many_of_all(void*) {
     cflsh_cg_tag_t tag = {0, 0};
     for (int i = 0; i < 64; ++i)
       REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 4; ++t) {
-      threads.emplace_back([&group] {
-        cflsh_cg_tag_t any = {0, 0};
-        while (cblk_cg_aresult(group, &any, ignored(),
-                               CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {}
-        REQUIRE(errno == ENOENT);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    in_parallel(4, [&] {
+      cflsh_cg_tag_t any = {0, 0};
+      while (cblk_cg_aresult(group, &any, ignored(),
+                             CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {}
+      REQUIRE(errno == ENOENT);
+    });
     REQUIRE(is_stamped(in, 0, 64, 3));
   }
 }
 
 }  // namespace
 
-TEST_CASE("without_io_uring_a_command_does_not_wait_for_its_io") {
-  if (kind() != "file" && kind() != "block") return;
+TEST_CASE("without_io_uring_a_command_does_not_wait_for_its_io", "[disk][not-nvme]") {
   if (BlockedWrites(1).fault_fd < 0) {
     printf("skip: userfaultfd: refused on this host, so no I/O can be made to hang\n");
     return;
   }
   (void)device(kBlocks);  // here, so that it is cleaned up
-  in_child(commands_that_hang, nullptr);
+  in_child(commands_that_hang);
 }
 
 TEST_CASE("without_io_uring_groups_and_waits_do_as_ever", "[file]") {
   for (int i = 0; i < 2; ++i) (void)device(kBlocks, i);
-  in_child(many_of_all, nullptr);
+  in_child(many_of_all);
 }
 
-TEST_CASE("a_lack_of_descriptors_is_told_and_passes") {
-  if (kind() != "file" || rings_refused()) return;
-  in_child(
-      [](void*) {
-        const Chunk id(open_physical());
-        Buffer buffer(1);
-        rlimit files;
-        REQUIRE(getrlimit(RLIMIT_NOFILE, &files) == 0);
-        const rlim_t before = files.rlim_cur;
-        files.rlim_cur = 3;
-        REQUIRE(setrlimit(RLIMIT_NOFILE, &files) == 0);
-        int tag;
-        REFUSES(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0), EMFILE);
-        REFUSES(cblk_read(id, buffer, 0, 1, 0), EMFILE);
-        files.rlim_cur = before;
-        REQUIRE(setrlimit(RLIMIT_NOFILE, &files) == 0);
-        REQUIRE(cblk_read(id, buffer, 0, 1, 0) == 1);
-        REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
-        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-      },
-      nullptr);
+TEST_CASE("a_lack_of_descriptors_is_told_and_passes", "[file][ring]") {
+  in_child([&] {
+    const Chunk id(open_physical());
+    Buffer buffer(1);
+    rlimit files;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &files) == 0);
+    const rlim_t before = files.rlim_cur;
+    files.rlim_cur = 3;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &files) == 0);
+    int tag;
+    REFUSES(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0), EMFILE);
+    REFUSES(cblk_read(id, buffer, 0, 1, 0), EMFILE);
+    files.rlim_cur = before;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &files) == 0);
+    REQUIRE(cblk_read(id, buffer, 0, 1, 0) == 1);
+    REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  });
 }
 
-// As an ordinary user: root's memory and threads have no limit.
-TEST_CASE("limits_on_locked_memory_and_threads_cost_no_io") {
-  if (kind() != "file" || geteuid() != 0) return;
+// As another user, because root's memory and threads have no limit.
+TEST_CASE("limits_on_locked_memory_and_threads_cost_no_io", "[file]") {
+  if (geteuid() != 0) {
+    printf("skip: root: it takes root to become another user\n");
+    return;
+  }
   (void)device(kBlocks);
   for (const int resource : {RLIMIT_MEMLOCK, RLIMIT_NPROC}) {
-    in_child(
-        [](void* argument) {
-          const Chunk id(open_physical());
-          const rlimit little = {1, 1};
-          REQUIRE(setrlimit(static_cast<__rlimit_resource>(*static_cast<const int*>(argument)),
-                            &little) == 0);
-          REQUIRE(setgid(65534) == 0 && setuid(65534) == 0);
-          constexpr size_t kAtOnce = 16;
-          Buffer out(kAtOnce), in(kAtOnce);
-          stamp(out, 0, kAtOnce, 1);
-          REQUIRE(cblk_write(id, out, 0, kAtOnce, 0) ==
-                  static_cast<int>(kAtOnce));  // into holes: by threads of the kernel's
-          int tag;
-          stamp(out, 500, kAtOnce, 2);
-          REQUIRE(cblk_awrite(id, out, 500, kAtOnce, &tag, nullptr, 0) == 0);
-          REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) ==
-                  static_cast<int>(kAtOnce));
-          REQUIRE(cblk_read(id, in, 0, kAtOnce, 0) == static_cast<int>(kAtOnce) &&
-                  is_stamped(in, 0, kAtOnce, 1));
-          REQUIRE(cblk_read(id, in, 500, kAtOnce, 0) == static_cast<int>(kAtOnce) &&
-                  is_stamped(in, 500, kAtOnce, 2));
-          REQUIRE(cblk_unmap(id, out, 100, kAtOnce, 0) == static_cast<int>(kAtOnce));
-        },
-        const_cast<int*>(&resource));
+    in_child([&] {
+      const Chunk id(open_physical());
+      const rlimit little = {1, 1};
+      REQUIRE(setrlimit(static_cast<__rlimit_resource>(resource), &little) == 0);
+      REQUIRE(setgid(65534) == 0 && setuid(65534) == 0);
+      constexpr size_t kAtOnce = 16;
+      Buffer out(kAtOnce), in(kAtOnce);
+      stamp(out, 0, kAtOnce, 1);
+      REQUIRE(cblk_write(id, out, 0, kAtOnce, 0) ==
+              static_cast<int>(kAtOnce));  // into holes: by threads of the kernel's
+      int tag;
+      stamp(out, 500, kAtOnce, 2);
+      REQUIRE(cblk_awrite(id, out, 500, kAtOnce, &tag, nullptr, 0) == 0);
+      REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) ==
+              static_cast<int>(kAtOnce));
+      REQUIRE(cblk_read(id, in, 0, kAtOnce, 0) == static_cast<int>(kAtOnce) &&
+              is_stamped(in, 0, kAtOnce, 1));
+      REQUIRE(cblk_read(id, in, 500, kAtOnce, 0) == static_cast<int>(kAtOnce) &&
+              is_stamped(in, 500, kAtOnce, 2));
+      REQUIRE(cblk_unmap(id, out, 100, kAtOnce, 0) == static_cast<int>(kAtOnce));
+    });
   }
 }

@@ -2,7 +2,6 @@
 // The block library as IBM's key/value layer uses it: a RAID 0 of one path and virtual, grown in
 // many steps, then I/O of one block by a hundred threads. Some issue a run and then wait for each
 // result, others poll; all check what they read.
-#include <thread>
 
 #include "../support/slowness.h"
 #include "cblk_test.h"
@@ -84,15 +83,13 @@ struct Outcome {
 };
 Outcome run_threads(chunk_cg_id_t id, int threads, int polled, uint64_t rounds) {
   std::vector<Thread> of(static_cast<size_t>(threads));
-  std::vector<std::thread> running;
   const double start = seconds();
-  for (int i = 0; i < threads; ++i) {
+  in_parallel(threads, [&](int i) {
     Thread& one = of[static_cast<size_t>(i)];
     one.id = id;
     one.first = i * kOwn;
-    running.emplace_back([&one, i, polled, rounds] { one.run(i < polled, rounds); });
-  }
-  for (std::thread& one : running) one.join();
+    one.run(i < polled, rounds);
+  });
   long polls = 0, busy = 0;
   for (const Thread& one : of) polls += one.polls, busy += one.busy;
   const Outcome out = {seconds() - start,
@@ -112,8 +109,8 @@ TEST_CASE("a_store_of_a_hundred_threads") {
   printf("%d sizes: %.2f s\n", kSteps, seconds() - start);
   const Outcome out = run_threads(id, kThreads, kThreads / 2, 3);
   REQUIRE(out.seconds < tier::scaled(20));
-  // Who polls in vain gives its CPU away: else a hundred of them keep the few that have something
-  // to do from it. (2 CPUs: 3 to 80 polls an I/O; 1400 to 2600 without.)
+  // A thread that polls in vain yields its CPU, or a hundred of them would keep the few with work
+  // from running. (2 CPUs: 3 to 80 polls an I/O; 1400 to 2600 without.)
   if (sysconf(_SC_NPROCESSORS_ONLN) <= 4) REQUIRE(out.polls < tier::scaled(600));
   REQUIRE(cblk_cg_close(id, kFlag) == 0);
 }

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "../support/slowness.h"
 #include "cblk_test.h"
@@ -111,9 +110,7 @@ void work(const Worker& worker) {
 }
 
 void run_all(std::vector<Worker>& workers) {
-  std::vector<std::thread> threads;
-  for (const Worker& worker : workers) threads.emplace_back(work, worker);
-  for (std::thread& thread : threads) thread.join();
+  in_parallel(workers.size(), [&](size_t i) { work(workers[i]); });
 }
 
 int operations(int full) { return full_strength() ? full : full / 20; }
@@ -176,37 +173,31 @@ TEST_CASE("issuers_and_fetchers") {
   const int total = operations(100000);
   auto seen = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(total));
   std::atomic<int> fetched{0}, issued{0};
-  std::vector<std::thread> threads;
   Buffer buffer(64);
-  for (int t = 0; t < 2; ++t) {
-    threads.emplace_back([&] {
-      for (int number; (number = issued++) < total;) {
-        int tag = number;
-        while (cblk_aread(id, buffer.block(static_cast<size_t>(number % 64)), number % 4096, 1,
-                          &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) != 0) {
-          REQUIRE(errno == EWOULDBLOCK);
-          usleep(50);
-        }
+  const auto issuers = start_threads(2, [&] {
+    for (int number; (number = issued++) < total;) {
+      int tag = number;
+      while (cblk_aread(id, buffer.block(static_cast<size_t>(number % 64)), number % 4096, 1, &tag,
+                        nullptr, CBLK_ARW_USER_TAG_FLAG) != 0) {
+        REQUIRE(errno == EWOULDBLOCK);
+        usleep(50);
       }
-    });
-  }
-  for (int t = 0; t < 6; ++t) {
-    threads.emplace_back([&, t] {
-      while (fetched < total) {
-        int tag = -1;
-        const int rc = cblk_aresult(id, &tag, ignored(),
-                                    CBLK_ARESULT_NEXT_TAG | (t % 2 ? CBLK_ARESULT_BLOCKING : 0));
-        if (rc == 1) {
-          REQUIRE(tag >= 0 && tag < total && seen[static_cast<size_t>(tag)]++ == 0);
-          ++fetched;
-        } else {
-          REQUIRE(rc == 0 || errno == ENOENT);
-          usleep(50);
-        }
+    }
+  });
+  in_parallel(6, [&](int t) {
+    while (fetched < total) {
+      int tag = -1;
+      const int rc = cblk_aresult(id, &tag, ignored(),
+                                  CBLK_ARESULT_NEXT_TAG | (t % 2 ? CBLK_ARESULT_BLOCKING : 0));
+      if (rc == 1) {
+        REQUIRE(tag >= 0 && tag < total && seen[static_cast<size_t>(tag)]++ == 0);
+        ++fetched;
+      } else {
+        REQUIRE(rc == 0 || errno == ENOENT);
+        usleep(50);
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+    }
+  });
   REQUIRE(fetched == total);
 }
 
@@ -214,19 +205,15 @@ TEST_CASE("issuers_and_fetchers") {
 TEST_CASE("the_next_waiter_takes_over", "[sim]") {
   Environment limit("CFLSH_BLK_TIMEOUT", "2");  // instead of a hang
   const Chunk id(open_sim("latency_us=100000", 64));
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&id, t] {
-      Buffer buffer(1);
-      int tag;
-      usleep(static_cast<useconds_t>(t) * 25000);
-      const double start = seconds();
-      REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
-      REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-      REQUIRE(seconds() - start < 1);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_parallel(4, [&](int t) {
+    Buffer buffer(1);
+    int tag;
+    usleep(static_cast<useconds_t>(t) * 25000);
+    const double start = seconds();
+    REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(seconds() - start < 1);
+  });
 }
 
 // Readers fill the cache with what they read while the block is being written: what is old must not
@@ -237,19 +224,16 @@ TEST_CASE("the_cache_never_tells_of_the_past") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4");
   const Chunk id(open_physical());
   std::atomic<bool> stop{false};
-  std::vector<std::thread> readers;
-  for (int t = 0; t < 3; ++t) {
-    readers.emplace_back([&id, t, &stop] {
-      Buffer block(1);
-      while (!stop) {
-        int tag;
-        if (t == 0)
-          REQUIRE(cblk_read(id, block, 3, 1, 0) == 1);
-        else if (cblk_aread(id, block, 3, 1, &tag, nullptr, 0) == 0)
-          REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-      }
-    });
-  }
+  auto readers = start_threads(3, [&id, &stop](int t) {
+    Buffer block(1);
+    while (!stop) {
+      int tag;
+      if (t == 0)
+        REQUIRE(cblk_read(id, block, 3, 1, 0) == 1);
+      else if (cblk_aread(id, block, 3, 1, &tag, nullptr, 0) == 0)
+        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+    }
+  });
   Buffer block(1);
   for (uint64_t version = 1;
        version <=
@@ -266,7 +250,7 @@ TEST_CASE("the_cache_never_tells_of_the_past") {
       REQUIRE(cblk_read(id, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
   }
   stop = true;
-  for (std::thread& reader : readers) reader.join();
+  readers.clear();
 }
 
 // The waiting threads must not wake each other for nothing: with N of them on slow commands, few
@@ -275,16 +259,12 @@ TEST_CASE("waiters_sleep", "[sim]") {
   const Chunk id(open_sim("latency_us=300000", 64));
   timespec before, after;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 32; ++t) {
-    threads.emplace_back([&id] {
-      Buffer buffer(1);
-      int tag;
-      REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
-      REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_parallel(32, [&] {
+    Buffer buffer(1);
+    int tag;
+    REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  });
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
   const double cpu = static_cast<double>(after.tv_sec - before.tv_sec) +
                      static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CFLSH_BLK_TIMEOUT bounds every I/O, and one that is late touches nothing of the caller's any
-// more. The device is simulated: it takes as long as the test says. Bounds are wide: other things
-// run too.
+// CFLSH_BLK_TIMEOUT bounds every I/O, and a late one no longer touches the caller's memory. The
+// device is simulated and takes as long as the test says. Bounds are wide, as other tests run.
 #include <dirent.h>
-
-#include <thread>
 
 #include "../support/slowness.h"
 #include "cblk_test.h"
@@ -24,15 +21,6 @@ chunk_stats_t stats_of(chunk_id_t id) {
   chunk_stats_t stats;
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
   return stats;
-}
-
-// What lies on the device of that name, by a device that does not stall.
-bool holds(const char* device, uint64_t lba, uint64_t version) {
-  const chunk_id_t id = cblk_open(device, 0, O_RDONLY, 0, 0);
-  Buffer block(1);
-  REQUIRE(id != NULL_CHUNK_ID && cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1 &&
-          cblk_close(id, 0) == 0);
-  return is_stamped(block, lba, 1, version);
 }
 
 }  // namespace
@@ -119,8 +107,7 @@ TEST_CASE("commands_of_a_list_end_in_time", "[sim]") {
   REQUIRE(untouched(buffers, 2) && cblk_close(id, 0) == 0);
 }
 
-// A late write may land yet: with what it had at first, and never after a later write to its
-// blocks.
+// A late write may still land, with its first content, and never after a later write to its blocks.
 TEST_CASE("a_late_write_is_never_the_last_word", "[sim]") {
   for (const bool blocking : {true, false}) {
     const Limit limit("400");
@@ -150,7 +137,7 @@ TEST_CASE("a_late_write_is_never_the_last_word", "[sim]") {
     REQUIRE(holds(device.c_str(), 777, 2));
     REQUIRE(cblk_close(id, 0) == 0);
   }
-  // One that was not overwritten: its own content, not what the buffer has become.
+  // A write without a successor lands with its own content, not with the buffer's later one.
   const Limit limit("200");
   const chunk_id_t id = cblk_open("sim:4m,name=late3,stall=777,stall_us=700000", 0, O_RDWR, 0, 0);
   Buffer block(1);
@@ -161,8 +148,7 @@ TEST_CASE("a_late_write_is_never_the_last_word", "[sim]") {
   REQUIRE(holds("sim:4m,name=late3", 777, 3));
 }
 
-TEST_CASE("a_chunk_with_late_commands_is_not_closed") {
-  if (kind() != "sim" || !full_strength()) return;
+TEST_CASE("a_chunk_with_late_commands_is_not_closed", "[.][sim]") {
   const Limit limit("200");
   const chunk_id_t id = open_sim("stall=777,stall_us=7000000");
   Buffer block(1);
@@ -235,19 +221,15 @@ TEST_CASE("units_and_the_absence_of_a_limit", "[sim]") {
 
 TEST_CASE("more_threads_than_lanes_get_their_turn", "[sim]") {
   const chunk_id_t id = open_sim("latency_us=2000");
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 150; ++t) {
-    threads.emplace_back([&id, t] {
-      Buffer block(1), back(1);
-      for (uint64_t i = 0; i < 5; ++i) {
-        stamp(block, static_cast<uint64_t>(t), 1, i);
-        REQUIRE(cblk_write(id, block, t, 1, 0) == 1);
-        REQUIRE(cblk_read(id, back, t, 1, 0) == 1 &&
-                is_stamped(back, static_cast<uint64_t>(t), 1, i));
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_parallel(150, [&](int t) {
+    Buffer block(1), back(1);
+    for (uint64_t i = 0; i < 5; ++i) {
+      stamp(block, static_cast<uint64_t>(t), 1, i);
+      REQUIRE(cblk_write(id, block, t, 1, 0) == 1);
+      REQUIRE(cblk_read(id, back, t, 1, 0) == 1 &&
+              is_stamped(back, static_cast<uint64_t>(t), 1, i));
+    }
+  });
   REQUIRE(stats_of(id).num_timeouts == 0 && cblk_close(id, 0) == 0);
 }
 
@@ -257,19 +239,16 @@ TEST_CASE("a_child_does_not_inherit_what_is_late", "[sim]") {
   id = open_sim("stall=777,stall_us=1000000");
   Buffer block(1);
   REFUSES(cblk_write(id, block, 777, 1, 0), ETIMEDOUT);
-  in_child(
-      [](void*) {
-        Buffer own(1);
-        REQUIRE(cblk_write(id, own, 777, 1, 0) == 1);  // what is late is the parent's
-        REQUIRE(cblk_close(id, 0) == 0);
-      },
-      nullptr);
+  in_child([&] {
+    Buffer own(1);
+    REQUIRE(cblk_write(id, own, 777, 1, 0) == 1);  // what is late is the parent's
+    REQUIRE(cblk_close(id, 0) == 0);
+  });
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// An open that does nothing costs no ring; many at one time leave nothing behind.
-TEST_CASE("thousands_of_opens_leave_nothing_behind") {
-  if (kind() == "sim") return;  // no descriptor, no cost
+// An open without I/O takes no ring; many opens at one time leave no descriptor or mapping behind.
+TEST_CASE("thousands_of_opens_leave_nothing_behind", "[kept]") {
   const std::string path = device(kBlocks);
   const auto count = [](const char* what) {  // descriptors; lines of the maps
     size_t n = 0;

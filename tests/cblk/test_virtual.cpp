@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Virtual chunks, and what a device that carries Lunar's format allows.
 #include <atomic>
-#include <thread>
 
 #include "cblk_test.h"
 
@@ -65,16 +64,13 @@ TEST_CASE("a_chunk_shrinks_beside_threads_that_never_pause") {
     REQUIRE(cblk_set_size(id, 2048, 0) == 0);
     write_run(id, 0, 128, 1);
     std::atomic<bool> over{false};
-    std::vector<std::thread> threads;
-    for (int n = 0; n < 4; ++n) {
-      threads.emplace_back([&, n] {
-        Buffer block(1);
-        for (uint64_t i = static_cast<uint64_t>(n); !over; i += 7) {
-          REQUIRE(cblk_read(id, block, static_cast<cflash_offset_t>(i % 100), 1, 0) == 1);
-          REQUIRE(is_stamped(block, i % 100, 1, 1));
-        }
-      });
-    }
+    auto threads = start_threads(4, [&](int n) {
+      Buffer block(1);
+      for (uint64_t i = static_cast<uint64_t>(n); !over; i += 7) {
+        REQUIRE(cblk_read(id, block, static_cast<cflash_offset_t>(i % 100), 1, 0) == 1);
+        REQUIRE(is_stamped(block, i % 100, 1, 1));
+      }
+    });
     const Watch watch;
     for (int i = 0; i < 20; ++i) {
       REQUIRE(cblk_set_size(id, 1024, i % 2 ? CBLK_SCRUB_DATA_FLG : 0) == 0);
@@ -84,7 +80,7 @@ TEST_CASE("a_chunk_shrinks_beside_threads_that_never_pause") {
       REQUIRE(cblk_read(id, block, 1500, 1, 0) == 1);
     }
     over = true;
-    for (std::thread& thread : threads) thread.join();
+    threads.clear();
     REQUIRE(watch.passed() < 20);
   }
 }
@@ -256,28 +252,21 @@ TEST_CASE("a_raid0_of_virtual_luns") {
 }
 
 TEST_CASE("two_processes_share_a_physical_lun", "[kept]") {
-  static std::string path;
-  path = device(kBlocks);
+  const std::string path = device(kBlocks);
   for (int turn = 0; turn < 4; ++turn) {  // virtual LUNs of several processes at one time
-    static int number;
-    number = turn;
-    in_child(
-        [](void*) {
-          const chunk_id_t id = open_virtual(path);
-          REQUIRE(cblk_set_size(id, 100, 0) == 0);
-          write_run(id, 0, 100, 50 + static_cast<uint64_t>(number));
-          in_child(
-              [](void*) {  // another one, at the same time
-                const Chunk other(open_virtual(path));
-                REQUIRE(cblk_set_size(other, 150, 0) == 0);
-                write_run(other, 0, 150, 99);
-                REQUIRE(holds_run(other, 0, 150, 99));
-              },
-              nullptr);
-          REQUIRE(holds_run(id, 0, 100, 50 + static_cast<uint64_t>(number)));
-          if (number != 2) REQUIRE(cblk_close(id, 0) == 0);  // one just dies
-        },
-        nullptr);
+    in_child([&] {
+      const chunk_id_t id = open_virtual(path);
+      REQUIRE(cblk_set_size(id, 100, 0) == 0);
+      write_run(id, 0, 100, 50 + static_cast<uint64_t>(turn));
+      in_child([&] {  // another one, at the same time
+        const Chunk other(open_virtual(path));
+        REQUIRE(cblk_set_size(other, 150, 0) == 0);
+        write_run(other, 0, 150, 99);
+        REQUIRE(holds_run(other, 0, 150, 99));
+      });
+      REQUIRE(holds_run(id, 0, 100, 50 + static_cast<uint64_t>(turn)));
+      if (turn != 2) REQUIRE(cblk_close(id, 0) == 0);  // one just dies
+    });
   }
   const chunk_id_t id = open_virtual(path);
   REQUIRE(cblk_set_size(id, static_cast<size_t>(-1), 0) == 0);
@@ -287,7 +276,7 @@ TEST_CASE("two_processes_share_a_physical_lun", "[kept]") {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// What capiblock.h and the examples' README say of the space that the format takes.
+// capiblock.h and the examples' README state the space that the format takes.
 TEST_CASE("the_format_takes_two_megabytes", "[file]") {
   for (const size_t mebibytes : {66, 1026}) {
     const std::string path = "/var/tmp/lunar-cblk-room-" + std::to_string(getpid());
