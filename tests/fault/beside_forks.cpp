@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// beside_forks CASE: what other threads have half done when a process forks is whole in the child.
+// beside_forks CASE: an operation that another thread has half done when a process forks is whole
+// in the child.
 //
-// Idea. A thread that writes to a page which the kernel has copied waits for the end of the fork,
-// so in the child each thread has stopped at some instruction, and none has overtaken another. Each
-// case stops one at a place of its own.
+// Idea. A thread that writes to a page which the kernel has copied waits for the end of the fork.
+// So in the child each thread has stopped at one instruction, and no thread has overtaken another.
+// Each case stops a thread at another place.
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,6 +17,7 @@
 
 #include "pager/state/state.h"
 #include "tests/fault/first_touch.h"
+#include "tests/fault/versioned_pages.h"
 #include "tests/support/test_tier.h"
 
 namespace {
@@ -108,18 +110,13 @@ TEST_CASE("first-allocation") {
 // Pages that were evicted come back, and are zeroed, before the thread that brought them in
 // releases them (test_installed_delay_us): one stays so, in the other a word is written. The child
 // has them as they are then, not as they were on the LUN or in their frames.
-struct Zeroed {
+struct Zeroed : tier::VersionedPages {
   static constexpr uint64_t kPages = 2048;  // more than there are frames
-  const size_t page = lunar_page_bytes();
-  char* base = nullptr;
-
-  char* at(uint64_t i) const { return base + i * page; }
-  void make() {
-    base = tier::new_region(kPages * page);
-    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(at(i), page, i, 1);
+  Zeroed() : VersionedPages(kPages * lunar_page_bytes()) {
+    write_all(1);
     REQUIRE(lunar_evict(base, kPages * page) > 0);
   }
-  static void write(char* at, size_t bytes, bool word) {
+  static void zero(char* at, size_t bytes, bool word) {
     memset(at, 0, bytes);
     if (word) *reinterpret_cast<uint64_t*>(at + 128) = 7;
   }
@@ -135,12 +132,11 @@ struct Zeroed {
 TEST_CASE("zeroed-after-a-fault") {
   tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=100000");
   Zeroed pages;
-  pages.make();
   int seen[2] = {};
   for (const uint64_t i : {uint64_t{3}, uint64_t{500}, Zeroed::kPages - 9, Zeroed::kPages - 3}) {
     const bool word = i % 2 != 0;
     ++seen[lunar::pager_page_state(pages.at(i)) == static_cast<int>(lunar::PageState::kInFrame)];
-    Zeroed::write(pages.at(i), pages.page, word);
+    Zeroed::zero(pages.at(i), pages.page, word);
     expect_of_child([&] { pages.expect(i, word); });
     pages.expect(i, word);
   }
@@ -151,66 +147,48 @@ TEST_CASE("zeroed-after-a-fault") {
 TEST_CASE("zeroed-after-a-touch") {
   tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=100000");
   Zeroed pages;
-  pages.make();
   for (const uint64_t i : {uint64_t{3}, uint64_t{500}, Zeroed::kPages - 9, Zeroed::kPages - 3}) {
     const bool word = i % 2 != 0;
     std::thread other([&] { REQUIRE(lunar_touch(pages.at(i), pages.page) == 0); });
     for (unsigned char there = 0; (there & 1) == 0;)
       REQUIRE(mincore(pages.at(i), pages.page, &there) == 0);
-    Zeroed::write(pages.at(i), pages.page, word);
+    Zeroed::zero(pages.at(i), pages.page, word);
     expect_of_child([&] { pages.expect(i, word); });
     other.join();
     pages.expect(i, word);
   }
 }
 
-// A thread brings a page in by a range operation. The child has the page, and forks a child of its
-// own.
-TEST_CASE("touch-in-the-midst") {
+// Another thread touches an evicted page while the process forks. With `written` a third thread
+// writes to the page once it is there, and waits until the page is released, so the child knows the
+// page by its content. The child forks a child of its own.
+void touch_in_the_midst(bool written) {
   REQUIRE(pthread_atfork(let_other_begin, nullptr, nullptr) == 0);
   tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=300000");
   Zeroed pages;
-  pages.make();
-  std::thread other([&] {
-    wait_for_begin();
-    REQUIRE(lunar_touch(pages.at(3), pages.page) == 0);
-  });
-  const auto check = [&] {
-    REQUIRE(tier::stamp_holds(pages.at(3), pages.page, 3, 1), "content of the page");
-  };
-  expect_of_child([&] {
-    check();
-    expect_of_child(check);
-  });
-  other.join();
-}
-
-// Likewise, and another thread writes to the page once it is there. It waits until the page is
-// released, so the child knows the page by its content.
-TEST_CASE("written-in-the-midst") {
-  REQUIRE(pthread_atfork(let_other_begin, nullptr, nullptr) == 0);
-  tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=300000");
-  Zeroed pages;
-  pages.make();
   for (const uint64_t i : {uint64_t{3}, Zeroed::kPages - 3}) {
-    const size_t page = pages.page;
-    char* at = pages.at(i);
     g_begin.store(false);
-    std::thread touches([&] {
+    const std::jthread toucher([&] {
       wait_for_begin();
-      REQUIRE(lunar_touch(at, page) == 0);
+      REQUIRE(lunar_touch(pages.at(i), pages.page) == 0);
     });
-    std::thread writes([&] {
+    const std::jthread writer([&] {
+      if (!written) return;
       wait_for_begin();
-      for (unsigned char there = 0; (there & 1) == 0;) REQUIRE(mincore(at, page, &there) == 0);
-      Zeroed::write(at, page, true);
+      for (unsigned char there = 0; (there & 1) == 0;)
+        REQUIRE(mincore(pages.at(i), pages.page, &there) == 0);
+      Zeroed::zero(pages.at(i), pages.page, true);
     });
-    expect_of_child([&] { REQUIRE(tier::stamp_holds(at, page, i, 1), "content of page %lu", i); });
-    touches.join();
-    writes.join();
-    pages.expect(i, true);
+    expect_of_child([&] {
+      pages.check(i, "child");
+      expect_of_child([&] { pages.check(i, "grandchild"); });
+    });
   }
+  if (written)
+    for (const uint64_t i : {uint64_t{3}, Zeroed::kPages - 3}) pages.expect(i, true);
 }
+TEST_CASE("touch-in-the-midst") { touch_in_the_midst(false); }
+TEST_CASE("written-in-the-midst") { touch_in_the_midst(true); }
 
 // The program has dropped a page by a raw system call, and a handler has put zeros there, which the
 // page's slot is no copy of (test_installed_delay_us). The child has the word that still names the
@@ -220,7 +198,6 @@ TEST_CASE("slot-of-a-dropped-page") {
   constexpr uint64_t kSmallLun = 64 * tier::kMega;
   tier::start_tier(kDram, kSmallLun, nullptr, "handlers=1,test_installed_delay_us=1000000");
   Zeroed pages;
-  pages.make();
   const auto fill_other = [&](uint64_t version) {  // takes new slots, and every frame
     char* other = tier::new_region(Zeroed::kPages * pages.page);
     for (uint64_t i = 0; i < Zeroed::kPages; ++i)

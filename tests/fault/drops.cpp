@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// drops MODE: an eviction drops a batch of pages at once, and what cannot be dropped or read must
-// neither be taken for dropped nor hold up the rest.
+// drops CASE: an eviction drops a batch of pages at once. A page that cannot be dropped or read
+// must not be taken for dropped, and must not delay the others.
 //
-//   locked             a quarter of the pages is locked by raw mlock in runs of odd lengths: those
+//   locked             a quarter of the pages is locked by raw mlock in runs of odd lengths: these
 //                      stay, the others leave
-//   locked-denied      the same where the kernel has no process_madvise for us (denied by seccomp):
-//                      neighbours share one madvise
-//   denied-later       process_madvise is denied when the pager has used it already
-//   unreadable         every other page is PROT_NONE: they leave DRAM like any other and come back
-//                      right
+//   locked-denied      the same where seccomp denies process_madvise: neighbours share one madvise
+//   denied-later       process_madvise is denied after the pager has used it
+//   unreadable         every other page is PROT_NONE: these pages leave DRAM like the others and
+//                      come back with their content
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include "pager/state/state.h"
+#include "tests/fault/versioned_pages.h"
 #include "tests/support/refused_calls.h"
 #include "tests/support/test_tier.h"
 
@@ -35,23 +35,8 @@ void deny_process_madvise() {
   if (!refuse_calls({SYS_process_madvise}, true)) SKIP("seccomp", strerror(errno));
 }
 
-struct Pages {
-  char* base;
-  uint64_t count;
-  explicit Pages(uint64_t bytes)
-      : base(static_cast<char*>(lunar_region_create(bytes))), count(bytes / g_page) {
-    REQUIRE(base != nullptr);
-  }
-  char* at(uint64_t i) const { return base + i * g_page; }
-  void write(uint64_t version) const {
-    for (uint64_t i = 0; i < count; ++i, ++g_progress) tier::stamp_write(at(i), g_page, i, version);
-  }
-  uint64_t wrong(uint64_t version) const {
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < count; ++i, ++g_progress)
-      n += !tier::stamp_holds(at(i), g_page, i, version);
-    return n;
-  }
+struct Pages : tier::VersionedPages {
+  using VersionedPages::VersionedPages;
   PageState state(uint64_t i) const {
     return static_cast<PageState>(lunar::pager_page_state(at(i)));
   }
@@ -67,8 +52,8 @@ bool locked_page(uint64_t i) { return i % 61 < 1 + i / 61 % 16; }
 
 void keeps_locked_pages() {
   const Tier tier;
-  const Pages pages(16 * tier::kMega);
-  pages.write(1);
+  Pages pages(16 * tier::kMega);
+  pages.write_all(1);
   uint64_t locked = 0;
   for (uint64_t i = 0; i < pages.count; ++i) {
     if (!locked_page(i)) continue;
@@ -84,11 +69,10 @@ void keeps_locked_pages() {
               "page %lu is in state %d, locked %d", i, static_cast<int>(pages.state(i)),
               locked_page(i));
     REQUIRE(tier::validate());
-    uint64_t wrong = pages.wrong(1 + round);
-    REQUIRE(wrong == 0, "%lu of %lu pages are wrong", wrong, pages.count);
-    pages.write(2 + round);
+    pages.check_all("after an eviction");
+    pages.write_all(2 + round);
   }
-  // What is discarded reads as zeros, or the call says that it could not be.
+  // Discarded pages read as zeros, or the call fails.
   int rc = lunar_discard(pages.base, pages.count * g_page);
   REQUIRE(rc == 0, "discard: %d", rc);
   for (uint64_t i = 0; i < pages.count; ++i)
@@ -98,24 +82,24 @@ void keeps_locked_pages() {
 
 TEST_CASE("denied-later") {
   const Tier tier;
-  const Pages pages(64 * tier::kMega);  // twice the budget
-  pages.write(1);
+  Pages pages(64 * tier::kMega);  // twice the budget
+  pages.write_all(1);
   deny_process_madvise();
-  pages.write(2);
-  REQUIRE(pages.wrong(2) == 0);
+  pages.write_all(2);
+  pages.check_all("at the end");
   REQUIRE(tier::validate());
 }
 
 TEST_CASE("unreadable") {
   const Tier tier;
   const auto protect = [](char* at, int prot) { REQUIRE(mprotect(at, g_page, prot) == 0); };
-  const Pages pages(16 * tier::kMega), others(96 * tier::kMega);
-  pages.write(1);
+  Pages pages(16 * tier::kMega), others(96 * tier::kMega);
+  pages.write_all(1);
   for (uint64_t i = 0; i < pages.count; i += 2) protect(pages.at(i), PROT_NONE);
   auto& counted = lunar::counters();
   uint64_t evictions = counted.evictions.get(), batches = counted.batches.get();
   double start = tier::seconds();
-  others.write(1);
+  others.write_all(1);
   double took = tier::seconds() - start;
   evictions = counted.evictions.get() - evictions;
   batches = counted.batches.get() - batches;
@@ -129,7 +113,8 @@ TEST_CASE("unreadable") {
   REQUIRE(pages.in_state(PageState::kResident) == 0, "%lu pages stayed",
           pages.in_state(PageState::kResident));
   for (uint64_t i = 0; i < pages.count; i += 2) protect(pages.at(i), PROT_READ | PROT_WRITE);
-  REQUIRE(pages.wrong(1) == 0 && others.wrong(1) == 0);
+  pages.check_all("made accessible");
+  others.check_all("others");
   REQUIRE(tier::validate());
 }
 

@@ -91,19 +91,17 @@ TEST_CASE("fork-files") {
   std::atomic<uint64_t> rounds{0};
   std::atomic<bool> stop{false};
   tier::Watchdog watchdog(rounds, 60);
-  std::vector<std::thread> busy;
-  for (unsigned t = 0; t < kBusy; ++t)
-    busy.emplace_back([&, t] {
-      tier::Random random(seed * 8 + t);
-      FILE* own = open_tiered("busy\n");
-      while (!stop.load()) {
-        for (int k = 0; k < 50; ++k)
-          *reinterpret_cast<volatile uint64_t*>(base + random.below(kMemory / page) * page) =
-              random.next();
-        fprintf(own, "%lu\n", random.next());
-      }
-      fclose(own);
-    });
+  auto busy = lunar_test::start_threads(kBusy, [&](unsigned t) {
+    tier::Random random(seed * 8 + t);
+    FILE* own = open_tiered("busy\n");
+    while (!stop.load()) {
+      for (int k = 0; k < 50; ++k)
+        *reinterpret_cast<volatile uint64_t*>(base + random.below(kMemory / page) * page) =
+            random.next();
+      fprintf(own, "%lu\n", random.next());
+    }
+    fclose(own);
+  });
   std::vector<FILE*> files;
   char text[64];
   for (unsigned i = 0; i < kFiles; ++i) {
@@ -128,7 +126,7 @@ TEST_CASE("fork-files") {
             status);
   }
   stop.store(true);
-  for (std::thread& thread : busy) thread.join();
+  busy.clear();
   for (unsigned i = kForks; i < kFiles; ++i) {
     snprintf(text, sizeof text, "file %u\n", i);
     check_file(files[i], text, "parent");

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork_in_handler CASE: a signal handler forks in the middle of a range operation, and the child
-// returns from it and goes on with the operation, as the parent does. Both must end it, with the
-// right content, by resources of their own.
-//   first_touches      threads that make theirs just then, or give them back, as they end
-//   waiting_for_room   an operation that waits because there is no DRAM; and how often it looks
-//                      meanwhile
+// fork_in_handler CASE: a signal handler forks in the middle of a range operation. Parent and child
+// return from the handler and complete the operation, with the right content and resources of their
+// own.
+//   first-touches      meanwhile threads make first touches
+//   waiting-for-room   the operation waits because there is no DRAM; and how often it looks then
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -74,21 +73,19 @@ void catch_with_fork() {
 // In a child: this thread, which has just ended its operation, and others do more of them at once.
 [[noreturn]] void end_child(uint64_t at) {
   constexpr uint64_t kPart = 64;
-  std::vector<std::thread> others;
-  for (uint64_t t = 0; t < 2; ++t)
-    others.emplace_back([=] {
-      for (uint64_t n = 0; n < 8; ++n) {
-        const uint64_t first = (at + (t * 8 + n + 1) * kPart) % (g_count - kPart);
-        touch(first, kPart, "thread of a child");
-        check(first, kPart, "thread of a child");
-      }
-    });
+  auto others = lunar_test::start_threads(uint64_t{2}, [=](uint64_t t) {
+    for (uint64_t n = 0; n < 8; ++n) {
+      const uint64_t first = (at + (t * 8 + n + 1) * kPart) % (g_count - kPart);
+      touch(first, kPart, "thread of a child");
+      check(first, kPart, "thread of a child");
+    }
+  });
   for (uint64_t n = 0; n < 8; ++n) {
     const uint64_t first = (at + (n + 40) * kPart) % (g_count - kPart);
     touch(first, kPart, "child");
     check(first, kPart, "child");
   }
-  for (std::thread& other : others) other.join();
+  others.clear();
   REQUIRE(tier::validate(), "page table of a child");
   _exit(0);
 }

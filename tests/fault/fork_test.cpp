@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // fork_test CASE [--long]: a forked child keeps its memory.
 //
-// Idea. Every page has a content that tells its version; parent, child and grandchild go their own
-// ways from the fork on and each must see exactly what the fork left it and what it wrote itself.
-// Memory is three times the budget, so pages are in DRAM, in frames, on the LUN and empty at the
-// moment of the fork.
+// Idea. Every page has a content that tells its version. After a fork parent, child and grandchild
+// write on their own, and each must see exactly the content of the fork and its own writes. Memory
+// is three times the budget, so at the fork pages are in DRAM, in frames, on the LUN and empty.
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -21,6 +20,8 @@
 
 #include "pager/state/state.h"
 #include "tests/fault/first_touch.h"
+#include "tests/fault/versioned_pages.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_tier.h"
 
 extern char** environ;
@@ -34,41 +35,17 @@ using tier::Random;
 constexpr uint64_t kMemory = 96 * tier::kMega, kDram = 32 * tier::kMega, kLun = 1536 * tier::kMega;
 const uint64_t g_seed = tier::run_seed();
 
-// A region whose pages carry a version each; the model is plain memory, which fork copies.
-struct Pages {
-  explicit Pages(uint64_t bytes, uint32_t first_version = 1)
-      : page(lunar_page_bytes()), count(bytes / page), versions(count, 0) {
-    base = tier::new_region(bytes);
+struct Pages : tier::VersionedPages {
+  explicit Pages(uint64_t bytes, uint32_t first_version = 1) : VersionedPages(bytes) {
     for (uint64_t i = 0; i < count; ++i)
-      if (i % 16 != 5) write(i, first_version);  // some stay untouched
+      if (i % 16 != 5) write(i, first_version);  // the others stay untouched
   }
-  char* at(uint64_t i) const { return base + i * page; }
-  void write(uint64_t i, uint32_t version) {
-    versions[i] = version;
-    tier::stamp_write(at(i), page, i, version);
-  }
-  void check(uint64_t i, const char* who) const {
-    if (tier::stamp_holds(at(i), page, i, versions[i])) return;
-    auto* word = reinterpret_cast<uint64_t*>(at(i));
-    uint64_t begins = ~uint64_t{0};
-    for (uint64_t v = 0; v < 100000 && begins == ~uint64_t{0}; ++v)
-      if (tier::stamp_holds(word, 8, i, v)) begins = v;
-    REQUIRE(false, "%s: page %lu should be version %u, begins like %lld (%lx), state %d", who, i,
-            versions[i], static_cast<long long>(begins), word[0], lunar::pager_page_state(at(i)));
-  }
-  void check_all(const char* who) const {
-    for (uint64_t i = 0; i < count; ++i) check(i, who);
-  }
-  // Some pages in every state: the last third is resident or in frames, the rest evicted.
+  // Afterwards some pages are in every state: the last third is resident or in frames, the rest
+  // evicted.
   void spread() {
     Random random(g_seed);
     for (int k = 0; k < 2000; ++k) check(random.below(count), "before the fork");
   }
-
-  size_t page;
-  uint64_t count;
-  char* base;
-  std::vector<uint32_t> versions;
 };
 
 void start(const char* options = nullptr) { tier::start_tier(kDram, kLun, nullptr, options); }
@@ -197,9 +174,9 @@ Holdings holdings(Pages& pages) {
           open_descriptors()};
 }
 
-// What the process holds after its first fork ever (which may leave a descriptor or a table behind,
-// once), when what was reserved for the child has come back: the housekeeping thread gives it back
-// a moment after the child's end.
+// The resources of the process after its first fork, which may leave a descriptor or a table
+// behind, once the reservation for the child has come back: the housekeeping thread returns it a
+// moment after the child's end.
 Holdings settled(Pages& pages, const Holdings& alone) {
   Holdings now{};
   for (int i = 0; i < 50; ++i) {
@@ -293,24 +270,21 @@ TEST_CASE("fork-among-writers") {
   size_t last = page / 8 - 1;
   std::vector<std::atomic<uint64_t>> model(count);
   std::atomic<bool> stop{false};
-  std::vector<std::thread> writers;
-  for (unsigned t = 0; t < 4; ++t)
-    writers.emplace_back([&, t] {
-      Random random(g_seed * 8 + t);
-      while (!stop.load(std::memory_order_relaxed)) {
-        uint64_t i = random.below(count / 4) * 4 + t;
-        uint64_t to = model[i].load(std::memory_order_relaxed) + 1;
-        words(i)[0].store(to);
-        words(i)[last].store(to);
-        model[i].store(to);
-        if (random.one_in(500))
-          (void)lunar_evict(base + random.below(count - 64) * page, 64 * page);
-        if (random.one_in(200)) {
-          lunar_range range{base + random.below(count) * page, page};
-          (void)lunar_prefetch(&range, 1);
-        }
+  auto writers = lunar_test::start_threads(4u, [&](unsigned t) {
+    Random random(g_seed * 8 + t);
+    while (!stop.load(std::memory_order_relaxed)) {
+      uint64_t i = random.below(count / 4) * 4 + t;
+      uint64_t to = model[i].load(std::memory_order_relaxed) + 1;
+      words(i)[0].store(to);
+      words(i)[last].store(to);
+      model[i].store(to);
+      if (random.one_in(500)) (void)lunar_evict(base + random.below(count - 64) * page, 64 * page);
+      if (random.one_in(200)) {
+        lunar_range range{base + random.below(count) * page, page};
+        (void)lunar_prefetch(&range, 1);
       }
-    });
+    }
+  });
   std::thread forker([&] {
     for (int round = 0; round < (lunar_test::has_option("--long") ? 30 : 5); ++round) {
       usleep(100000);
@@ -334,7 +308,7 @@ TEST_CASE("fork-among-writers") {
     stop.store(true);
   });
   forker.join();
-  for (std::thread& writer : writers) writer.join();
+  writers.clear();
   for (uint64_t i = 0; i < count; ++i)
     REQUIRE(words(i)[0].load() == model[i].load() && words(i)[last].load() == model[i].load(),
             "parent: page %lu holds %lu, wrote %lu", i, words(i)[0].load(), model[i].load());
@@ -553,16 +527,14 @@ TEST_CASE("lock-holder-waits-for-room") {
   start();
   Pages pages(kMemory);
   std::atomic<bool> over{false};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < 4; ++t)
-    threads.emplace_back([&, t] {
-      Random random(g_seed + t);
-      while (!over.load()) {
-        if (t == 0) pthread_mutex_lock(&g_lock);
-        for (int k = 0; k < 8; ++k) pages.check(random.below(pages.count), "during forks");
-        if (t == 0) pthread_mutex_unlock(&g_lock);
-      }
-    });
+  auto threads = lunar_test::start_threads(4u, [&](unsigned t) {
+    Random random(g_seed + t);
+    while (!over.load()) {
+      if (t == 0) pthread_mutex_lock(&g_lock);
+      for (int k = 0; k < 8; ++k) pages.check(random.below(pages.count), "during forks");
+      if (t == 0) pthread_mutex_unlock(&g_lock);
+    }
+  });
   g_forks.store(true);
   for (int round = 0; round < 8; ++round) {
     const pid_t child = fork();
@@ -571,7 +543,7 @@ TEST_CASE("lock-holder-waits-for-room") {
   }
   g_forks.store(false);
   over.store(true);
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   pages.check_all("parent");
 }
 
@@ -592,25 +564,6 @@ void touch_early() {
   }
 }
 
-// What the child says until it ends. It may end before it returns from fork.
-template <class F>
-std::string stderr_of_fork(int* status, F&& body) {
-  int ends[2];
-  const int own = dup(STDERR_FILENO);
-  REQUIRE(pipe(ends) == 0 && own >= 0 && dup2(ends[1], STDERR_FILENO) >= 0);
-  const pid_t child = fork_child(body);
-  dup2(own, STDERR_FILENO);
-  close(own);
-  close(ends[1]);
-  std::string text;
-  char part[512];
-  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;)
-    text.append(part, static_cast<size_t>(n));
-  close(ends[0]);
-  REQUIRE(waitpid(child, status, 0) == child);
-  return text;
-}
-
 TEST_CASE("touched-before-it-is-served") {
   REQUIRE(pthread_atfork(nullptr, nullptr, touch_early) == 0);
   start();
@@ -628,14 +581,15 @@ TEST_CASE("touched-before-it-is-served") {
     }
     g_early = early;
     int status = 0;
-    const std::string line = stderr_of_fork(&status, [&] {
+    const auto use = [&] {
       for (char* at : g_touched_early) {
         for (int i = 1000; i < 1100; ++i)
           REQUIRE(at[i] == static_cast<char>(0xa5), "what was written early");
         pages.write(static_cast<uint64_t>(at - pages.base) / pages.page, 9);
       }
       pages.check_all("child");
-    });
+    };
+    const std::string line = lunar_test::stderr_of(use, &status);
     g_early = Early::kNothing;
     const bool refused = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
     REQUIRE(
@@ -662,12 +616,10 @@ TEST_CASE("first-touches-beside-forks") {
   };
   std::atomic<bool> stop{false};
   uint64_t touched[kThreads] = {};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < kThreads; ++t)
-    threads.emplace_back([&, t] {
-      for (uint64_t i = 0; i < each && !stop.load(std::memory_order_relaxed); touched[t] = ++i)
-        *word(t, i) += i + 1;
-    });
+  auto threads = lunar_test::start_threads(kThreads, [&](unsigned t) {
+    for (uint64_t i = 0; i < each && !stop.load(std::memory_order_relaxed); touched[t] = ++i)
+      *word(t, i) += i + 1;
+  });
   for (int round = 0; round < (lunar_test::has_option("--long") ? 300 : 60); ++round) {
     usleep(10000);
     expect_exit(
@@ -675,7 +627,7 @@ TEST_CASE("first-touches-beside-forks") {
         "child");
   }
   stop.store(true);
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   for (unsigned t = 0; t < kThreads; ++t)
     for (uint64_t i = 0; i < touched[t]; ++i)
       REQUIRE(*word(t, i) == i + 1, "parent: thread %u's new page", t);

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// hygiene: the pager's threads keep away from what is the program's.
+// hygiene: the pager's threads do not touch the program's locks, heap, signals and descriptors.
 //
 // Idea. This program replaces malloc and friends, and pthread_mutex_lock, by versions that end it
-// when one of the pager's threads calls them while pages are faulted, evicted and read ahead. A
-// fault by a service thread other than the evictor (which meets missing pages by right) is counted
-// by the pager and must not happen. The threads block all signals, keep no descriptor of the
-// program, and go on when the program closes all of its own.
+// when a thread of the pager calls them while pages are faulted, evicted and read ahead. The pager
+// counts faults of its service threads; only the evictor may have one. The threads block all
+// signals, hold no descriptor of the program, and continue when the program closes all of its own.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -20,6 +19,7 @@
 #include "pager/state/state.h"
 #include "sys/fatal.h"
 #include "sys/thread.h"
+#include "tests/fault/versioned_pages.h"
 #include "tests/support/test_tier.h"
 
 extern "C" {
@@ -126,41 +126,31 @@ void check_signals() {
           handlers);
 }
 
-struct Memory {
-  char* base;
-  size_t page;
-  uint64_t pages;
-  std::vector<uint32_t> versions;
-
-  void write(uint64_t i) { tier::stamp_write(base + i * page, page, i, ++versions[i]); }
-  void check(uint64_t i) const {
-    REQUIRE(tier::stamp_holds(base + i * page, page, i, versions[i]), "page %lu is wrong", i);
-  }
+struct Memory : tier::VersionedPages {
+  Memory() : VersionedPages(kMemory) { write_all(1); }
+  void write_next(uint64_t i) { write(i, versions[i] + 1); }
 };
 
 // Every way into the pager, from two threads.
 void exercise(Memory& m, uint64_t seed, int rounds) {
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < 2; ++t)
-    threads.emplace_back([&, t] {
-      tier::Random random(seed * 2 + t);
-      for (int k = 0; k < rounds; ++k) {
-        uint64_t i = random.below(m.pages / 2) * 2 + t;
-        if (random.one_in(3))
-          m.write(i);
-        else
-          m.check(i);
-        if (random.one_in(50)) {
-          REQUIRE(lunar_discard(m.base + i * m.page, m.page) == 0);
-          m.versions[i] = 0;
-        }
-        lunar_range range{m.base + random.below(m.pages) * m.page, m.page};
-        if (random.one_in(100)) REQUIRE(lunar_prefetch(&range, 1) == 0);
-        if (random.one_in(300)) REQUIRE(lunar_evict(range.address, range.bytes) >= 0);
+  lunar_test::in_parallel(2u, [&](unsigned t) {
+    tier::Random random(seed * 2 + t);
+    for (int k = 0; k < rounds; ++k) {
+      uint64_t i = random.below(m.count / 2) * 2 + t;
+      if (random.one_in(3))
+        m.write_next(i);
+      else
+        m.check(i, "between");
+      if (random.one_in(50)) {
+        REQUIRE(lunar_discard(m.at(i), m.page) == 0);
+        m.versions[i] = 0;
       }
-    });
-  for (std::thread& thread : threads) thread.join();
-  for (uint64_t i = 0; i < m.pages; ++i) m.check(i);  // in sequence: read-ahead
+      lunar_range range{m.at(random.below(m.count)), m.page};
+      if (random.one_in(100)) REQUIRE(lunar_prefetch(&range, 1) == 0);
+      if (random.one_in(300)) REQUIRE(lunar_evict(range.address, range.bytes) >= 0);
+    }
+  });
+  m.check_all("in sequence");  // with read-ahead
 }
 
 }  // namespace
@@ -170,11 +160,7 @@ TEST_CASE("hygiene") {
   int ends[2];
   REQUIRE(pipe2(ends, O_CLOEXEC) == 0);  // before the tier: its threads must not hold it
   tier::start_tier(kDram, 4 * kMemory);
-  Memory m{static_cast<char*>(lunar_region_create(kMemory)), lunar_page_bytes(), 0, {}};
-  REQUIRE(m.base != nullptr);
-  m.pages = kMemory / m.page;
-  m.versions.assign(m.pages, 0);
-  for (uint64_t i = 0; i < m.pages; ++i) m.write(i);  // everything has been used once
+  Memory m;
   std::atomic<uint64_t> none{0};
 
   g_trap.store(true);
@@ -203,12 +189,12 @@ TEST_CASE("hygiene") {
   for (int fd = 3; fd < 4096; ++fd) close(fd);
   tier::Random random(seed);
   for (int k = 0; k < 5000; ++k) {
-    uint64_t i = random.below(m.pages);
+    uint64_t i = random.below(m.count);
     if (random.one_in(3))
-      m.write(i);
+      m.write_next(i);
     else
-      m.check(i);
+      m.check(i, "between");
   }
-  for (uint64_t i = 0; i < m.pages; ++i) m.check(i);
+  m.check_all("at the end");
   g_trap.store(false);
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What page tables cost the budget, and what happens when there is no room for more.
+// The DRAM that page tables take from the budget, and its limit.
 //
-//   page_tables sparse      one page in each of 2,048 chunks of 2 MiB: at most 1 MiB of tables
-//   page_tables given_back  ever new addresses are touched and given up: the tables do not grow
-//   page_tables all_used    3 GiB in a budget of 16 MiB are written and read again (--long; else
-//                           512 MiB)
-//   page_tables refused     memory whose tables cannot fit is refused, with a line; the rest works
-//   page_tables forked      a child of sparse memory reads it, changes it, and gives it up
-//   page_tables forked_early  the same before activation, while another thread looks at the table
-//   page_tables shrunk      a budget that the tables of committed memory may fill is refused
-//   page_tables shrunk_early  a budget changed before activation is the account's at once
-//   page_tables reused      faults, discards, prefetches and evictions of neighbours in the same
-//                           leaves: every page has the content that it was given last
+// page_tables CASE:
+//   sparse         one page in each of 2,048 chunks of 2 MiB: at most 1 MiB of tables
+//   given-back     new addresses are touched and discarded, again and again: the tables do not grow
+//   all-used       512 MiB in a budget of 16 MiB are written and read again (all-used-full: 3 GiB)
+//   refused        memory whose tables cannot fit is refused, with a line; the rest works
+//   forked         a child of sparse memory reads it, changes it, and discards it
+//   forked-early   a fork before activation, while another thread reads the table
+//   shrunk         a budget that the tables of committed memory may fill is refused
+//   shrunk-early   a budget changed before activation is the account's at once
+//   reused         faults, discards, prefetches and evictions of neighbours in the same leaves:
+//                  every page has its last content
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -156,7 +156,7 @@ TEST_CASE("forked-early") {
   options.size = 2 * kGiga;
   if (lunar::pager_create(options, &why) < 0) SKIP("userfaultfd", why.text);
   std::atomic<bool> looks{false}, done{false};
-  std::thread looking([&] {
+  std::jthread looking([&] {
     const lunar::sys::ScopedSignalBlock signals;
     const lunar::TableScope scope;
     looks.store(true);
@@ -184,7 +184,6 @@ TEST_CASE("forked-early") {
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
   done.store(true);
-  looking.join();
 }
 
 TEST_CASE("shrunk") {
@@ -271,9 +270,7 @@ TEST_CASE("reused") {
       }
     }
   };
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < kThreads; ++i) threads.emplace_back(run, i);
-  for (auto& thread : threads) thread.join();
+  lunar_test::in_parallel(kThreads, run);
   REQUIRE(tier::validate());
   REQUIRE(lunar_discard(base, kPages * page) == 0);
   REQUIRE(tier::validate());

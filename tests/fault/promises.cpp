@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// promises CASE: what the pager promises at its edges, each case in a tier of its own.
+// promises CASE: promises of the pager at its limits.
 //
 //   frames         what the pager maps for itself is charged to the budget, page for page, and the
 //                  kernel counts no more
-//   lun_space      no more memory can be allocated than there is LUN space, and all that was
+//   lun-space      no more memory can be allocated than there is LUN space, and all that was
 //                  allocated can be used
 //   checked_twice  a fork handler that forks gives back what the check of the first fork has
 //   charged reader         fault messages that cannot be read end the process, with a line: a
@@ -27,15 +27,6 @@ namespace {
 using tier::kMega;
 using tier::new_region;
 
-// What a child process writes to standard error until it ends, and how it ends.
-template <class F>
-std::string said_by(F&& body, int* status) {
-  const std::string text = lunar_test::stderr_of(body, status);
-  if (WIFEXITED(*status) && WEXITSTATUS(*status) == 77)
-    _exit(77);  // its skip line is on our standard output
-  return text;
-}
-
 unsigned times(const std::string& text, const char* words) {
   unsigned n = 0;
   for (size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++n;
@@ -45,7 +36,7 @@ unsigned times(const std::string& text, const char* words) {
 void frames() {
   for (const uint64_t dram : {16 * kMega, 256 * kMega}) {
     int status = 0;
-    const std::string text = said_by(
+    const std::string text = lunar_test::stderr_of(
         [dram] {
           // their windows are fixed pages too
           tier::start_tier(dram, 4 * dram, nullptr, "handlers=1");
@@ -94,7 +85,7 @@ TEST_CASE("lun-space") {
           REQUIRE(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1),
                   "what was written is not there");
       }
-  // What is given back can be allocated again, and no more.
+  // The space that is given back can be allocated again, and no more.
   REQUIRE(lunar_region_destroy(pieces.back(), kPiece) == 0);
   REQUIRE(lunar_region_create(kPiece) != nullptr, "the space of a region that is gone is not free");
   REQUIRE(lunar_region_create(kPiece) == nullptr, "more than there is");
@@ -122,7 +113,7 @@ TEST_CASE("checked-twice") {
 
 TEST_CASE("reader") {
   int status = 0;
-  const std::string text = said_by(
+  const std::string text = lunar_test::stderr_of(
       [] {
         tier::start_tier(16 * kMega, 64 * kMega);
         char* base = new_region(32 * kMega);

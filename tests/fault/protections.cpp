@@ -60,22 +60,20 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
   auto word = [&](uint64_t i, unsigned t) {
     return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page) + t * 16;
   };
-  std::vector<std::thread> writers;
   if (read_only) memset(base, 1, kBytes);  // there, and then read-only
   if (read_only) REQUIRE(mprotect(base, kBytes, PROT_READ) == 0);
-  for (unsigned t = 0; t < started; ++t)
-    writers.emplace_back([&, t] {
-      Random random(seed * 8 + t);
-      while (!stop.load(std::memory_order_relaxed)) {
-        uint64_t i = hand.load(std::memory_order_relaxed) + random.below(kWindow);
-        if (read_only) {
-          count_in_read_only(word(i, t), model[i * kWriters + t]);
-          continue;
-        }
-        word(i, t)->fetch_add(1);
-        model[i * kWriters + t].fetch_add(1);
+  auto writers = lunar_test::start_threads(started, [&](unsigned t) {
+    Random random(seed * 8 + t);
+    while (!stop.load(std::memory_order_relaxed)) {
+      uint64_t i = hand.load(std::memory_order_relaxed) + random.below(kWindow);
+      if (read_only) {
+        count_in_read_only(word(i, t), model[i * kWriters + t]);
+        continue;
       }
-    });
+      word(i, t)->fetch_add(1);
+      model[i * kWriters + t].fetch_add(1);
+    }
+  });
   for (unsigned round = 0; round < kForks; ++round) {
     REQUIRE(lunar_touch(base, kBytes / 4) == 0);
     if (come_round) lunar::pager_state().fork.epoch.fetch_add(65536 - 2);
@@ -92,7 +90,7 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
     waitpid(child, nullptr, 0);
   }
   stop.store(true);
-  for (std::thread& writer : writers) writer.join();
+  writers.clear();
   uint64_t lost = 0;
   for (uint64_t i = 0; i < count; ++i)
     for (unsigned t = 0; t < started; ++t)
@@ -219,19 +217,16 @@ uint64_t read_direct(uint64_t seed, bool off) {
   std::atomic<uint64_t> lost{0};
   const Enough enough(off);
   Harasser harasser(base, kReaders * kBlock);
-  std::vector<std::thread> readers;
-  for (unsigned t = 0; t < kReaders; ++t)
-    readers.emplace_back([&, t] {
-      Random random(seed * 8 + t);
-      char* into = base + t * kBlock;
-      for (unsigned i = 0; i < kReads || !enough(lost.load()); ++i, ++g_progress) {
-        uint64_t offset = random.below(kFileBytes / kBlock) * kBlock;
-        ssize_t n = pread(fd, into, kBlock, static_cast<off_t>(offset));
-        REQUIRE(n == static_cast<ssize_t>(kBlock), "pread: %zd %s", n, strerror(errno));
-        if (!block_holds(into, offset)) lost.fetch_add(1);
-      }
-    });
-  for (std::thread& reader : readers) reader.join();
+  lunar_test::in_parallel(kReaders, [&](unsigned t) {
+    Random random(seed * 8 + t);
+    char* into = base + t * kBlock;
+    for (unsigned i = 0; i < kReads || !enough(lost.load()); ++i, ++g_progress) {
+      uint64_t offset = random.below(kFileBytes / kBlock) * kBlock;
+      ssize_t n = pread(fd, into, kBlock, static_cast<off_t>(offset));
+      REQUIRE(n == static_cast<ssize_t>(kBlock), "pread: %zd %s", n, strerror(errno));
+      if (!block_holds(into, offset)) lost.fetch_add(1);
+    }
+  });
   return lost.load();
 }
 

@@ -218,24 +218,20 @@ TEST_CASE("sim-faults") {
   double start = tier::seconds();
   {
     tier::Watchdog watchdog(g_operations, 60);
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < kThreads; ++t)
-      threads.emplace_back([&, t] {
-        Worker worker(seed, t, off);
-        while (!enough() && !(off && g_wrong.load() > 0)) {
-          for (int i = 0; i < 64; ++i) worker.operate();
-          g_operations.fetch_add(64);
-        }
-      });
-    for (std::thread& thread : threads) thread.join();
+    lunar_test::in_parallel(kThreads, [&](unsigned t) {
+      Worker worker(seed, t, off);
+      while (!enough() && !(off && g_wrong.load() > 0)) {
+        for (int i = 0; i < 64; ++i) worker.operate();
+        g_operations.fetch_add(64);
+      }
+    });
     for (uint64_t page = 0; page < g_pages; ++page, ++g_operations)
       check_result(page, look(page), off, "the last look");
   }
   printf(
-      "%lu I/Os in %.1f s: read errors %lu, write errors %lu, torn %lu, misdirected %lu, corrupted "
-      "%lu; lost "
-      "pages reported by "
-      "SIGBUS %lu, lunar_touch %lu, system calls %lu; silently wrong %lu\n",
+      "%lu I/Os in %.1f s: read errors %lu, write errors %lu, torn %lu, misdirected %lu, "
+      "corrupted %lu; lost pages reported by SIGBUS %lu, lunar_touch %lu, system calls %lu; "
+      "silently wrong %lu\n",
       done(), tier::seconds() - start, counted.read_errors.load(), counted.write_errors.load(),
       counted.torn.load(), counted.misdirected.load(), counted.corrupted.load(), g_by_signal.load(),
       g_by_touch.load(), g_by_syscall.load(), g_wrong.load());

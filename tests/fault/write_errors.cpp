@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// write_errors: what writes that fail take away from a LUN. A place is given up only for what it
-// did itself: not for another one in the same write, and not while nothing can be written at all.
-// In each case all content is right.
+// write_errors CASE: the space that failed writes cost a LUN. A place is given up only for its own
+// failure, not for another place's in the same write, and not while every write fails. In each case
+// all content is right.
 //
 //   transient    one write in some fails, whatever its place; the log is not flooded
 //   outage       for a while every write fails
-//   bad_places   some places never take a write
-//   late         two writes take 13 s each: a line about threads that wait says so each time
+//   bad-places   some places never take a write
+//   late         two writes take 13 s each: a line about waiting threads says so each time
 //
 // LUNAR_SEED=N replays the device's faults. Threading: main, and for the outage a thread that
 // writes.

@@ -50,7 +50,7 @@ void write_there(pid_t pid, char* from, char* to, size_t bytes) {
           strerror(errno));
 }
 
-// What is not there, and whole calls that the kernel refuses.
+// Writes to absent places, and calls that the kernel refuses as a whole.
 void write_wrong(pid_t pid, char* to) {
   char some[3000] = {};
   const iovec mine{some, sizeof some}, half[] = {{to, 1000}, {nullptr, 2000}}, none{nullptr, 100};
@@ -85,10 +85,7 @@ void write_share(pid_t parent, char* target, uint64_t writer, uint64_t round) {
 void be_writer(pid_t parent, char* target, int told, int said) {
   write_wrong(parent, target);
   for (uint64_t round; read(told, &round, sizeof round) == sizeof round;) {
-    std::vector<std::thread> writers;
-    for (uint64_t i = 0; i < kWriters; ++i)
-      writers.emplace_back(write_share, parent, target, i, round);
-    for (std::thread& writer : writers) writer.join();
+    lunar_test::in_parallel(kWriters, [&](uint64_t i) { write_share(parent, target, i, round); });
     REQUIRE(write(said, &round, sizeof round) == sizeof round);
   }
   _exit(0);
