@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/kept_place.h"
+#include "kv/store_path.h"
 #include "lunar/lunar.h"
 #include "tests/support/cases.h"
 #include "tests/support/test_tier.h"
