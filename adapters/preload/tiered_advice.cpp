@@ -58,11 +58,12 @@ enum class Effect : uint8_t {
   kEvict,        // to the LUN now
   kGuard,        // this and the following also apply to a reservation
   kUnguard,
-  kHuge,      // the kernel's while memory is plain; tiered memory has small pages
-  kHandOver,  // the map leaves the tier first; the heap's and API regions' memory cannot: EINVAL
-  kKernel,    // passed to the kernel: it does not change contents
-  kRefuse,    // EINVAL: the kernel refuses it for memory like this, or Lunar could not keep the
-              // promise
+  kHuge,    // the kernel's while memory is plain; tiered memory has small pages
+  kWipe,    // a forked child finds zeros
+  kKeep,    // undoes kWipe
+  kKernel,  // passed to the kernel: it does not change contents
+  kRefuse,  // EINVAL: the kernel refuses it for memory like this, or Lunar could not keep the
+            // promise
 };
 
 struct Rule {
@@ -87,8 +88,8 @@ constexpr Rule kRules[] = {
     {kNoHugePage, Effect::kHuge},
     {kDontDump, Effect::kKernel},
     {kDoDump, Effect::kKernel},
-    {kWipeOnFork, Effect::kHandOver},
-    {kKeepOnFork, Effect::kKernel},
+    {kWipeOnFork, Effect::kWipe},
+    {kKeepOnFork, Effect::kKeep},
     {kCold, Effect::kEvict},
     {kPageOut, Effect::kEvict},
     {kPopulateRead, Effect::kTouch},
@@ -174,9 +175,12 @@ int advise_tiered(char* address, size_t bytes, int advice) {
       return pager_guard(address, bytes, false);
     case Effect::kHuge:
       return pager_advise_huge(address, bytes, advice);
+    case Effect::kWipe:
+      return pager_wipe_on_fork(address, bytes, true);
+    case Effect::kKeep:
+      return pager_wipe_on_fork(address, bytes, false);
     case Effect::kKernel:
       return sys::advise(address, bytes, advice);
-    case Effect::kHandOver:
     case Effect::kRefuse:
       break;
   }
@@ -185,15 +189,13 @@ int advise_tiered(char* address, size_t bytes, int advice) {
 
 int maps_advise(char* address, size_t bytes, int advice) {
   if (maps_are_gone(bytes)) return -ENOMEM;
-  const Rule* rule = rule_of(advice);
-  if (rule != nullptr && rule->effect == Effect::kHandOver)
-    if (const int rc = maps_hand_over(address, bytes); rc < 0) return rc;
   bool plain;
   {
     MapsLock lock;
     plain = wholly_committed(address, address + bytes);
   }
   if (plain) return advise_tiered(address, bytes, advice);
+  const Rule* rule = rule_of(advice);
   // Most advice has no effect on a reservation, but it can have guard pages and settings that the
   // kernel keeps per mapping.
   bool reserved_too = rule != nullptr && rule->effect >= Effect::kGuard;

@@ -174,8 +174,7 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
   return 0;
 }
 
-// Makes a piece foreign that becomes executable (generated code), because the kernel owns all code,
-// or that a forked child is to find empty.
+// Makes a piece foreign that becomes executable (generated code), because the kernel owns all code.
 int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   size_t done = 0;
   int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin),
@@ -473,22 +472,6 @@ int maps_protect(char* address, size_t bytes, int prot) {
     address = stop;
   }
   if (prot == PROT_NONE) fill_stack_above(*area, end, bytes);
-  return 0;
-}
-
-int maps_hand_over(char* address, size_t bytes) {
-  MapsLock lock;
-  Area* area = area_of(address);
-  char* const end = address + bytes;
-  while (address < end) {
-    if (g_table.reserve() < 0) return -ENOMEM;
-    const Mapping* piece = nullptr;
-    char* const stop = g_table.piece(address, end, &piece);
-    const bool is_tiered = piece != nullptr && piece->kind == MappingKind::kTiered;
-    const int rc = is_tiered ? make_alien(area, address, stop, Mapping(*piece)) : 0;
-    if (rc < 0) return rc;
-    address = stop;
-  }
   return 0;
 }
 

@@ -76,8 +76,6 @@ void maps_moved_away(char* address, size_t bytes);
 [[nodiscard]] int maps_detach(const char* address);
 [[nodiscard]] int maps_protect(char* address, size_t bytes, int prot);
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
-// Makes what is tiered of a range the kernel's, with its content.
-[[nodiscard]] int maps_hand_over(char* address, size_t bytes);
 // pre: `old_address` is in an area.
 [[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
                              char* wanted, void** out);

@@ -8,6 +8,7 @@
 
 #include "pager/activation/activation.h"
 #include "pager/fault/map_events.h"
+#include "pager/fork/wipe.h"
 #include "pager/lock_pages.h"
 #include "pager/pager.h"
 #include "pager/state/descriptors.h"
@@ -182,9 +183,11 @@ int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t e
 
 // What the old map was advised does not hold for the next one of the pager's.
 int forget_advice(PagerState& state, const Region& region, char* at, uint64_t bytes) {
-  if (!region.has_patterns.load(std::memory_order_relaxed)) return 0;
-  return for_own(state.foreign, at, at + bytes,
-                 [](char* from, size_t part) { return pager_advise(from, part, LUNAR_NORMAL); });
+  const bool has_patterns = region.has_patterns.load(std::memory_order_relaxed);
+  return for_own(state.foreign, at, at + bytes, [has_patterns](char* from, size_t part) {
+    const int rc = wipe_any() ? pager_wipe_on_fork(from, part, false) : 0;
+    return rc == 0 && has_patterns ? pager_advise(from, part, LUNAR_NORMAL) : rc;
+  });
 }
 
 // Reserves the place again, registered if the process is active. vacated: only if no map is there.

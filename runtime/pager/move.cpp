@@ -21,6 +21,7 @@
 #include "pager/activation/activation.h"
 #include "pager/fault/bring_in.h"
 #include "pager/fault/kept_pages.h"
+#include "pager/fork/wipe.h"
 #include "pager/lock_pages.h"
 #include "pager/pager.h"
 #include "pager/space/lun_space.h"
@@ -403,6 +404,9 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (rc == 0) rc = pages_of(state, src, bytes, true, &from);
   if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed))
     rc = pager_advise(dst, bytes, LUNAR_NORMAL);
+  if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
+  if (rc == 0 && wipe_any())
+    rc = wipe_move(state, static_cast<char*>(dst), static_cast<char*>(src), bytes);
   if (rc != 0) return rc;
   if (!pager_active()) {
     sys::Locked<sys::Mutex> lock(g_activation.lock);

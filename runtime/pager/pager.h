@@ -57,8 +57,8 @@ struct Region;  // opaque here: a virtual range that the pager owns
 
 enum RegionFlags : unsigned {
   kRegionHeap = 0,
-  // MAP_NORESERVE: needs no commit, LUN space is charged at first touch
-  kRegionChargeOnTouch = 1u << 0,
+  kRegionChargeOnTouch =
+      1u << 0,  // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
   // uncommitted memory stays PROT_NONE (maps); without this flag it is accessible up to the highest
   // commit
   kRegionStrict = 1u << 1,
@@ -152,6 +152,9 @@ enum class Discard : uint8_t {
 // SIGSEGV until the guard page is removed (then it reads as zeros) or its mapping ends. -EINVAL:
 // this kernel has none (before 6.13), or pages are pinned; the content is then as it was.
 [[nodiscard]] int pager_guard(void* address, size_t bytes, bool install);
+// MADV_WIPEONFORK, MADV_KEEPONFORK: a forked child finds zeros there. -ENOMEM: too many such
+// ranges.
+[[nodiscard]] int pager_wipe_on_fork(void* address, size_t bytes, bool wipe);
 // As discard (kMapping), but returns -EAGAIN while this process forks: for an allocator's hooks,
 // which run with the allocator's locks held. The allocator's fork handlers may take these locks
 // after the pager's handlers have begun to exclude discards.

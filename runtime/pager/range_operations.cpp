@@ -14,6 +14,7 @@
 #include "pager/fault/bring_in.h"
 #include "pager/fault/kept_pages.h"
 #include "pager/fault/zero_fill.h"
+#include "pager/fork/wipe.h"
 #include "pager/guard.h"
 #include "pager/lock_pages.h"
 #include "pager/pager.h"
@@ -160,6 +161,8 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
   PageRange range;
   int rc = pages_of(state, address, bytes, true, &range);
   if (rc == 0 && what == Discard::kMapping) set_pattern(range, Access::kNormal);
+  if (rc == 0 && what == Discard::kMapping && wait && wipe_any())
+    rc = pager_wipe_on_fork(address, bytes, false);
   if (rc == 0 && what == Discard::kMapping &&
       range.region->has_guards.load(std::memory_order_acquire))
     rc = guard_range(state, range, false, wait);
@@ -188,6 +191,15 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
 }
 
 }  // namespace
+
+int pager_wipe_on_fork(void* address, size_t bytes, bool wipe) {
+  auto& state = pager_state();
+  PageRange range;
+  int rc = pages_of(state, address, bytes, false, &range);
+  if (rc < 0 || (!wipe && !wipe_any())) return rc;
+  return wipe_set(state, range.region->address_of(PageIndex(range.first)),
+                  (range.end - range.first) << state.page_shift, wipe);
+}
 
 int pager_discard(void* address, size_t bytes, Discard what) {
   return discard(pager_state(), address, bytes, what, true);

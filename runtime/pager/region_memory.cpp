@@ -15,6 +15,7 @@
 #include "pager/fault/handler.h"
 #include "pager/fault/map_events.h"
 #include "pager/fork/checked_forks.h"
+#include "pager/fork/wipe.h"
 #include "pager/pager.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/descriptors.h"
@@ -331,7 +332,7 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
 }
 
 // While the process is not active: maps the place anew, so that content, locks, guard pages and
-// advice end with the old map. -EAGAIN: it is active, or will be.
+// advice end with the old map (not the list of wipe.h). -EAGAIN: it is active, or will be.
 static int map_plain_anew(PagerState& state, const Region& region, size_t offset, size_t bytes) {
   if (pager_active()) return -EAGAIN;
   CommitLock lock(state);
@@ -344,6 +345,8 @@ static int map_plain_anew(PagerState& state, const Region& region, size_t offset
 int region_clear(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   char* const address = region->base + offset;
+  if (wipe_any())
+    if (const int rc = pager_wipe_on_fork(address, bytes, false); rc < 0) return rc;
   // One system call instead of two: programs end maps by the thousand.
   if (map_plain_anew(state, *region, offset, bytes) == 0)
     return pager_advise(address, bytes, LUNAR_NORMAL);

@@ -16,6 +16,7 @@
 #include "pager/fault/kept_pages.h"
 #include "pager/fork/checked_forks.h"
 #include "pager/fork/lun_ids.h"
+#include "pager/fork/wipe.h"
 #include "pager/page/present_chunks.h"
 #include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
@@ -155,6 +156,7 @@ int64_t settle_words(PagerState& state) {
   state.luns.referred = 0;
   tables_enter_child(state);
   promise_enter_child(state);
+  wipe_in_child(state);
   for (Region& region : state.regions) {
     region.grow_lock.reset_in_child();
     sum.charged = 0;
@@ -287,7 +289,7 @@ void charge_difference(PagerState& state, const ForkInProgress& fork, int64_t re
   state.account.use_reserved(fork.checked.fixed);
   tables_go_live(state);
   promise_go_live(state, fork.checked.tables);
-  // what was committed since the fork was checked
+  // than it was when the fork was checked
   const int64_t more = static_cast<int64_t>(committed << state.page_shift) - fork.checked.lun_bytes;
   if (more < 0)
     state.account.lun_give(-more);
@@ -321,6 +323,7 @@ void fork_enter_child(PagerState& state, const ForkInProgress& fork, bool of_lib
   checked_forks_enter_child();
   sys::note_memory_owner();
   if (of_libc) sys::threads_unmap_parents(here);
+  wipe_reset_in_child();
   HostGuard guard;
   if (!fork.engaged) return enter_plain_child(state, fork);
   host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
