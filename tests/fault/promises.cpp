@@ -5,9 +5,7 @@
 //                  kernel counts no more
 //   lun-space      no more memory can be allocated than there is LUN space, and all that was
 //                  allocated can be used
-//   checked_twice  a fork handler that forks gives back what the check of the first fork has
-//   charged reader         fault messages that cannot be read end the process, with a line: a
-//   thread that
+//   reader         fault messages that cannot be read end the process, with a line: a thread that
 //                  faulted would wait for ever
 #include <errno.h>
 #include <signal.h>
@@ -90,25 +88,6 @@ TEST_CASE("lun-space") {
   REQUIRE(lunar_region_create(kPiece) != nullptr, "the space of a region that is gone is not free");
   REQUIRE(lunar_region_create(kPiece) == nullptr, "more than there is");
   REQUIRE(tier::validate());
-}
-
-// Before activation. The first fork is between its check and our prepare handler, as a handler of
-// the program's that runs in between forks too.
-TEST_CASE("checked-twice") {
-  lunar::Options options;
-  lunar::ErrorText why;
-  REQUIRE(lunar::options_load(&options, environ, &why) == 0, "options: %s", why.text);
-  options.dram = 256 * kMega;
-  options.size = 2048 * kMega;
-  if (lunar::pager_create(options, &why) < 0) SKIP("userfaultfd", why.text);
-  lunar::Region* region = nullptr;
-  REQUIRE(lunar::region_create(16 * kMega, lunar::kRegionStrict, &region) == 0 &&
-          lunar::region_commit(region, 0, 16 * kMega) == 0 && !lunar::pager_active());
-  const int64_t before = lunar::pager_state().account.plain_pages();
-  REQUIRE(lunar::pager_fork_check() == 0 && lunar::pager_fork_check() == 0);
-  lunar::pager_fork_failed();
-  const int64_t after = lunar::pager_state().account.plain_pages();
-  REQUIRE(before == after, "%ld pages are charged, and %ld were before the checks", after, before);
 }
 
 TEST_CASE("reader") {

@@ -177,8 +177,7 @@ int reserve_all(PagerState& state) {
 }  // namespace
 
 int fork_check(PagerState& state) {
-  // the fork that was checked before is not made yet: a fork handler of the program forks
-  if (t_checked.counted || t_checked.plain) fork_failed(state);
+  if (t_checked.counted) fork_failed(state);  // a fork handler of the program's forks
   t_checked = {};
   if (forked_past_us(state) != 0) return 0;
   if (const int rc = charge_plain_or_activate(state); rc < 0 || t_checked.plain) return rc;
