@@ -131,12 +131,17 @@ int removed(const StorePath& place, ErrorText* why) {
   return why->set(-ESTALE, "%s: %s: was removed while it was opened", place.caller, place.path);
 }
 
+// Whether a missing file is created.
+bool makes_file(const StorePath& place) {
+  return (place.mode == OpenMode::kMake || place.mode == OpenMode::kReplaceAll) &&
+         scheme_length(place.path) == 0;
+}
+
 // Creates a missing file if the mode allows it, and gives an empty file its size.
 int prepare_file(const StorePath& place, FileBefore* before, ErrorText* why) {
   struct stat status_of;
   int status = sys::path_status(place.path, &status_of);
-  const bool makes = place.mode == OpenMode::kMake || place.mode == OpenMode::kReplaceAll;
-  if (status == -ENOENT && makes && scheme_length(place.path) == 0) {
+  if (status == -ENOENT && makes_file(place)) {
     const SizedFile file(sys::open_file(place.path, O_RDWR | O_CREAT | O_EXCL, 0600));
     if (file.fd() >= 0) {
       *before = FileBefore::kMissing;
@@ -252,7 +257,9 @@ int open_place(const StorePath& place, StoreOptions* options, FileBefore* before
     return status;
   }
   struct stat found;
-  const bool is_file = sys::path_status(place.path, &found) == 0 && S_ISREG(found.st_mode);
+  const int seen = sys::path_status(place.path, &found);
+  if (seen == -ENOENT && makes_file(place)) return removed(place, why);
+  const bool is_file = seen == 0 && S_ISREG(found.st_mode);
   DeviceOptions how;
   how.scratch = false;
   how.read_only = place.mode == OpenMode::kReadOnly;

@@ -227,9 +227,13 @@ int pager_set_dram(uint64_t bytes) {
   const int64_t pages = static_cast<int64_t>(bytes >> state.page_shift);
   if (pager_active() && state.pinned_pages.load() > pages / 2) return -EBUSY;
   const int64_t before = state.account.cap_pages();
-  state.account.set_cap(pages);  // first: of this and a promise at once, one sees the other
-  // plain memory above the new limit cannot be evicted before activation
-  const bool must_evict = !pager_active() && state.account.plain_pages() > plain_limit(state);
+  bool must_evict;  // plain memory above a smaller limit, which only an active process evicts
+  {
+    const CommitLock lock(state);
+    state.account.set_cap(pages);  // first: of this and a promise at once, one sees the other
+    must_evict =
+        pages < before && !pager_active() && state.account.plain_pages() > plain_limit(state);
+  }
   const bool can_evict = !must_evict || pager_activate(&why) == 0;
   if (!can_evict || (pages < before && pages - state.account.fixed_total() <
                                            kTableRoom + state.pinned_pages.load())) {
