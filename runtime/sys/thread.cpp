@@ -36,6 +36,7 @@ namespace lunar::sys {
 namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;  // on top of libc's own part
+constexpr unsigned kExecPatienceMs = 1000;
 
 // pthread_create puts the static TLS of the whole program on the given stack; libc tells how much
 // it needs (a private symbol, which the JVM uses too). threads_prepare asks once, because neither a
@@ -185,7 +186,12 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   sigset_t all, previous;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &previous);
+  // The kernel makes no thread while another one is in exec(), which fails or ends this one.
   int rc = -pthread_create(out, &attributes, thread_main, start);
+  for (unsigned i = 0; rc == -EAGAIN && i < kExecPatienceMs; ++i) {
+    sleep_ns(1'000'000);
+    rc = -pthread_create(out, &attributes, thread_main, start);
+  }
   pthread_sigmask(SIG_SETMASK, &previous, nullptr);
   pthread_attr_destroy(&attributes);
   if (rc != 0) {
