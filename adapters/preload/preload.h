@@ -73,7 +73,7 @@ void look_up(F& slot, const char* name) {
 // unreadable. If a filter of the program refuses that copy, this reads the memory like any code.
 template <class T>
 bool read_if_readable(const T* from, T* to) {
-  const int rc = sys::peek(from, to, sizeof *to);
+  const int rc = from == nullptr ? -EFAULT : sys::peek(from, to, sizeof *to);
   if (rc == -EFAULT) return false;
   if (rc < 0) *to = *from;
   return true;

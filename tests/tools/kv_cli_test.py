@@ -134,10 +134,11 @@ def test_pairs(directory):
     assert len(done("scan", place).splitlines()) == 4, "del"
     for words in (["dump"], ["dump", "--json"], ["scan"], ["info"], ["info", "--json"], ["check"],
                   ["check", "--json"], ["compact"], ["compact", "--json"],
-                  ["set", "a", "b", "--json"], ["del", "a", "--json"], ["get", "a"]):
+                  ["set", "a", "b", "--json"], ["del", "a", "--json"], ["get", "a"],
+                  ["get", "a", "--json"]):
         words[1:1] = [place]
         if words[0] == "get":
-            done("set", place, "a", "b")
+            done("set", place, "a", "b" * 6000)   # more than a buffer of standard output
         with open("/dev/full", "wb") as full:
             result = subprocess.run([LUNAR, "kv", *words], stdout=full, stderr=subprocess.PIPE,
                                     check=False)

@@ -131,6 +131,7 @@ def test_wrong_words(directory):
     refused(["create"], ["URI#NAME is required"])
     refused(["list", path, "--yes"], ["--yes"], [path])
     refused(["info", path, path], ["one word too many"], [path])
+    refused(["info", "--", path, "-5g"], ["'-5g' is one word too many"], [path])
     refused(["check", f"{path}#first"], ["#first", "the device alone"], [path])
     refused(["check", path, "--repair=yes"], ["--repair takes no value"], [path])
     for name in (".hidden", "-dash", "a b", "x" * 32, "ä", ""):

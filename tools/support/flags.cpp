@@ -22,14 +22,16 @@ bool is_flag(const std::string& word) { return word.size() > 1 && word[0] == '-'
 // CLI11's refusals in the words of all others.
 std::string text_of_error(const CLI::App& app, const CLI::ParseError& error) {
   constexpr std::string_view kConversion = "Could not convert: ", kIs = " = ";
-  const std::vector<std::string> extras = app.remaining();
-  const auto flag = std::find_if(extras.begin(), extras.end(), is_flag);
-  if (flag != extras.end()) {
+  std::vector<std::string> extras = app.remaining();
+  const auto words = std::find(extras.begin(), extras.end(), "--");  // no flags from here on
+  const auto flag = std::find_if(extras.begin(), words, is_flag);
+  if (flag != words) {
     std::vector<std::string> known;
     for (const CLI::Option* one : app.get_options())
       for (const std::string& name : one->get_lnames()) known.push_back("--" + name);
     return unknown_text(app.get_name(), "flag", flag->substr(0, flag->find('=')), known);
   }
+  if (words != extras.end()) extras.erase(words);
   if (!extras.empty()) return fmt::format("'{}' is one word too many", extras.front());
   const std::string text = error.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
@@ -86,7 +88,7 @@ void Flags::describe(const std::string& description) { app_->description(descrip
 void Flags::footer(const std::string& text) { app_->footer(text); }
 
 Flag Flags::add(const std::string& name, std::string& value, const std::string& help) {
-  return Flag(app_->add_option(name, value, help));
+  return Flag(app_->add_option(name, value, help)->take_last());
 }
 Flag Flags::add(const std::string& name, std::vector<std::string>& values,
                 const std::string& help) {
@@ -96,13 +98,13 @@ Flag Flags::add(const std::string& name, std::vector<unsigned>& values, const st
   return Flag(app_->add_option(name, values, help));
 }
 Flag Flags::add(const std::string& name, uint64_t& value, const std::string& help) {
-  return Flag(app_->add_option(name, value, help));
+  return Flag(app_->add_option(name, value, help)->take_last());
 }
 Flag Flags::add(const std::string& name, unsigned& value, const std::string& help) {
-  return Flag(app_->add_option(name, value, help));
+  return Flag(app_->add_option(name, value, help)->take_last());
 }
 Flag Flags::add(const std::string& name, double& value, const std::string& help) {
-  return Flag(app_->add_option(name, value, help));
+  return Flag(app_->add_option(name, value, help)->take_last());
 }
 Flag Flags::add(const std::string& name, bool& value, const std::string& help) {
   return Flag(app_->add_flag(name, value, help)->disable_flag_override());

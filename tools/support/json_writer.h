@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -83,6 +84,7 @@ class JsonWriter {
   bool fresh_ = true;
 };
 
-inline void print_json(const JsonWriter& json) { fmt::print("{}\n", json.text()); }
+// main() reports an error of standard output (finish_output); fmt::print would throw.
+inline void print_json(const JsonWriter& json) { fputs((json.text() + "\n").c_str(), stdout); }
 
 }  // namespace lunar::tools
