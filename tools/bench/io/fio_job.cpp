@@ -149,7 +149,8 @@ RunResult measure_fio_run(const std::string& fio, const FioTarget& target, const
                  to = began + order.warm_seconds + order.seconds - kEndSeconds;
     text = read_all(out[0], order.seconds + order.warm_seconds + 60, [&] {
       const double now = now_seconds();
-      if (now >= from && now <= to) (first.at == 0 ? first : last) = {now, machine_cpu_seconds()};
+      if (now >= from && now <= to)
+        (first.at == 0 ? first : last) = Reading{now, machine_cpu_seconds()};
       run.cpu_s = std::max(run.cpu_s, process_cpu_seconds(child.pid()));
     });
     if (!child.wait(10)) throw std::runtime_error("fio did not end");
