@@ -175,7 +175,6 @@ void* attach_in_place(int id, char* address, size_t bytes, int flags) {
 // the segment can be attached. The trial stays attached until the end: under kernel.shm_rmid_forced
 // a segment is removed after its last use.
 void* attach_over(int id, char* address, int flags) {
-  errno = EINVAL;
   shmid_ds segment;
   if (shmctl(id, IPC_STAT, &segment) != 0) return MAP_FAILED;
   size_t bytes = 0;

@@ -216,6 +216,8 @@ def test_not_started(directory, able):
             (written("s3", b"#!\n"), 126, "s3", "#!"), (STATIC, 125, STATIC, "statically linked"),
             (written("s4", f"#!{STATIC}\n".encode()), 125, "s4", "statically linked")):
         refused(run64("--", command), *parts, code=code)
+    options = written("s5", b"#!/usr/bin/env -S -u NAME -C / /bin/echo words\n")
+    assert run64(options).stdout == f"words {options}\n"
     # A text without #! is a shell script, as it is to every shell.
     assert run64(written("text", b"echo $1\n"), "there").stdout == "there\n"
 

@@ -100,13 +100,14 @@ bool SetupJournal::undo(const std::string& line, std::string* said) {
   words >> value >> boot;
   for (const Setting& one : kSettings) {
     if (kind != one.kind) continue;
-    if (boot == boot_id()) (void)write_text(one.path, value);
+    if (boot != boot_id()) return true;  // it ended with that boot
     *said = fmt::format("{} set back to {}", one.name, value);
-    return true;
+    return write_text(one.path, value) == 0;
   }
   if (kind == "zram") {
+    if (boot != boot_id()) return true;
     *said = fmt::format("/dev/zram{} removed", value);
-    return boot != boot_id() || remove_zram(value);
+    return remove_zram(value);
   }
   if (!is_ours(what)) return true;  // no bench made this: only forget it
   *said = fmt::format("{} {} removed", kind, what);

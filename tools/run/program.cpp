@@ -127,6 +127,11 @@ std::string program_of_env(const std::string& words) {
     size_t end = std::min(words.find_first_of(" \t", at), words.size());
     std::string word = words.substr(at, end - at);
     at = end + 1;
+    if (word == "-u" || word == "-C") {  // with a value: the next word
+      at = words.find_first_not_of(" \t", at);
+      at = words.find_first_of(" \t", at);
+      continue;
+    }
     if (!word.empty() && word[0] != '-' && word.find('=') == std::string::npos) return word;
   }
   return "";
