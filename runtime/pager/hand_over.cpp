@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gives places of a region to the kernel, and takes them back (foreign.h): for maps that the
-// program puts over them (MAP_FIXED), for code that it generates, which stays in DRAM like all
-// other code, and for MADV_WIPEONFORK. Pages that are given away are kEmpty. Threading: any thread,
-// one at a time; see lock_pages.h. Waits for the device and for room.
+// program puts over them (MAP_FIXED), and for code that it generates, which stays in DRAM like all
+// other code. Pages that are given away are kEmpty. Threading: any thread, one at a time; see
+// lock_pages.h. Waits for the device and for room.
 #include <errno.h>
 #include <sys/mman.h>
 

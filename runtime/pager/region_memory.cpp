@@ -27,8 +27,8 @@
 
 namespace lunar {
 
-constexpr size_t kUsableStep =
-    64 * kMiB;  // steps in which a region that only grows is made read/write
+// steps in which a region that only grows is made read/write
+constexpr size_t kUsableStep = 64 * kMiB;
 // size of the last commit that found no space; 0: none, or it was logged
 static constinit std::atomic<uint64_t> g_refused_bytes{0};
 // that space was of page tables, not of the LUN

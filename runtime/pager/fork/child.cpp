@@ -167,9 +167,8 @@ int64_t settle_words(PagerState& state) {
                                       });
     if (rc < 0)
       fatal(
-          "fork: the child cannot tell which pages it has: it may not read /proc/self/pagemap "
-          "(%s), "
-          "and the host has swap space",
+          "fork: the child cannot tell which pages it has: it may not read "
+          "/proc/self/pagemap (%s), and the host has swap space",
           errno_name(rc));
     if (region.on_touch) region.committed_pages.store(sum.charged);
   }
@@ -289,7 +288,7 @@ void charge_difference(PagerState& state, const ForkInProgress& fork, int64_t re
   state.account.use_reserved(fork.checked.fixed);
   tables_go_live(state);
   promise_go_live(state, fork.checked.tables);
-  // than it was when the fork was checked
+  // LUN space beyond what the check reserved
   const int64_t more = static_cast<int64_t>(committed << state.page_shift) - fork.checked.lun_bytes;
   if (more < 0)
     state.account.lun_give(-more);

@@ -31,7 +31,8 @@ bool take_out(char* begin, char* end) {
   for (unsigned i = 0; i < n; ++i) {
     Range one = g_list.ranges[i];
     if (one.end <= begin || one.begin >= end) continue;
-    bool below = one.begin<begin, above = one.end> end;
+    const bool below = one.begin < begin;
+    const bool above = one.end > end;
     if (below && above) {
       if (n == kRangesMax) return false;
       g_list.ranges[n++] = {end, one.end};

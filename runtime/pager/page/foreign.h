@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Foreign ranges: parts of regions that are the kernel's, because the program has put something
-// else there (a file, shared memory), executes them, or wants them wiped in children. They are not
-// registered, have no page words, and are left alone by forks. A range ends with region_reclaim:
-// then its place is the region's again.
+// else there (a file, shared memory) or executes them. They are not registered, have no page words,
+// and are left alone by forks. A range ends with region_reclaim: then its place is the region's
+// again.
 //
 //   [begin, end) addresses, sorted, disjoint, neighbours joined; of all regions of the process
 //

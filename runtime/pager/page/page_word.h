@@ -11,7 +11,8 @@
 //        16..31 epoch   kResident            fork epoch in which the page was exclusive; 0: not
 //                                            known
 //                       kInFrame, kEvicted   eviction time (PagerState::eviction_time)
-//        32..63 index   kResident            slot of an identical copy, or kNoSlot
+//        32..63 index   kResident            slot of the last copy, which may have become old, or
+//                                            kNoSlot
 //                       kEvicted             slot
 //                       kInFrame             frame
 //                       kBusy                as in the state before
