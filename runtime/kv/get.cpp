@@ -12,9 +12,7 @@
 #include <algorithm>
 #include <optional>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "base/xxh3.h"
 #include "kv/store.h"
 
 namespace lunar::kv {

@@ -9,9 +9,7 @@
 #include <algorithm>
 #include <new>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "base/xxh3.h"
 #include "sys/thread.h"
 
 namespace lunar::kv {

@@ -7,12 +7,10 @@
 #include <stddef.h>
 #include <string.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <initializer_list>
 
+#include "base/xxh3.h"
 #include "kv/index.h"
 #include "kv/record_log.h"
 #include "lun/raw_io.h"

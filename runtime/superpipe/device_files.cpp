@@ -11,10 +11,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "base/format.h"
+#include "base/xxh3.h"
 #include "superpipe/device.h"
 #include "superpipe/device_in_use.h"
 #include "sys/file.h"

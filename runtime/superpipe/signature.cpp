@@ -18,11 +18,9 @@
 #include "base/format.h"
 #include "base/host_guard.h"
 #include "base/units.h"
+#include "base/xxh3.h"
 #include "sys/arena.h"
 #include "sys/file.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace lunar {
 namespace {

@@ -3,13 +3,12 @@
 // the links and blocks of its state, the records. The image must be sound.
 // Threading: no state. May not: be used by code that ships.
 #pragma once
-#define XXH_INLINE_ALL
 #include <string.h>
-#include <xxhash.h>
 
 #include <string>
 #include <vector>
 
+#include "base/xxh3.h"
 #include "kv/inspect.h"
 #include "lun/volume/image_format.h"
 #include "tests/kv/kv_support.h"

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "base/xxh3.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
 #include "tests/support/cases.h"
@@ -31,9 +32,6 @@
 #include "tests/support/lun_file.h"
 #include "tests/support/seed.h"
 #include "tests/support/slowness.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 using namespace lunar;
 using namespace lunar_test;

@@ -10,9 +10,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "base/xxh3.h"
 #include "kv/record.h"
 #include "tools/kv/kv_tool.h"
 #include "tools/support/text.h"

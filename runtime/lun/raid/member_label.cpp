@@ -9,12 +9,10 @@
 #include <initializer_list>
 
 #include "base/units.h"
+#include "base/xxh3.h"
 #include "lun/raid/stripe_device.h"
 #include "lun/raw_io.h"
 #include "sys/arena.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace lunar {
 namespace {

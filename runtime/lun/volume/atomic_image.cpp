@@ -10,12 +10,10 @@
 
 #include "base/bytes.h"
 #include "base/units.h"
+#include "base/xxh3.h"
 #include "lun/raw_io.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace lunar {
 namespace {

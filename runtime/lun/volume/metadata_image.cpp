@@ -11,10 +11,8 @@
 
 #include "base/bytes.h"
 #include "base/units.h"
+#include "base/xxh3.h"
 #include "lun/volume/physical_lun.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace lunar {
 namespace {

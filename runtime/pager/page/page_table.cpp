@@ -2,10 +2,9 @@
 // See page_table.h.
 #include "pager/page/page_table.h"
 
-#define XXH_INLINE_ALL
 #include <string.h>
-#include <xxhash.h>
 
+#include "base/xxh3.h"
 #include "sys/arena.h"
 #include "sys/mem.h"
 #include "sys/proc.h"

@@ -8,15 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "base/xxh3.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/physical_lun.h"
 #include "lun/volume/virtual_lun.h"
 #include "lun_in_memory.h"
 #include "old_lun_image.h"
 #include "tests/catch.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 using namespace lunar;
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/xxh3.h"
 #include "lun/volume/lun_locks.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/physical_lun.h"
@@ -20,9 +21,6 @@
 #include "sys/thread.h"
 #include "tests/catch.h"
 #include "tests/support/lun_file.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 using namespace lunar;
 using lunar_test::MemoryDevice;
