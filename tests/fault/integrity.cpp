@@ -377,7 +377,12 @@ void ksm(bool later) {
 // ---- lost_page ----------------------------------------------------------------------------------
 
 sigjmp_buf g_lost;
-void on_sigbus(int, siginfo_t*, void*) { siglongjmp(g_lost, 1); }
+void catch_sigbus() {
+  struct sigaction action{};
+  action.sa_sigaction = [](int, siginfo_t*, void*) { siglongjmp(g_lost, 1); };
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGBUS, &action, nullptr);
+}
 
 bool is_lost(volatile char* page, bool store) {
   if (sigsetjmp(g_lost, 1) != 0) return true;
@@ -438,10 +443,7 @@ TEST_CASE("lost-page") {
   size_t page = lunar_page_bytes();
   char* base = new_region(kPages * page);
   char* lost = base + kLost * page;
-  struct sigaction action{};
-  action.sa_sigaction = on_sigbus;
-  action.sa_flags = SA_SIGINFO;
-  sigaction(SIGBUS, &action, nullptr);
+  catch_sigbus();
   for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
   for (uint64_t round = 0; round < kRounds; ++round, ++g_progress) {
     lose(lost);
@@ -489,10 +491,7 @@ TEST_CASE("lost-page-of-a-run") {
   const size_t page = lunar_page_bytes();
   char* base = new_region(kPages * page);
   char* lost = base + kLost * page;
-  struct sigaction action{};
-  action.sa_sigaction = on_sigbus;
-  action.sa_flags = SA_SIGINFO;
-  sigaction(SIGBUS, &action, nullptr);
+  catch_sigbus();
   for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
   REQUIRE(lunar_evict(base, kPages * page) == kPages);
   lose(lost);

@@ -44,6 +44,16 @@ uint64_t table_bytes() {
   return static_cast<uint64_t>(lunar::table_pages()) * lunar::sys::page_bytes();
 }
 
+// A pager that becomes active with the first commit that its budget has no room for.
+void create_inactive(uint64_t dram_bytes) {
+  lunar::Options options;
+  lunar::ErrorText why;
+  REQUIRE(lunar::options_load(&options, environ, &why) == 0, "options: %s", why.text);
+  options.dram = dram_bytes;
+  options.size = 2 * kGiga;
+  if (lunar::pager_create(options, &why) < 0) SKIP("userfaultfd", why.text);
+}
+
 TEST_CASE("sparse") {
   constexpr uint64_t kChunks = 2048;
   tier::start_tier(64 * kMega, kChunks * kChunk + kGiga);
@@ -149,12 +159,7 @@ TEST_CASE("forked") {
 }
 
 TEST_CASE("forked-early") {
-  lunar::Options options;
-  lunar::ErrorText why;
-  REQUIRE(lunar::options_load(&options, environ, &why) == 0, "options: %s", why.text);
-  options.dram = 16 * kMega;
-  options.size = 2 * kGiga;
-  if (lunar::pager_create(options, &why) < 0) SKIP("userfaultfd", why.text);
+  create_inactive(16 * kMega);
   std::atomic<bool> looks{false}, done{false};
   std::jthread looking([&] {
     const lunar::sys::ScopedSignalBlock signals;
@@ -205,12 +210,7 @@ TEST_CASE("shrunk") {
 // above it when plain becomes tiered memory, and leaves DRAM.
 TEST_CASE("shrunk-early") {
   constexpr uint64_t kBytes = 96 * kMega;
-  lunar::Options options;
-  lunar::ErrorText why;
-  REQUIRE(lunar::options_load(&options, environ, &why) == 0, "options: %s", why.text);
-  options.dram = 256 * kMega;
-  options.size = 2 * kGiga;
-  if (lunar::pager_create(options, &why) < 0) SKIP("userfaultfd", why.text);
+  create_inactive(256 * kMega);
   const uint64_t page = lunar::sys::page_bytes();
   REQUIRE(lunar::pager_set_dram(192 * kMega) == 0 && !lunar::pager_active());
   REQUIRE(lunar::pager_budget_pages() == 192 * kMega / page, "the account keeps the old budget");
