@@ -65,7 +65,7 @@ struct ImageMap {
     return lunar::kv::Address{((record.segment << super.segment_bits) + record.offset) /
                               lunar::kv::kUnitBytes};
   }
-  // Of the state; or, by segments, the first of each.
+  // The blocks of the state; with a segment as the step, the first of each segment.
   std::vector<uint64_t> blocks(uint64_t step = form::kBlockBytes) const {
     std::vector<uint64_t> out;
     for (const Link& link : links)
@@ -84,7 +84,7 @@ struct ImageMap {
     memcpy(&out, state.data() + super.segment_count * sizeof(form::SegmentEntry), sizeof out);
     return out;
   }
-  // Of segments that the state knows, one behind the other.
+  // The records of segments that the state knows, in their order.
   std::vector<Place> records(const std::vector<char>& image) const {
     std::vector<Place> out;
     for (uint64_t segment = 0; segment < super.segment_count; ++segment) {

@@ -82,7 +82,7 @@ void read_and_admit(Shared& shared, uint64_t seed) {
   }
 }
 
-// What the index of a store does: takes DRAM, and later gives it back.
+// Takes DRAM, and later gives it back, as the index of a store does.
 void take_memory(Shared& shared, uint64_t seed) {
   Random random(seed);
   while (!shared.over.load()) {

@@ -9,11 +9,11 @@
 //   interleaving.
 #include <errno.h>
 
-#include <thread>
 #include <vector>
 
 #include "tests/kv/crash_histories.h"
 #include "tests/support/cases.h"
+#include "tests/support/meanwhile.h"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -134,18 +134,14 @@ void History::make(uint64_t operations) {
   copy_ = memory_;
   device.record = &events_;
   const uint64_t threads = 1 + random_.below(4);
-  std::vector<std::thread> writers;
-  for (uint64_t i = 0; i < threads; ++i) {
-    writers.emplace_back([&, i] {
-      Random random(seed_ * 31 + i);
-      for (uint64_t n = 0; n < operations / threads; ++n) {
-        operate(store, &device, &keys_, random.below(keys_.size() / threads) * threads + i, random,
-                true);
-        if (random.below(300) == 0 && store->flush() < 0) wrong("flush");
-      }
-    });
-  }
-  for (std::thread& writer : writers) writer.join();
+  in_parallel(threads, [&](uint64_t i) {
+    Random random(seed_ * 31 + i);
+    for (uint64_t n = 0; n < operations / threads; ++n) {
+      operate(store, &device, &keys_, random.below(keys_.size() / threads) * threads + i, random,
+              true);
+      if (random.below(300) == 0 && store->flush() < 0) wrong("flush");
+    }
+  });
   check_store(store);
   store->close();
 }
@@ -166,7 +162,7 @@ void History::apply(const std::vector<DeviceEvent>& events, size_t from, size_t 
   }
 }
 
-// What is there becomes what each key is, and all that is known of it.
+// Sets each key's model to the state that is found, and forgets its history.
 void History::read_all(Store* store, std::vector<Key>* keys) {
   std::string buffer(kLengthMin + kLengthMax, 0), value;
   uint64_t there = 0, bytes = 0;

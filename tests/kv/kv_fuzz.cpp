@@ -38,10 +38,10 @@ class Image : public Bed {
   explicit Image(uint64_t seed);
   void restore() { memory = sound_; }
   void mutate();
-  // What each field of a saved state may not be, one after the other: nullptr when there is no case
-  // `number`.
+  // Gives one field of a saved state a wrong value; returns a description, or nullptr if there is
+  // no case `number`.
   const char* forge(unsigned number);
-  // What a record may not be that the index leads to; case 0 is sound. nullptr: there is no case
+  // Makes a record that the index leads to wrong; case 0 is sound. nullptr: there is no case
   // `number`.
   const char* forge_record(unsigned number);
   // The same of unreferenced pieces, of which a sound image that was closed names none.
@@ -531,7 +531,7 @@ TEST_CASE("kv-fuzz") {
     REQUIRE(image.memory == before, "a store that was opened for reading was written to");
     crash_durably(before);
     ++(use(&image, false, &counts) ? counts.opened : counts.refused);
-    // What it left may be damaged, but is no worse to open.
+    // The image that it left may be damaged, but can be opened as safely.
     if (opened) (void)use(&image, false, &counts);
   }
   printf("%lu images: %lu refused, %lu opened, %lu salvaged, %lu damages named\n", images,

@@ -81,7 +81,7 @@ class History : public Bed {
     options.dram_bytes = kDram;
   }
   void write(const std::string& prefix);
-  // What the key may be without a word: as it was made durable last, or is since.
+  // A key may have this value without a report: its last durable value, or a later one.
   bool may_be(const std::string& key, const Value& value) const;
   bool ever_was(const std::string& key, const std::string& value) const {
     const auto found = ever_.find(key);
@@ -168,7 +168,7 @@ bool History::may_be(const std::string& key, const Value& value) const {
   return since != since_.end() && since->second.count(value) != 0;
 }
 
-// What is done to an image, and in words.
+// Damages an image, and describes the damage.
 class Damager {
  public:
   Damager(const History& history, const History& other, uint64_t seed)
@@ -392,8 +392,7 @@ TEST_CASE("kv-hostile") {
     const auto number = [](uint64_t value) { return static_cast<unsigned long>(value); };
     printf(
         "%s: %lu refused, %lu opened, %lu salvaged, %lu with doubtful pairs; %lu old pairs, %lu of "
-        "another "
-        "store and %lu missing, all told\n",
+        "another store and %lu missing, all told\n",
         kShapes[i].name, number(tally.refused), number(tally.opened), number(tally.rebuilt),
         number(tally.doubtful), number(tally.old_but_told), number(tally.foreign),
         number(tally.missing));

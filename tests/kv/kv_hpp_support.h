@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of lunar/kv.hpp share. The library is seen through its public headers only.
+// Helpers of lunar/kv.hpp's tests, which use the library's public headers only.
 // Threading: Count by any thread, the rest by one.
 #pragma once
 #include <signal.h>

@@ -78,7 +78,7 @@ class SparseDevice : public lunar_test::MemoryDevice {
       }
     }
   }
-  // Which blocks of 4 KiB may have words, so that zeros cost nothing.
+  // Marks blocks of 4 KiB that may have words, so that zeros cost nothing.
   static constexpr uint64_t kBlockMark = uint64_t{1} << 63;
   Words* words_;
 };

@@ -81,7 +81,7 @@ class Place {
   Place& operator=(const Place&) = delete;
 
   // In the child: opens the store, and adds the threads that use it.
-  void write_in(std::vector<std::thread>* threads, Durability durability, uint64_t seed);
+  void write_in(std::vector<std::jthread>* threads, Durability durability, uint64_t seed);
   void verify(Durability durability);
   void check(const char* lunar) const;
   Shared& shared() { return *shared_; }
@@ -200,7 +200,7 @@ void Place::compact_again_and_again(Store* store) {
   }
 }
 
-void Place::write_in(std::vector<std::thread>* threads, Durability durability, uint64_t seed) {
+void Place::write_in(std::vector<std::jthread>* threads, Durability durability, uint64_t seed) {
   Store* store = open(Contents::kExisting, durability);
   shared_->open.store(true);
   for (uint64_t i = 0; i < kThreads; ++i)
@@ -238,8 +238,8 @@ void Place::verify(Durability durability) {
     Key& state = shared_->keys[key];
     const uint64_t begun = state.begun, durable = state.durable,
                    version = found_version(store, key, &buffer, &wanted);
-    // What is durable for sure, and what was begun after it. A version below from_ is of an earlier
-    // open: only base_ is.
+    // The versions that are certainly durable, and those begun after them. A version below from_ is
+    // of an earlier open: only base_ is.
     const bool any_durable = durable >= from_[key];
     const uint64_t least = any_durable ? durable : from_[key];
     bool right = !any_durable && version == base_[key];
@@ -300,10 +300,10 @@ class Kills {
 };
 
 void Kills::write_until_killed(Durability durability, uint64_t seed) {
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
   for (size_t i = 0; i < places_.size(); ++i)
     places_[i]->write_in(&threads, durability, seed + 2 * i);
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   _exit(1);
 }
 
@@ -350,10 +350,8 @@ void Kills::report() {
                  cleaned = sum(&Shared::cleaned);
   printf(
       "%zu stores, %lu kills (%lu before all were open; none, group, each: %lu, %lu, %lu), %lu "
-      "sets and deletes, "
-      "%lu flushes, %lu walks, %lu compactions that moved %lu MiB: all that was acknowledged is "
-      "there; %lu keys "
-      "at the end\n",
+      "sets and deletes, %lu flushes, %lu walks, %lu compactions that moved %lu MiB: all that was "
+      "acknowledged is there; %lu keys at the end\n",
       places_.size(), kills_, early_, levels_[0], levels_[1], levels_[2], sum(&Shared::operations),
       sum(&Shared::flushes), walks, compactions, cleaned / kMiB, present);
   if (soak_ && (walks == 0 || compactions == 0 || cleaned == 0))

@@ -59,7 +59,7 @@ uint64_t after(const Operation& operation, uint64_t version) {
   return operation.length == expected ? 0 : kNever;
 }
 
-// Of the operations on one key, which is not there before.
+// Checks the operations on one key, which is absent before.
 class Checker {
  public:
   explicit Checker(std::vector<Operation> operations) : operations_(std::move(operations)) {}
@@ -160,7 +160,7 @@ class Histories {
   uint64_t beside_ = 0, operations_ = 0, full_ = 0;
 };
 
-// What takes long is made before, and what was read looked at behind: the operations have to meet.
+// Values are made before the operations and checked after them, so that operations overlap.
 void Histories::prepare(Step* step, Random& random) {
   const uint64_t choice = random.below(8);
   Operation& operation = step->operation;
@@ -247,11 +247,8 @@ void Histories::run(uint64_t histories) {
   for (; history < histories || beside_ < histories || store_->cleaned_bytes() == 0; ++history) {
     ready_.store(0);
     std::vector<Operation> logs[kThreads], all;
-    std::vector<std::thread> threads;
     const uint64_t seed = random_.next();
-    for (unsigned i = 0; i < kThreads; ++i)
-      threads.emplace_back([&, i] { work(i, seed, &logs[i]); });
-    for (std::thread& thread : threads) thread.join();
+    lunar_test::in_parallel(kThreads, [&](unsigned i) { work(i, seed, &logs[i]); });
     for (const auto& log : logs) all.insert(all.end(), log.begin(), log.end());
     check(all, history);
     for (unsigned key = 0; key < kKeys; ++key)
@@ -262,8 +259,7 @@ void Histories::run(uint64_t histories) {
   filler.join();
   printf(
       "%lu histories of %lu operations, %lu pairs of them on one key at the same time; cleaning "
-      "moved %lu KiB, "
-      "%lu device I/Os\n",
+      "moved %lu KiB, %lu device I/Os\n",
       history, operations_, beside_, store_->cleaned_bytes() / kKiB, store_->device_ios());
 }
 

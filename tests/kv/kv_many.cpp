@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store of many small pairs, 8-byte keys with 24-byte values, on a file: two threads build it, it
-// is closed, opened again, each key is found once by a walk with the value that it was given, a
-// sweep reads every record with its checksum, and some are overwritten, deleted and found so by
-// another open. Prints how long each step took.
+// A store of many small pairs, 8-byte keys with 24-byte values, on a file. Two threads build it.
+// After another open a walk finds each key once, random gets find the values, and a sweep checks
+// every record. Some pairs are overwritten or deleted, and another open finds these changes.
 //   kv_many [--pairs N] [--path DIRECTORY]
 #include <errno.h>
-#include <sys/stat.h>
 
-#include <thread>
 #include <vector>
 
 #include "kv/inspect.h"
@@ -28,7 +25,7 @@ struct Value {
   bool operator==(const Value&) const = default;
 };
 
-constexpr uint64_t kGets = 20'000;  // of each open: a read each, as a rule
+constexpr uint64_t kGets = 20'000;  // after each open
 
 Value value_of(uint64_t key, uint64_t version) {
   return {{mix(key ^ version << 48), mix(key + 0x9e3779b97f4a7c15), version}};
@@ -41,16 +38,14 @@ static_assert(0x9e3779b97f4a7c15 * 0xf1de83e19937733d == 1);
 
 class Many {
  public:
-  Many(uint64_t pairs, std::string path)
-      : pairs_(pairs), path_(std::move(path)), begun_(sys::now_ns()) {}
+  Many(uint64_t pairs, std::string path) : pairs_(pairs), path_(std::move(path)) {}
   void build();
-  void verify(const char* step);
+  void verify();
   void change();
   void sweep();
 
  private:
   Store* open(Contents contents, bool read_only = false);
-  void took(const char* step);
   uint64_t version_of(uint64_t number) const { return changed_ && number % 1000 == 1 ? 2 : 1; }
   bool is_deleted(uint64_t number) const { return changed_ && number % 1000 == 2; }
   uint64_t count() const {
@@ -61,16 +56,8 @@ class Many {
 
   uint64_t pairs_;
   std::string path_;
-  uint64_t begun_;
   bool changed_ = false;
 };
-
-void Many::took(const char* step) {
-  const uint64_t now = sys::now_ns();
-  printf("%-34s %8.1f s\n", step, static_cast<double>(now - begun_) / 1e9);
-  fflush(stdout);
-  begun_ = now;
-}
 
 // 56 bytes a record; a state of about 10 bytes a pair, twice, and room for another; the reserve for
 // cleaning.
@@ -88,30 +75,22 @@ Store* Many::open(Contents contents, bool read_only) {
 
 void Many::build() {
   Store* store = open(Contents::kNew);
-  std::vector<std::thread> threads;
-  for (uint64_t half = 0; half < 2; ++half) {
-    threads.emplace_back([&, half] {
-      for (uint64_t number = half; number < pairs_; number += 2) {
-        const uint64_t key = key_of(number);
-        const Value value = value_of(key, 1);
-        if (const int status = store->set({&key, sizeof key}, {&value, sizeof value}); status < 0)
-          FAIL("set: " + std::to_string(status));
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  took("built");
+  lunar_test::in_parallel(uint64_t{2}, [&](uint64_t half) {
+    for (uint64_t number = half; number < pairs_; number += 2) {
+      const uint64_t key = key_of(number);
+      const Value value = value_of(key, 1);
+      if (const int status = store->set({&key, sizeof key}, {&value, sizeof value}); status < 0)
+        FAIL("set: " + std::to_string(status));
+    }
+  });
   REQUIRE(store->flush() >= 0);
-  took("flushed");
   printf("%.2f bytes of index a pair\n",
          static_cast<double>(store->index_bytes()) / static_cast<double>(pairs_));
   store->close();
 }
 
-void Many::verify(const char* step) {
-  begun_ = sys::now_ns();
+void Many::verify() {
   Store* store = open(Contents::kExisting);
-  took(step);
   if (store->count() != count()) FAIL("it counts " + std::to_string(store->count()));
   Walk* walk = nullptr;
   REQUIRE(Walk::open(store, &walk) >= 0);
@@ -128,8 +107,7 @@ void Many::verify(const char* step) {
   if (length != -ENOENT) FAIL("walk: " + std::to_string(length));
   walk->close();
   if (found != count()) FAIL("a walk finds " + std::to_string(found));
-  took("  every key, once, by a walk");
-  Random random(3);
+  Random random(tier::run_seed());
   const uint64_t gets = pairs_ < kGets ? pairs_ : kGets;
   for (uint64_t i = 0; i < gets; ++i) {
     const uint64_t number = gets == pairs_ ? i : random.below(pairs_), at = key_of(number);
@@ -139,17 +117,15 @@ void Many::verify(const char* step) {
       FAIL("get: " + std::to_string(bytes));
     if (bytes > 0 && !(value == value_of(at, version_of(number)))) FAIL("a wrong value");
   }
-  took("  20,000 gets by chance");
   store->close();
 }
 
-// What the index says of each record, and its checksum, key and value.
+// Checks the index's entry, checksum, key and value of each record.
 void Many::sweep() {
   struct Seen {
     const Many* many;
     uint64_t wrong = 0;
   } seen{this};
-  begun_ = sys::now_ns();
   Store* store = open(Contents::kExisting, true);
   Sweep sweep;
   sweep.context = &seen;
@@ -172,7 +148,6 @@ void Many::sweep() {
     FAIL("sweep: " + std::to_string(status) + ", wrong " + std::to_string(seen.wrong));
   if (report.records != count()) FAIL("a sweep finds " + std::to_string(report.records));
   store->close();
-  took("every record by a sweep, all values");
 }
 
 void Many::change() {
@@ -186,7 +161,6 @@ void Many::change() {
   }
   REQUIRE(store->flush() >= 0);
   store->close();
-  took("opened, 2 in 1000 changed, flushed");
 }
 
 }  // namespace
@@ -198,14 +172,10 @@ TEST_CASE("kv-many") {
                            std::to_string(getpid());
   Many many(pairs, path);
   many.build();
-  struct stat file = {};
-  if (stat(path.c_str(), &file) == 0)
-    printf("%lu pairs, %.2f GiB of disk\n", pairs,
-           static_cast<double>(file.st_blocks) * 512 / static_cast<double>(kGiB));
-  many.verify("opened again");
+  many.verify();
   many.sweep();
   many.change();
-  many.verify("opened again after the changes");
+  many.verify();
   many.sweep();
   (void)unlink(path.c_str());
 }

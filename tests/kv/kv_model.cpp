@@ -110,7 +110,7 @@ class Model {
   uint64_t version_ = 0, bytes_ = 0, full_ = 0, failures_ = 0, dram_bytes_ = 0;
 };
 
-// Of all lengths, 0 too, some of which share long beginnings.
+// Keys of all lengths, also 0; some share long beginnings.
 std::string Model::key(uint64_t number) {
   if (number == 0) return "";
   std::string text = std::to_string(number);
@@ -247,13 +247,12 @@ void Model::run(uint64_t operations) {
   for (const auto& [name, value] : model_) (void)get(name);
   printf(
       "%-20s %8zu keys, %7lu KiB, full %lu times, cleaning moved %lu KiB, %lu device I/Os, index "
-      "%.1f bytes an "
-      "entry\n",
+      "%.1f bytes an entry\n",
       kind_.name, model_.size(), bytes_ / 1024, full_, store_->cleaned_bytes() / 1024,
       store_->device_ios(),
       static_cast<double>(store_->index_bytes()) /
           static_cast<double>(model_.empty() ? 1 : model_.size()));
-  // What was deleted is room again.
+  // Deleted pairs are free space again.
   while (!model_.empty()) del(std::string(model_.begin()->first));
   REQUIRE(store_->count() == 0 && store_->bytes_actual() == 0,
           "not empty after everything was deleted");

@@ -23,7 +23,7 @@ using lunar_test::text_option;
 
 constexpr double kMost = 1.1;
 
-// Of all lengths up to 1 MiB, short ones more often.
+// All lengths up to 1 MiB, short ones more often.
 uint64_t mixed(uint64_t key) { return 1 + mix(key) % (kKiB << mix(key + 1) % 11); }
 
 class Filled {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the key/value engine share: contents that say whose and of which version they
-// are, numbers by chance.
+// Helpers of the key/value engine's tests: contents that name their key and version, stores on
+// memory, sweeps.
 // Threading: no state.
 // May not: be used by code that ships.
 #pragma once
@@ -20,8 +20,9 @@
 #include "kv/store.h"
 #include "superpipe/registry.h"
 #include "tests/support/lun_device.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
-#ifndef TEST_CASE  // those of Catch2, whose FAIL a thread may reach, too: it ends the process
+#ifndef TEST_CASE  // Catch2's macros, if a test uses them; its FAIL in a thread ends the process
 #include "tests/support/cases.h"
 #endif
 
@@ -30,12 +31,12 @@ namespace kv_test {
 using tier::mix;
 using tier::Random;
 
-// One in `in` lengths is of whole blocks: such values lie apart from their records.
+// One in `in` lengths is of whole blocks; such a value lies apart from its record.
 inline uint64_t or_whole_blocks(Random& random, uint64_t in, uint64_t length) {
   return random.below(in) ? length : 4096 * (1 + random.below(3));
 }
 
-// Bytes that only this key in this version has.
+// Bytes that no other key or version has.
 inline void fill(std::string* out, uint64_t key, uint64_t version, uint64_t length) {
   out->resize(length);
   uint64_t word = mix(key * 0x9e3779b97f4a7c15 ^ version);
@@ -50,7 +51,7 @@ inline std::string text_of(lunar::kv::Bytes bytes) {
   return {static_cast<const char*>(bytes.data), bytes.size};
 }
 
-// Of a store that takes all of its device; little of all, so that little work moves much.
+// A store that takes its whole device, with small limits, so that little work reaches them.
 inline lunar::kv::StoreOptions small(
     lunar::Device* device, lunar::kv::Contents contents = lunar::kv::Contents::kNew,
     lunar::kv::Durability durability = lunar::kv::Durability::kFlush) {
@@ -73,8 +74,8 @@ inline lunar::kv::Store* open_store(const lunar::kv::StoreOptions& options) {
   return store;
 }
 
-// A store on memory, and what outlives its opens. While it is closed the memory may be another, and
-// longer or shorter.
+// A store on memory, its device and its options. While it is closed `memory` may be replaced, also
+// by another length.
 struct Bed {
   std::vector<char> memory;
   lunar_test::MemoryDevice device;
@@ -106,15 +107,15 @@ struct Bed {
     options.durability = durability;
     return open(contents);
   }
-  void close() {  // no open finds the device failing
+  void close() {  // the device fails no more
     if (store) store->close();
     store = nullptr;
     device.fail_after = -1;
   }
 };
 
-// Keys that an index of 4 bits a shard, 4 shards, cannot tell apart: of the hash an entry has 24
-// bits of tag, and its place.
+// Keys that an index of 4 shards with 4 bits each cannot distinguish: an entry has 24 bits of the
+// hash, and its place.
 inline std::vector<std::pair<std::string, std::string>> look_alikes(size_t pairs) {
   std::unordered_map<uint64_t, std::string> seen;
   std::vector<std::pair<std::string, std::string>> out;
@@ -127,7 +128,7 @@ inline std::vector<std::pair<std::string, std::string>> look_alikes(size_t pairs
   return out;
 }
 
-// The value of a key that no thread changes; "none": there is none.
+// The value of a key that no thread changes; "none" if there is no value.
 inline std::string value_of(lunar::kv::Store* store, const std::string& key) {
   const int64_t length = store->exists(bytes_of(key));
   if (length < 0) return "none";
@@ -141,25 +142,25 @@ inline void check_store(lunar::kv::Store* store) {
   if (store->validate(&why) < 0) FAIL(why.text);
 }
 
-// All that a sweep says.
+// The result of a sweep.
 struct Swept {
   struct Named {
-    std::string what, fault, key;  // "": no key can be read
+    std::string what, fault, key;  // key "": it cannot be read
     bool pair_lost;
     uint64_t bytes;
   };
   std::map<std::string, std::string> pairs;
-  uint64_t given = 0;  // of them; more: a key came twice
+  uint64_t given = 0;  // calls with a pair; more than pairs if a key came twice
   std::vector<Named> damages;
   lunar::kv::CheckReport report;
 
-  // Those of that name, or all of whose name it is the beginning.
+  // Damages whose name begins so.
   uint64_t count(const std::string& what) const {
     uint64_t out = 0;
     for (const Named& one : damages) out += one.what.find(what) == 0 ? 1 : 0;
     return out;
   }
-  // The keys that they have.
+  // Their keys.
   std::set<std::string> keys(const std::string& what = "") const {
     std::set<std::string> out;
     for (const Named& one : damages)
@@ -168,7 +169,7 @@ struct Swept {
   }
 };
 
-// with_pairs: their keys and values, too.
+// with_pairs: also the keys and values.
 inline Swept sweep_of(lunar::kv::Store* store, bool with_pairs = true) {
   Swept out;
   lunar::kv::Sweep sweep;
@@ -188,9 +189,9 @@ inline Swept sweep_of(lunar::kv::Store* store, bool with_pairs = true) {
   return out;
 }
 
-// Where the log lies: nullptr (DRAM) when the arguments name no --device URI. The kernel ends the
-// rings of a killed process in the background, and has its locks until then: on a busy machine for
-// longer than the second that an open waits. So one that is in use is opened again.
+// The log's device; nullptr (DRAM) without a URI. The kernel ends the rings of a killed process in
+// the background and holds its locks until then, on a busy machine longer than the second that an
+// open waits. So a device in use is tried again.
 inline lunar::Device* open_device(const char* uri, uint64_t bytes) {
   if (!uri) return nullptr;
   lunar::DeviceOptions options;
@@ -204,7 +205,7 @@ inline lunar::Device* open_device(const char* uri, uint64_t bytes) {
   return device;
 }
 
-// An empty file, whatever was there.
+// Replaces any file of that name.
 inline void make_file(const char* path, uint64_t bytes) {
   FILE* file = fopen(path, "w");
   if (!file || ftruncate(fileno(file), static_cast<off_t>(bytes)) != 0 || fclose(file) != 0)

@@ -59,7 +59,7 @@ struct Kept : kv_test::Bed {
     REQUIRE(at != memory.end());
     return &*at;
   }
-  // Of `count` pairs a sweep calls so many lost, and gives the others; salvage says the same.
+  // A sweep calls `lost` of `count` pairs lost, and gives the others; salvage does the same.
   void check_lost(uint64_t count, uint64_t lost) {
     for (const bool salvage : {false, true}) {
       open(Contents::kExisting, true, salvage);
@@ -86,8 +86,8 @@ TEST_CASE("kv-blocks: a cold get of whole blocks reads these, and nothing else")
     CHECK(read_bytes >= reads * bytes / 2);
     // Some are still in frames, and the first gets made the table as large as it has to be.
     CHECK(reads <= count + count / 50);
-    // What was read longest ago is no more in the cache; the table knows it, unless others have
-    // pushed it out.
+    // The values that were read longest ago have left the cache; the table knows them, unless
+    // others have replaced them.
     unsigned exact = 0;
     for (uint64_t i = 0, cold = 0; cold < 50; ++i) {
       REQUIRE(i < count);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a store does about damaged records once their keys are set or deleted: their space comes
-// back, large pairs' segments too, counts stay right, and what the device only refused to read is
-// never taken for damage.
+// Damaged records whose keys are set or deleted: their space comes back, also the segments of large
+// pairs, counts stay right, and a record that the device only refused to read is never taken for
+// damaged.
 #include <errno.h>
 
 #include <algorithm>
@@ -81,7 +81,7 @@ struct Kept : kv_test::Bed {
 
 }  // namespace
 
-// Of two that the index cannot tell apart the key's own cannot be read now, and the other is
+// The index cannot distinguish two records: the key's own cannot be read now, and the other is
 // damaged.
 TEST_CASE(
     "kv-damage: what the device refuses to read is not taken for the damaged record of another "
@@ -118,8 +118,8 @@ TEST_CASE(
   }
 }
 
-// Of two that the index cannot tell apart one is not there, and the other's record is damaged, its
-// key perhaps, too.
+// The index cannot distinguish two keys: one is absent, and the other's record is damaged, perhaps
+// also its key.
 TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of another key") {
   const auto [key, other] = kv_test::look_alikes(1)[0];
   for (const Durability durability : {Durability::kFlush, Durability::kGroup}) {
@@ -435,8 +435,8 @@ TEST_CASE(
   CHECK(kept.store->bytes_actual() == 0);
 }
 
-// Those that live least are damaged: cleaning ahead tries them first, and nothing would be gained
-// before room ends.
+// The segments with the least live data are damaged. Cleaning ahead tries them first, and would
+// gain nothing before space ends.
 TEST_CASE(
     "kv-damage: cleaning ahead goes on behind damaged segments, so that no writer waits for room") {
   constexpr uint64_t kKeys = 9000, kNew = 7500, kDamaged = 12;

@@ -57,7 +57,7 @@ struct History : kv_test::Bed {
   void check(Store* store);
 };
 
-// What lies before the first block that has no room is written, as pwrite() does.
+// The part before the first block without room is written, as by pwrite().
 int64_t History::take_blocks(const Command& command) {
   uint64_t length = 0;
   for (uint32_t i = 0; i < command.iov_count; ++i) length += command.iov[i].iov_len;

@@ -37,16 +37,12 @@ TEST_CASE("threads share commits") {
     return 0;
   };
   Store* store = bed.open(Contents::kNew, Durability::kGroup);
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < 8; ++i) {
-    threads.emplace_back([&, i] {
-      for (unsigned n = 0; n < 50; ++n) {
-        const unsigned key = i * 100 + n % 10;
-        if (store->set({&key, sizeof key}, {&n, sizeof n}) != 0) FAIL("set");
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  lunar_test::in_parallel(8u, [&](unsigned i) {
+    for (unsigned n = 0; n < 50; ++n) {
+      const unsigned key = i * 100 + n % 10;
+      if (store->set({&key, sizeof key}, {&n, sizeof n}) != 0) FAIL("set");
+    }
+  });
   CHECK(store->commits() < 130);  // of 400 sets
 }
 
@@ -98,7 +94,7 @@ TEST_CASE("a state is saved before the log is longer than an open may read") {
 // those they had.
 TEST_CASE("records that cleaning moved replace themselves when the log is replayed") {
   Bed bed(kBytes);
-  // What a crash would leave just before a younger state counts: then the log is at its longest.
+  // Images of a crash just before a younger state counts, when the log is at its longest.
   std::vector<std::vector<char>> images;
   bed.device.before = [&](const Command& command) {
     const bool root = command.offset.value - form::kFrontRootsAt < 2 * 4096;
@@ -133,9 +129,9 @@ TEST_CASE("records that cleaning moved replace themselves when the log is replay
   }
 }
 
-// Of two entries that look alike (one tag, one segment) cleaning has moved one when a write fails,
-// and the other not: only what the records hold tells whose place it takes. Both moved, a wrong
-// choice would not be seen.
+// Two entries look alike (one tag, one segment). Cleaning has moved only one of them when a write
+// fails, so only the content of the records tells which entry to change. If both had been moved, a
+// wrong choice would not be seen.
 TEST_CASE(
     "a record that cleaning moved takes the place of its own entry, not of one that looks alike") {
   constexpr unsigned kPairs = 3, kKeys = 400, kRounds = 8;
@@ -208,8 +204,8 @@ TEST_CASE("marks of every length are read again, by cleaning and by a look") {
   }
 }
 
-// What cleaning has moved to the newest batch: changed in place there, it would not tell any more
-// what the record was that it takes the place of.
+// Cleaning has moved the record to the newest batch. Changed in place there, it would no longer
+// name the record that it replaces.
 TEST_CASE("what cleaning moved and a set changes next is replayed with its right length") {
   for (unsigned trial = 0; trial < 60; ++trial) {
     Bed bed(kBytes);

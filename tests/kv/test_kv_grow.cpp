@@ -58,8 +58,8 @@ void open_to_grow(kv_test::Bed* bed, uint64_t bytes) {
   bed->options.log_bytes_most = 0;
 }
 
-// What a crash leaves of them: a write since the last flush that lost() names is not there, or only
-// half of it.
+// The image after a crash: a write since the last flush that lost() names is absent, or half of it
+// is.
 template <class Lost>
 void put(const std::vector<DeviceEvent>& events, size_t count, std::vector<char>* image,
          Lost lost) {

@@ -12,6 +12,7 @@
 
 #include "kv_hpp_support.h"
 #include "tests/catch.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/stderr_of.h"
 
 using namespace kv_test;
@@ -196,21 +197,18 @@ TEST_CASE("kv-hpp: an iterator is ended under threads that use it") {
     ARI* iterator = ark_first(store.handle(), sizeof first, &length, first);
     REQUIRE(iterator != nullptr);
     std::atomic<int> running{0}, other{0};
-    std::vector<std::thread> threads;
-    for (int i = 0; i < 2; ++i) {
-      threads.emplace_back([&] {
-        char key[16];
-        int64_t key_length = 0;
-        int status;
-        ++running;
-        while ((status = ark_next(iterator, sizeof key, &key_length, key)) == 0) continue;
-        if (status != EINVAL && status != ENOENT) ++other;
-      });
-    }
+    auto threads = lunar_test::start_threads(2, [&] {
+      char key[16];
+      int64_t key_length = 0;
+      int status;
+      ++running;
+      while ((status = ark_next(iterator, sizeof key, &key_length, key)) == 0) continue;
+      if (status != EINVAL && status != ENOENT) ++other;
+    });
     while (running < 2) std::this_thread::yield();
     const int status = lunar_kv_end(iterator);
     CHECK((status == 0 || status == EINVAL));  // EINVAL: a thread has brought it to its end
-    for (std::thread& thread : threads) thread.join();
+    threads.clear();
     CHECK(other == 0);
   }
 }

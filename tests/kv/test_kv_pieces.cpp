@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values in pieces, beyond what the models show: what a moment in the middle of a set or delete
-// leaves, what clear() and a failure leave, that nothing which goes over keys meets a piece, and
-// what a read of a part touches.
+// Values in pieces: a state saved in the middle of a set or delete, clear(), a failure, iterations
+// over keys, which meet no piece, and reads of a part.
 #include <errno.h>
 
 #include <algorithm>
@@ -40,7 +39,7 @@ std::string value_of_version(uint64_t version) {
   return value;
 }
 
-// Of "a" the value of one version, whole.
+// The key has the whole value of one version, or does not exist.
 void check_version(Store* store, const char* key) {
   const std::string found = kv_test::value_of(store, key);
   uint64_t version = 0;
@@ -50,25 +49,15 @@ void check_version(Store* store, const char* key) {
 }
 
 // Sets and deletes two keys until told to end.
-struct Writer {
-  std::atomic<bool> over{false};
-  std::thread thread;
-  explicit Writer(Store* store) {
-    thread = std::thread([this, store] {
-      for (uint64_t version = 1; !over; ++version) {
-        if (store->set({"a", 1}, bytes_of(value_of_version(version))) != 0) FAIL("set");
-        if (version % 3 == 0 && store->del({"b", 1}) < -ENOENT) FAIL("del");
-        if (version % 3 != 0 && store->set({"b", 1}, bytes_of(value_of_version(version))) != 0)
-          FAIL("set");
-      }
-    });
-  }
-  ~Writer() {
-    over = true;
-    thread.join();
-  }
-  Writer(const Writer&) = delete;
-  Writer& operator=(const Writer&) = delete;
+struct Writer : lunar_test::Meanwhile {
+  explicit Writer(Store* store)
+      : Meanwhile([store, version = uint64_t{0}]() mutable {
+          ++version;
+          if (store->set({"a", 1}, bytes_of(value_of_version(version))) != 0) FAIL("set");
+          if (version % 3 == 0 && store->del({"b", 1}) < -ENOENT) FAIL("del");
+          if (version % 3 != 0 && store->set({"b", 1}, bytes_of(value_of_version(version))) != 0)
+            FAIL("set");
+        }) {}
 };
 
 }  // namespace
@@ -99,8 +88,7 @@ TEST_CASE(
 
 // The state of a moment within the delete names one piece.
 TEST_CASE(
-    "kv-pieces: an open deletes what is left of a pair whose damaged head said that it is "
-    "shorter") {
+    "kv-pieces: an open deletes the pieces of a pair whose damaged head says that it is shorter") {
   const std::string value(3 * kMiB, 'x');
   unsigned in_hand = 0;
   for (unsigned round = 0; round < 1000 && in_hand == 0; ++round) {
@@ -122,9 +110,9 @@ TEST_CASE(
     });
     while (!over) {
       REQUIRE(store->flush() == 0);
-      if (hands_in(place.memory) == 0) continue;  // only a flush, so this thread, writes states
       Place copy;
       copy.memory = place.device.snapshot();
+      if (hands_in(copy.memory) == 0) continue;
       ++in_hand;
       Store* found = copy.open(Contents::kExisting);
       CHECK(kv_test::value_of(found, "the key") == "new");
@@ -137,7 +125,7 @@ TEST_CASE(
   CHECK(in_hand != 0);
 }
 
-TEST_CASE("kv-pieces: nothing that goes over keys meets a piece, and a get meets one version") {
+TEST_CASE("kv-pieces: an iteration over keys meets no piece, and a get meets one version") {
   for (const bool on_device : {false, true}) {
     Place place(on_device);
     Store* store = place.open(Contents::kScratch);

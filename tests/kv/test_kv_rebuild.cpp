@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What StoreOptions::salvage gets out of a store whose saved state is damaged: every pair whose own
-// record is sound. Never a value that its key never had; an older one, or a deleted pair, only with
-// a word.
+// StoreOptions::salvage on a store whose saved state is damaged finds every pair whose own record
+// is sound. It never gives a value that the key never had, and reports an older value or a deleted
+// pair.
 #include <errno.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A persistent store whose index has filled the DRAM budget: what it refuses costs nothing, and the
-// next open, which has the same budget, must do with it.
+// A persistent store whose index has filled the DRAM budget: a refused set costs nothing, and the
+// next open must succeed with the same budget.
 #include <errno.h>
 
 #include <atomic>
@@ -15,13 +15,14 @@
 using namespace lunar;
 using namespace lunar::kv;
 using kv_test::bytes_of;
+using lunar_test::in_parallel;
 
 namespace {
 
 constexpr uint64_t kBytes = 120 * kMiB;
 constexpr unsigned kRefusalsMost = 200;  // other chains of the index may still have gaps
 
-// Its close() flushes nothing: what was not flushed before is as after a kill.
+// Its close() flushes nothing, as a kill would.
 struct Place : kv_test::Bed {
   explicit Place(uint64_t dram_bytes) : Bed(kBytes) {
     options.dram_bytes = dram_bytes;
@@ -31,6 +32,7 @@ struct Place : kv_test::Bed {
 };
 
 std::string name(uint64_t key) { return "key " + std::to_string(key); }
+bool is_deleted(uint64_t key) { return kv_test::mix(key) % 100 < 30; }
 
 // Sets new keys until the index has no room for most of them. Returns the number after the last
 // one. The look-ups fill the read cache, for whose memory the index has to ask, so it does not grow
@@ -44,7 +46,7 @@ uint64_t fill(Store* store, uint64_t first) {
     for (unsigned i = 0; i < 3; ++i)
       (void)store->exists(bytes_of(name(kv_test::mix(3 * first + i) % (first + 1))));
   }
-  // it is the index that is full, not the log
+  // the index is full, not the log
   REQUIRE(store->bytes_in_use() < store->bytes_allocated() / 4 * 3);
   return first;
 }
@@ -72,17 +74,19 @@ constexpr uint64_t kBudgets[] = {4'200'000, 4'400'000, 5'300'000};
 
 }  // namespace
 
-TEST_CASE("kv-reopen: a store whose index is full opens again with the same DRAM") {
-  for (const uint64_t dram : kBudgets) {
-    Place place(dram);
-    Store* store = place.open(Contents::kNew);
-    (void)fill(store, 0);
-    REQUIRE(store->flush() == 0);
-    opens_again(place);
-  }
+TEST_CASE("kv-reopen: a full index opens again with the same DRAM, also after many deletes") {
+  for (const uint64_t dram : kBudgets)
+    for (const bool deletes : {false, true}) {
+      Place place(dram);
+      Store* store = place.open(Contents::kNew);
+      const uint64_t end = fill(store, 0);
+      if (deletes) churn(store, end, 60'000);
+      REQUIRE(store->flush() == 0);
+      opens_again(place);
+    }
 }
 
-TEST_CASE("kv-reopen: what a full index refuses takes nothing of the log") {
+TEST_CASE("kv-reopen: a set that a full index refuses takes no space of the log") {
   Place place(kBudgets[0]);
   Store* store = place.open(Contents::kNew);
   uint64_t key = fill(store, 0);
@@ -102,22 +106,10 @@ TEST_CASE("kv-reopen: what a full index refuses takes nothing of the log") {
   CHECK((rc == 0 || rc == -ENOSPC));
 }
 
-TEST_CASE("kv-reopen: it does so after many deletes and sets of new keys") {
-  for (const uint64_t dram : kBudgets) {
-    Place place(dram);
-    Store* store = place.open(Contents::kNew);
-    churn(store, fill(store, 0), 60'000);
-    REQUIRE(store->flush() == 0);
-    opens_again(place);
-  }
-}
-
 // Each durable set takes a block, so most of the keys are set before.
-TEST_CASE(
-    "kv-reopen: a store of durable sets whose index is full opens again after a kill with the same "
-    "DRAM") {
+TEST_CASE("kv-reopen: a full index of durable sets opens again after a kill with the same DRAM") {
   for (const uint64_t dram : {kBudgets[0], kBudgets[1]}) {
-    // of the keys that fill the index, so many percent are set before the state is saved
+    // the share of the keys that are set before the state is saved, in percent
     for (const uint64_t share : {uint64_t{93}, uint64_t{89}}) {
       Place place(dram);
       Store* store = place.open(Contents::kNew);
@@ -134,23 +126,14 @@ TEST_CASE(
 
 namespace {
 
-// Sets of many threads share a commit, and so a block.
-template <class Work>
-void in_parallel(Work work) {
-  constexpr unsigned kThreads = 16;
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < kThreads; ++i) {
-    threads.emplace_back([work, i] { work(i, kThreads); });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
+constexpr unsigned kThreads = 16;  // the sets of many threads share a commit, and so a block
 
 // Returns how many sets were refused for another reason than a full index.
 unsigned set_until_full(Store* store, uint64_t first) {
   std::atomic<unsigned> failed{0};
-  in_parallel([&](unsigned number, unsigned step) {
+  in_parallel(kThreads, [&](unsigned number) {
     unsigned refused = 0;
-    for (uint64_t key = first + number; refused < 30; key += step) {
+    for (uint64_t key = first + number; refused < 30; key += kThreads) {
       const int status = store->set(bytes_of(name(key)), {});
       refused = status == 0 ? 0 : refused + 1;
       if (status != 0 && status != -ENOSPC) ++failed;
@@ -163,7 +146,7 @@ unsigned set_until_full(Store* store, uint64_t first) {
 
 // Deletes leave gaps in chains that took all memory; a replay finds the chains without gaps, and
 // splits buckets for the memory that this leaves, which the chains of other shards need then.
-TEST_CASE("kv-reopen: it does so when the index was full before the first durable set") {
+TEST_CASE("kv-reopen: an index that was full before the first durable set opens again") {
   for (const uint64_t dram : kBudgets) {
     Place place(dram);
     Store* store = place.open(Contents::kNew);
@@ -172,9 +155,9 @@ TEST_CASE("kv-reopen: it does so when the index was full before the first durabl
       refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
     REQUIRE(store->flush() == 0);
     store = place.open(Contents::kExisting, Durability::kGroup);
-    in_parallel([&](unsigned number, unsigned step) {
-      for (uint64_t key = number; key < end; key += step)
-        if (kv_test::mix(key) % 100 < 30) (void)store->del(bytes_of(name(key)));
+    in_parallel(kThreads, [&](unsigned number) {
+      for (uint64_t key = number; key < end; key += kThreads)
+        if (is_deleted(key)) (void)store->del(bytes_of(name(key)));
     });
     REQUIRE(store->flush() == 0);
     const uint64_t left = store->count();
@@ -185,8 +168,6 @@ TEST_CASE("kv-reopen: it does so when the index was full before the first durabl
 }
 
 namespace {
-
-bool is_deleted(uint64_t key) { return kv_test::mix(key) % 100 < 30; }
 
 // Walks over the store as often as there is time, at least once. Returns how many of the keys below
 // `full` that stay did not come exactly once.
@@ -213,8 +194,7 @@ unsigned walk_until(Store* store, uint64_t full, const std::atomic<bool>& ends) 
 }  // namespace
 
 // Readers take no lock: they and walks must find every key that stays while chains are shortened.
-TEST_CASE(
-    "kv-reopen: what deletes have left empty in a full index serves new keys of other chains") {
+TEST_CASE("kv-reopen: space that deletes leave in a full index serves new keys of other chains") {
   Place place(kBudgets[1]);
   Store* store = place.open(Contents::kNew);
   uint64_t full = 0, end = 0;  // all keys below `full` were accepted

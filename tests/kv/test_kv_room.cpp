@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was deleted is free: a store that holds nothing takes a pair as large as a new one does,
-// whatever lay where, and that is all of its room but what Store::set() says is kept.
+// Space of deleted pairs is free: an empty store takes a pair as large as a new store does,
+// wherever pairs lay. Only the reserve that Store::set() documents is kept.
 #include <errno.h>
 
 #include <atomic>
@@ -40,7 +40,7 @@ constexpr Kind kKinds[] = {{"in DRAM", false, Contents::kScratch, Durability::kF
                            {"kept", true, Contents::kNew, Durability::kFlush},
                            {"durable sets", true, Contents::kNew, Durability::kGroup}};
 
-// What was set and deleted again, large pairs among it, and flushed at times.
+// Sets and deletes pairs, also large ones, with flushes between.
 void fill_and_empty(Store* store, uint64_t seed, uint64_t longest) {
   kv_test::Random random(seed);
   std::unordered_set<uint64_t> keys;
@@ -149,7 +149,8 @@ TEST_CASE("kv-room: pairs of half of a store come and go while others write and 
   }
 }
 
-// What cleaning and saving gain for one writer, others take: that is no sign of a full store.
+// Other writers may take the space that cleaning and saving gain for one writer. The store is not
+// full then.
 TEST_CASE(
     "kv-room: many threads overwrite a store that is three quarters full, and no set is refused") {
   constexpr uint64_t kKeys = 2000, kThreads = 64, kSets = 200, kBytes = 80 * 128 * kKiB;
@@ -160,19 +161,15 @@ TEST_CASE(
     bed.options.shards = 16;
     Store* store = bed.open(Contents::kNew, durability);
     std::atomic<uint64_t> refused{0};
-    std::vector<std::thread> threads;
-    for (uint64_t t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&, t] {
-        kv_test::Random random(t);
-        const std::string value(4000, 'v');
-        const uint64_t from = kKeys * t / kThreads, own = kKeys * (t + 1) / kThreads - from;
-        for (uint64_t i = 0; i < own + kSets; ++i) {
-          const uint64_t key = i < own ? from + i : random.below(kKeys);
-          if (store->set({&key, sizeof key}, bytes_of(value)) != 0) refused.fetch_add(1);
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    lunar_test::in_parallel(kThreads, [&](uint64_t t) {
+      kv_test::Random random(tier::run_seed() + t);
+      const std::string value(4000, 'v');
+      const uint64_t from = kKeys * t / kThreads, own = kKeys * (t + 1) / kThreads - from;
+      for (uint64_t i = 0; i < own + kSets; ++i) {
+        const uint64_t key = i < own ? from + i : random.below(kKeys);
+        if (store->set({&key, sizeof key}, bytes_of(value)) != 0) refused.fetch_add(1);
+      }
+    });
     INFO("durability " << static_cast<int>(durability));
     CHECK(refused == 0);
     CHECK(store->count() == kKeys);

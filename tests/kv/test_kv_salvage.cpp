@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What StoreOptions::salvage gets out of a store whose log of durable sets is damaged: the store as
-// it was before the damage, byte by byte, and the name of each key that was set behind it.
+// StoreOptions::salvage on a store whose log of durable sets is damaged finds the store as it was
+// before the damage, byte by byte, and names each key that was set behind it.
 #include <errno.h>
 #include <limits.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a save of the state holds up. The device stands still when the state's root is to be
-// written, so a save is under way for as long as a test likes; what other writers get done
-// meanwhile is counted, no time is judged. Large pairs at 80% full: none is refused.
+// Writers during a save of the state. The device stops when the state's root is to be written, so a
+// save is under way as long as a test needs. The work of other writers is counted; no time is
+// judged. At 80% full no large pair is refused.
 #include <errno.h>
 
 #include <atomic>
@@ -59,7 +59,7 @@ struct Stage : kv_test::Bed {
   ~Stage() {
     gate.closed = false;
     gate.log_closed = false;
-    for (std::thread& thread : threads) thread.join();
+    threads.clear();
     kv_test::check_store(store);
     close();
   }
@@ -85,7 +85,7 @@ struct Stage : kv_test::Bed {
   }
 
   Gate gate;
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
 };
 
 }  // namespace
@@ -215,7 +215,7 @@ TEST_CASE("kv-stalls: a set in its place neither cleans for others nor is delaye
   store->close();
 }
 
-// Of one to 16 segments of 64 KiB, a hundredth of all; what is deleted for them lies anywhere.
+// Pairs of one to 16 segments of 64 KiB, a hundredth of all. Pairs are deleted for them anywhere.
 TEST_CASE("kv-stalls: large pairs of many lengths find room at 80% full") {
   constexpr uint64_t kSegments = 1500, kBytes = kSegments * 64 * kKiB, kLongest = kMiB, kKeys = 300;
   for (const bool kept : {false, true}) {

@@ -76,7 +76,7 @@ struct Steps {  // one walk, and how often it gave what
         ++seen[std::string(name.data(), std::min(static_cast<uint64_t>(length), name.size()))];
     }
   }
-  // Of the keys [0, keys), which ones did not come `times` times.
+  // How many of the keys [0, keys) did not come `times` times.
   [[nodiscard]] uint64_t others(uint64_t keys, unsigned times = 1) const {
     uint64_t count = 0;
     for (uint64_t i = 0; i < keys; ++i) {

@@ -7,12 +7,12 @@
 #include <string.h>
 
 static int failures = 0;
-#define WANT(condition)                                                         \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      fprintf(stderr, "ark_in_c: line %d: not so: %s\n", __LINE__, #condition); \
-      ++failures;                                                               \
-    }                                                                           \
+#define WANT(condition)                                                               \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      fprintf(stderr, "ark_in_c: line %d: check failed: %s\n", __LINE__, #condition); \
+      ++failures;                                                                     \
+    }                                                                                 \
   } while (0)
 
 static volatile int called = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of libarkdb share: a store that ends with its scope, keys and values as strings,
-// asynchronous calls that are counted. The library is seen through its public header only.
-// Threading: Finished by any thread, the rest by one.
+// Helpers of libarkdb's tests: a store that ends with its scope, keys and values as strings,
+// counted asynchronous calls. They use the library's public header only. Threading: Finished by any
+// thread, the rest by one.
 #pragma once
 #include <arkdb.h>
 #include <errno.h>
@@ -13,6 +13,8 @@
 #include <condition_variable>
 #include <mutex>
 #include <string>
+
+#include "tests/support/meanwhile.h"
 
 namespace ark_test {
 
@@ -66,7 +68,7 @@ struct File {
   File& operator=(const File&) = delete;
 };
 
-// Of this process, in bytes; 0: not known.
+// The resident bytes of this process; 0: unknown.
 inline uint64_t resident() {
   unsigned long pages[2] = {0, 0};
   FILE* file = fopen("/proc/self/statm", "r");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs for IBM's library, and its own tests, expect beyond results: keys by chance without
-// repeats, a flush that empties, sizes that fall, several stores on one LUN. The library is seen
-// through its public header only. Threading: one thread, but for the cases that say so.
+// Behaviour that programs for IBM's library, and its own tests, expect: random keys without
+// repeats, a flush that empties, sizes that fall, several stores on one LUN. The tests use the
+// library's public header only. Threading: one thread, except in cases that say so.
 #include <lunar/kv.h>
 #include <stdlib.h>
 
@@ -10,7 +10,6 @@
 #include <random>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "ark_support.h"
@@ -88,18 +87,15 @@ TEST_CASE("ark-as-ibm: threads that take random keys and delete them get each ke
   const Store store;
   constexpr int kKeys = 4000, kThreads = 4;
   fill(store, kKeys, 10);
-  std::vector<std::thread> threads;
   std::vector<int> taken(kThreads);
-  for (int t = 0; t < kThreads; ++t)
-    threads.emplace_back([&, t] {
-      char key[64];
-      uint64_t length = 0;
-      int64_t res;
-      while (ark_random(store.ark, sizeof key, &length, key) == 0)
-        taken[static_cast<size_t>(t)] += ark_del(store.ark, length, key, &res) == 0;
-    });
+  lunar_test::in_parallel(kThreads, [&](int t) {
+    char key[64];
+    uint64_t length = 0;
+    int64_t res;
+    while (ark_random(store.ark, sizeof key, &length, key) == 0)
+      taken[static_cast<size_t>(t)] += ark_del(store.ark, length, key, &res) == 0;
+  });
   int all = 0;
-  for (std::thread& thread : threads) thread.join();
   for (const int some : taken) all += some;
   CHECK(all == kKeys);
   CHECK(store.count() == 0);
@@ -136,22 +132,20 @@ TEST_CASE("ark-as-ibm: ark_flush empties a store that does not persist, and it f
 
 TEST_CASE("ark-as-ibm: ark_flush may come at any time: threads go on, and a callback may call it") {
   const Store store;
-  std::vector<std::thread> threads;
   std::vector<int> wrong(4);
-  for (size_t t = 0; t < 4; ++t)
-    threads.emplace_back([&, t] {
-      for (int i = 0; i < 20'000; ++i) {
-        const std::string key = std::to_string(t) + "/" + std::to_string(i % 300),
-                          value = std::to_string(i);
-        wrong[t] += store.set(key, value) != 0;
-        const std::string found = store.get(key);
-        wrong[t] +=
-            found != value && found != "(none)" && found != "(error)";  // a flush may come between
-      }
-    });
+  auto threads = lunar_test::start_threads(size_t{4}, [&](size_t t) {
+    for (int i = 0; i < 20'000; ++i) {
+      const std::string key = std::to_string(t) + "/" + std::to_string(i % 300),
+                        value = std::to_string(i);
+      wrong[t] += store.set(key, value) != 0;
+      const std::string found = store.get(key);
+      wrong[t] +=
+          found != value && found != "(none)" && found != "(error)";  // a flush may come between
+    }
+  });
   int refused = 0;
   for (int i = 0; i < 200; ++i) refused += ark_flush(store.ark) != 0;
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   for (const int bad : wrong) CHECK(bad == 0);
   CHECK(refused == 0);
 

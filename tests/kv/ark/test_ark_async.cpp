@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <thread>
 #include <vector>
 
 #include "ark_support.h"
@@ -165,40 +164,36 @@ TEST_CASE("ark-async: a callback may use the blocking calls, disconnect, and not
 TEST_CASE(
     "ark-async: after disconnect no callback comes; many at one time, while the store lives on") {
   Store store("mem:16m", 4);
-  std::vector<std::thread> threads;
   std::atomic<int> late{0}, failed{0};
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&] {
-      for (int round = 0; round < 50; ++round) {
-        struct Watch {
-          std::atomic<bool> closed{false};
-          std::atomic<int>* late;
-          std::atomic<int> came{0};
-        } watch;
-        watch.late = &late;
-        ARC* arc = nullptr;
-        if (ark_connect_verbose(&arc, store.ark, 64) != 0) {
-          ++failed;
-          return;
-        }
-        int issued = 0;
-        for (int i = 0; i < 64; ++i) {
-          issued += ark_set_async_cb(
-                        arc, 1, &some[i % 5], 5, some,
-                        [](int, uint64_t dt, int64_t) {
-                          auto* w = reinterpret_cast<Watch*>(dt);
-                          if (w->closed) ++*w->late;
-                          ++w->came;
-                        },
-                        reinterpret_cast<uint64_t>(&watch)) == 0;
-        }
-        if (ark_disconnect(arc) != 0) ++failed;
-        watch.closed = true;
-        if (watch.came != issued) ++late;
+  lunar_test::in_parallel(4, [&] {
+    for (int round = 0; round < 50; ++round) {
+      struct Watch {
+        std::atomic<bool> closed{false};
+        std::atomic<int>* late;
+        std::atomic<int> came{0};
+      } watch;
+      watch.late = &late;
+      ARC* arc = nullptr;
+      if (ark_connect_verbose(&arc, store.ark, 64) != 0) {
+        ++failed;
+        return;
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      int issued = 0;
+      for (int i = 0; i < 64; ++i) {
+        issued += ark_set_async_cb(
+                      arc, 1, &some[i % 5], 5, some,
+                      [](int, uint64_t dt, int64_t) {
+                        auto* w = reinterpret_cast<Watch*>(dt);
+                        if (w->closed) ++*w->late;
+                        ++w->came;
+                      },
+                      reinterpret_cast<uint64_t>(&watch)) == 0;
+      }
+      if (ark_disconnect(arc) != 0) ++failed;
+      watch.closed = true;
+      if (watch.came != issued) ++late;
+    }
+  });
   CHECK(late == 0);
   CHECK(failed == 0);
   CHECK(store.count() == 5);
@@ -213,23 +208,20 @@ TEST_CASE(
     std::atomic<int64_t> accepted{0}, other{0};
     static std::atomic<int64_t> called;
     called = 0;
-    std::vector<std::thread> threads;
-    for (size_t t = 0; t < 4; ++t) {
-      threads.emplace_back([&, t] {
-        for (size_t i = 0;; ++i) {
-          const int rc = ark_set_async_cb(
-              ark, 2, &some[(t + i) % 3], 5, some, [](int, uint64_t, int64_t) { ++called; }, 0);
-          if (rc == 0) ++accepted;
-          if (rc == EINVAL) return;
-          if (rc != 0 && rc != EAGAIN) ++other;
-          if (rc == EAGAIN) sched_yield();
-        }
-      });
-    }
+    auto threads = lunar_test::start_threads(size_t{4}, [&](size_t t) {
+      for (size_t i = 0;; ++i) {
+        const int rc = ark_set_async_cb(
+            ark, 2, &some[(t + i) % 3], 5, some, [](int, uint64_t, int64_t) { ++called; }, 0);
+        if (rc == 0) ++accepted;
+        if (rc == EINVAL) return;
+        if (rc != 0 && rc != EAGAIN) ++other;
+        if (rc == EAGAIN) sched_yield();
+      }
+    });
     usleep(3000);
     REQUIRE(ark_delete(ark) == 0);
     const int64_t by_then = called;
-    for (std::thread& thread : threads) thread.join();
+    threads.clear();
     CHECK(by_then == accepted);
     CHECK(called == accepted);
     CHECK(other == 0);
@@ -277,32 +269,27 @@ TEST_CASE("ark-async: a store that has nothing to do uses no CPU") {
 
 TEST_CASE("ark-async: a key's order holds between what is carried out at once and what waits") {
   Store store("mem:256m", 4, 400, 4000);
-  std::vector<std::thread> threads;
   std::atomic<int> wrong{0}, failed{0};
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      // Small values are set by this thread, large ones by the pool's.
-      constexpr size_t kRounds = 60, kKeys = 4;
-      std::vector<std::string> keys, values, read(kRounds, std::string(200'000, '.'));
-      for (size_t k = 0; k < kKeys; ++k)
-        keys.push_back(std::to_string(t) + "/" + std::to_string(k));
-      for (size_t i = 0; i < kRounds; ++i)
-        values.emplace_back(i % 3 == 1 ? 150'000 + i : 10 + i, char('A' + i % 50));
-      Finished done;
-      for (size_t i = 0; i < kRounds; ++i) {
-        std::string& key = keys[i / 3 % kKeys];
-        failed += ark_set_async_cb(store.ark, key.size(), data_of(key), values[i].size(),
-                                   data_of(values[i]), Finished::callback, done.tag()) != 0;
-        failed += ark_get_async_cb(store.ark, key.size(), data_of(key), read[i].size(),
-                                   read[i].data(), 0, Finished::callback, done.tag()) != 0;
-      }
-      done.wait_for(2 * kRounds);
-      for (size_t i = 0; i < kRounds; ++i)
-        wrong += read[i].compare(0, values[i].size(), values[i]) != 0 ||
-                 read[i][values[i].size()] != '.';
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  lunar_test::in_parallel(3, [&](int t) {
+    // Small values are set by this thread, large ones by the pool's.
+    constexpr size_t kRounds = 60, kKeys = 4;
+    std::vector<std::string> keys, values, read(kRounds, std::string(200'000, '.'));
+    for (size_t k = 0; k < kKeys; ++k) keys.push_back(std::to_string(t) + "/" + std::to_string(k));
+    for (size_t i = 0; i < kRounds; ++i)
+      values.emplace_back(i % 3 == 1 ? 150'000 + i : 10 + i, char('A' + i % 50));
+    Finished done;
+    for (size_t i = 0; i < kRounds; ++i) {
+      std::string& key = keys[i / 3 % kKeys];
+      failed += ark_set_async_cb(store.ark, key.size(), data_of(key), values[i].size(),
+                                 data_of(values[i]), Finished::callback, done.tag()) != 0;
+      failed += ark_get_async_cb(store.ark, key.size(), data_of(key), read[i].size(),
+                                 read[i].data(), 0, Finished::callback, done.tag()) != 0;
+    }
+    done.wait_for(2 * kRounds);
+    for (size_t i = 0; i < kRounds; ++i)
+      wrong +=
+          read[i].compare(0, values[i].size(), values[i]) != 0 || read[i][values[i].size()] != '.';
+  });
   CHECK(failed == 0);
   CHECK(wrong == 0);
 }

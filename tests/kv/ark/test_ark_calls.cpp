@@ -8,7 +8,6 @@
 #include <fstream>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "ark_support.h"
@@ -490,23 +489,20 @@ TEST_CASE("ark: a store may be deleted while others use it") {
   for (int round = 0; round < 20; ++round) {
     ARK* ark = nullptr;
     REQUIRE(ark_create_verbose(const_cast<char*>("mem:4m"), &ark, 0, 0, 100, 2, 0, 0, 0) == 0);
-    std::vector<std::thread> threads;
     std::vector<int> last(4);
-    for (size_t t = 0; t < 4; ++t) {
-      threads.emplace_back([&, t] {
-        char name[] = {'k', static_cast<char>('0' + t)};
-        int64_t res;
-        ARC* arc;
-        while ((last[t] = ark_set(ark, 2, name, 5, some, &res)) == 0) {
-          if (ark_connect(&arc, ark) == 0) (void)ark_disconnect(arc);
-          ARI* iterator = ark_first(ark, 5, &res, name);
-          while (iterator && ark_next(iterator, 2, &res, name) == 0) {}
-        }
-      });
-    }
+    auto threads = lunar_test::start_threads(size_t{4}, [&](size_t t) {
+      char name[] = {'k', static_cast<char>('0' + t)};
+      int64_t res;
+      ARC* arc;
+      while ((last[t] = ark_set(ark, 2, name, 5, some, &res)) == 0) {
+        if (ark_connect(&arc, ark) == 0) (void)ark_disconnect(arc);
+        ARI* iterator = ark_first(ark, 5, &res, name);
+        while (iterator && ark_next(iterator, 2, &res, name) == 0) {}
+      }
+    });
     usleep(2000);
     CHECK(ark_delete(ark) == 0);
-    for (std::thread& thread : threads) thread.join();
+    threads.clear();
     for (const int rc : last) CHECK(rc == EINVAL);
   }
 }

@@ -114,44 +114,39 @@ namespace {
 
 constexpr size_t kChanging = 5400;  // keys; every third of them is set
 
-// What did not come as it should: gets that gave something else, gets that failed, sets that
-// failed.
+// Gets that gave a wrong value, gets that failed, sets that failed.
 struct Outcome {
   std::atomic<int> wrong{0}, failed{0}, sets{0};
 };
 
 // Three threads, of each key of theirs: get, get, set, get, with nothing waited for in between.
 void get_and_set(const ColdStore& store, Outcome* outcome) {
-  std::vector<std::thread> threads;
-  for (size_t t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      Finished done;
-      const size_t count = kChanging / 9;
-      std::vector<Get> gets(count * 3);
-      std::vector<std::string> values;
-      for (size_t i = 0; i < count; ++i) values.push_back(value_of(t * count * 3 + i * 3, 1));
-      for (size_t i = 0; i < count; ++i) {
-        const size_t number = t * count * 3 + i * 3;
-        for (size_t j = 0; j < 3; ++j) {
-          Get& get = gets[i * 3 + j];
-          get.done = &done, get.wrong = &outcome->wrong, get.failed = &outcome->failed;
-          if (j == 2) {
-            std::string& key = gets[i * 3].key;
-            if (ark_set_async_cb(
-                    store.ark, key.size(), data_of(key), values[i].size(), data_of(values[i]),
-                    [](int errcode, uint64_t dt, int64_t) {
-                      *reinterpret_cast<std::atomic<int>*>(dt) += errcode != 0;
-                    },
-                    reinterpret_cast<uint64_t>(&outcome->sets)) != 0)
-              ++outcome->sets;
-          }
-          if (get.issue(store.ark, number, j == 2 ? 1 : 0) != 0) ++outcome->wrong, done.note(0, 0);
+  lunar_test::in_parallel(size_t{3}, [&](size_t t) {
+    Finished done;
+    const size_t count = kChanging / 9;
+    std::vector<Get> gets(count * 3);
+    std::vector<std::string> values;
+    for (size_t i = 0; i < count; ++i) values.push_back(value_of(t * count * 3 + i * 3, 1));
+    for (size_t i = 0; i < count; ++i) {
+      const size_t number = t * count * 3 + i * 3;
+      for (size_t j = 0; j < 3; ++j) {
+        Get& get = gets[i * 3 + j];
+        get.done = &done, get.wrong = &outcome->wrong, get.failed = &outcome->failed;
+        if (j == 2) {
+          std::string& key = gets[i * 3].key;
+          if (ark_set_async_cb(
+                  store.ark, key.size(), data_of(key), values[i].size(), data_of(values[i]),
+                  [](int errcode, uint64_t dt, int64_t) {
+                    *reinterpret_cast<std::atomic<int>*>(dt) += errcode != 0;
+                  },
+                  reinterpret_cast<uint64_t>(&outcome->sets)) != 0)
+            ++outcome->sets;
         }
+        if (get.issue(store.ark, number, j == 2 ? 1 : 0) != 0) ++outcome->wrong, done.note(0, 0);
       }
-      done.wait_for(gets.size());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+    }
+    done.wait_for(gets.size());
+  });
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct Arguments {
   void (*callback)(int, uint64_t, int64_t) = Finished::callback;
 };
 
-// What an argument may not be, by the letter that a call has in `bad`.
+// Wrong arguments, by the letter that a call has in `bad`.
 struct Bad {
   char letter;
   void (*make)(Arguments& a);

@@ -97,20 +97,17 @@ TEST_CASE("ark-fork: under load the child's store is whole and stands still") {
   for (int i = 0; i < 100; ++i) REQUIRE(store.set(std::to_string(i), std::string(100, 'a')) == 0);
   std::atomic<bool> stop{false};
   std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      for (int i = 0; !stop; ++i) {
-        const std::string key = std::to_string((i * 3 + t) % 100);
-        wrong += store.set(key, std::string(static_cast<size_t>(50 + i % 100),
-                                            static_cast<char>('a' + i % 26))) != 0;
-        static char shared[] = "shared";
-        const int rc =
-            ark_set_async_cb(store.ark, 6, shared, 6, shared, [](int, uint64_t, int64_t) {}, 0);
-        wrong += rc != 0 && rc != EAGAIN;
-      }
-    });
-  }
+  auto threads = lunar_test::start_threads(3, [&](int t) {
+    for (int i = 0; !stop; ++i) {
+      const std::string key = std::to_string((i * 3 + t) % 100);
+      wrong += store.set(key, std::string(static_cast<size_t>(50 + i % 100),
+                                          static_cast<char>('a' + i % 26))) != 0;
+      static char shared[] = "shared";
+      const int rc =
+          ark_set_async_cb(store.ark, 6, shared, 6, shared, [](int, uint64_t, int64_t) {}, 0);
+      wrong += rc != 0 && rc != EAGAIN;
+    }
+  });
   for (int round = 0; round < 10; ++round) {
     const pid_t pid = ark_fork(store.ark);
     REQUIRE(pid >= 0);
@@ -136,7 +133,7 @@ TEST_CASE("ark-fork: under load the child's store is whole and stands still") {
     CHECK(ark_fork_done(store.ark) == 0);
   }
   stop = true;
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   CHECK(wrong == 0);
 }
 
