@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has before its pager is activated, and how it gets from plain to tiered memory.
-Every step of the worker checks all that it holds."""
+"""A process before its pager is activated, and its change from plain to tiered memory. Every step
+of the worker checks all of its memory."""
 import os
 import re
 import subprocess
@@ -62,7 +62,7 @@ def test_rights_of_children(as_root):
 
 
 def test_one_line(directory, as_root):
-    """What cannot be activated says so once."""
+    """A process whose activation fails says so once."""
     lun = os.path.join(directory, "private")
     os.mkdir(lun, 0o700)
     words = command("32m", "grow:64", "again:500", before=ANOTHER_USER)
@@ -126,8 +126,8 @@ def test_noreserve():
 
 @pytest.mark.parametrize("end", ["return", "exit"])
 def test_table(end):
-    """It comes once, by return from main and by _exit, also when the program has closed standard
-    error before (as coreutils do); not from a child between vfork and exec."""
+    """The table is printed once, after a return from main and after _exit, also when the program
+    has closed standard error (as coreutils do); not by a child between vfork and exec."""
     text = run("32m", "grow:64", "vfork", "deaf", *["exit"] * (end == "exit")).stderr
     assert text.count("lunar: stats: armed 1\n") == text.count("lunar: stats: armed ") == 1
     table = {key: int(value) for key, value in re.findall(r"lunar: stats: (\w+) (\d+)", text)}
@@ -141,7 +141,7 @@ def test_table(end):
                                          ("--log=error", 0)])
 @pytest.mark.parametrize("step", ["outside:64", "child:64"])
 def test_outside(step, flags, says):
-    """What is outside the tier is said of plain processes too, in the table or in the log."""
+    """Memory outside the tier is reported for plain processes also, in the table or in the log."""
     text = run("32m", step, flags=[flags]).stderr
     line = r"6[45]\.[^\n]* of anonymous memory in DRAM were outside the tier"
     assert len(re.findall(line, text)) == says, text
@@ -150,6 +150,6 @@ def test_outside(step, flags, says):
 
 
 def test_outside_in_pieces():
-    """Of which the kernel makes one map."""
+    """The kernel makes one map of the pieces."""
     text = run("32m", "pieces:64").stderr
     assert figure(text, "outside_bytes") >= 64 * MIB and "B, maps and stacks 64." in text

@@ -167,7 +167,7 @@ void close_all() {
 
 void change_root(const char* directory) { REQUIRE(chroot(directory) == 0 && chdir("/") == 0); }
 
-// What names a file, and the system call that activation could use.
+// Refuses system calls that name a file, and the one that activation could use.
 void install_filter() {
 #ifdef SYS_open
   REQUIRE(refuse_calls({SYS_openat, SYS_open, SYS_userfaultfd}));
@@ -245,7 +245,7 @@ int g_at = 1;
 
 constexpr size_t kDiscarded = 8 * kPage;  // at once
 
-// What was discarded reads as zeros, whatever becomes of the rest of its huge page's place.
+// Discarded memory reads as zeros, whatever happens to the rest of its huge page.
 void discard_some(unsigned char* base, size_t bytes, unsigned which, unsigned* seed) {
   // each thread has every second MiB
   unsigned char* at = base + ((rand_r(seed) % (bytes >> 21) * 2 + which) << 20);

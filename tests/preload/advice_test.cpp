@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program may do to its own memory by madvise, mprotect with and without protection keys,
-// mlock and munmap, and what it must see afterwards: on tiered maps and on the heap, before the
-// pager is active and after, next to plain memory where the kernel decides.
+// A program's madvise, mprotect with and without protection keys, mlock and munmap on its memory,
+// and their results: on tiered maps and on the heap, before the pager is active and after, compared
+// with plain memory where the kernel decides.
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -396,7 +396,7 @@ void sequential_reads_ahead() {
   REQUIRE(major_faults() - major < 2 * kPlaces && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
 }
 
-// What lies behind goes before what others have in DRAM.
+// Pages behind a sequential reader leave DRAM before other pages.
 void sequential_evicts_behind() {
   constexpr size_t kBytes = 64 * kMiB, kOthers = 10 * kMiB;
   char* p = map_tiered(kBytes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program does past the preload library's calls, and what becomes of Lunar's own calls when
-// the program restricts them: the same results as on plain memory, or one FATAL line and an abort;
-// never a hang.
+// System calls of a program that bypass the preload library, and restrictions that it puts on
+// Lunar's own calls. Results are those of plain memory, or one FATAL line and an abort; never a
+// hang.
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -85,8 +85,8 @@ int pins_without_main_thread() { return by_other_thread(direct_io_is_seen); }
 
 // ---- filters ------------------------------------------------------------------------------------
 
-// What is evicted comes back and what is written is evicted, with the calls refused to all threads.
-// By system calls that are not.
+// Evicted pages come back and written pages are evicted by other system calls while `calls` are
+// refused to all threads.
 void use_memory_without(std::initializer_list<RefusedCall> calls,
                         unsigned answer = SECCOMP_RET_ERRNO | EPERM) {
   char* p = filled_map();
@@ -297,8 +297,8 @@ void raw_munmap_in_child() {
   REQUIRE(holds(p, kHeap, 7));
 }
 
-// What a raw call unmaps before activation leaves a hole in a region, which nothing of the pager's
-// may fill.
+// A raw munmap before activation leaves a hole in a region, which no memory of the pager's may
+// fill.
 void raw_munmap_early() {
   char* p = map_any(kMiB);
   char* hole = map_any(16 * kMiB);
@@ -360,7 +360,7 @@ int raw_guards() {
   return 0;
 }
 
-// What a raw MADV_DONTNEED drops of resident pages reads as zeros; a raw mprotect and a raw mlock
+// Resident pages that a raw MADV_DONTNEED drops read as zeros; a raw mprotect and a raw mlock
 // change no content.
 void raw_advice() {
   char* p = map_any(4 * kMiB);
@@ -389,7 +389,7 @@ int with_rights() {
   return Body(kRun)();
 }
 
-// Of process_madvise, DONTNEED on oneself (6.14).
+// The kernel's process_madvise takes MADV_DONTNEED for the own process (6.14).
 bool kernel_has_own_advice() {
   char* page = map_any(4096);
   iovec range{page, 4096};

@@ -385,11 +385,11 @@ void chaos(unsigned thread_count, Meanwhile meanwhile) {
   const uint64_t seed = tier::run_seed();
   Random random(seed);
   for (unsigned i = 0; i < g_map_count; ++i) g_maps[i].make(random);
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < thread_count; ++i) threads.emplace_back(work, seed * kThreads + i);
+  auto threads =
+      lunar_test::start_threads(thread_count, [=](unsigned i) { work(seed * kThreads + i); });
   meanwhile(random);
   g_stop.store(true);
-  for (auto& thread : threads) thread.join();
+  threads.clear();
   for (const Map& map : g_maps) map.check_all("at the end");
   const uint64_t evicted = tier_stats().evictions;
   printf("%lu operations, %lu forks (%lu refused), %lu pages evicted\n", g_done.load(),

@@ -99,7 +99,7 @@ int grow_in_parents_memory(void*) {
 }
 
 void a_child_that_shares_memory_may_end() {
-  // What it says goes into a pipe.
+  // Its output goes into a pipe.
   int ends[2];
   const int errors = dup(STDERR_FILENO);
   REQUIRE(errors >= 0 && pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
@@ -253,8 +253,8 @@ void other_threads_keys_are_evicted() {
 constexpr int kHandlers = 100;
 int g_before = 0, g_in_child = 0;
 
-// Of the tiered memory up to 256 KiB to both sides: how far it goes is the kernel's choice of
-// places.
+// Evicts the tiered memory up to 256 KiB on both sides. How far it extends is the kernel's choice
+// of places.
 void* evict_around(void* middle) {
   constexpr size_t kStep = 4096, kReach = 256 * 1024;
   const char *begin = static_cast<char*>(middle), *end = begin;

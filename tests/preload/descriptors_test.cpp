@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program does to the numbers of Lunar's descriptors. Files of its own that it puts there
-// stay as they are, and memory is served as before.
+// A program that closes or replaces Lunar's descriptors by number. Its own files there stay as they
+// are, and memory is served as before.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

@@ -84,14 +84,12 @@ void grow_among_threads() {
   REQUIRE(touch != nullptr);
   std::atomic<unsigned> begun{0};
   std::atomic<bool> done{false};
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < kThreads; ++i)
-    threads.emplace_back([&] {
-      REQUIRE(touch() == 1);
-      ++begun;
-      done.wait(false);
-      REQUIRE(touch() == 1);
-    });
+  const auto threads = lunar_test::start_threads(kThreads, [&] {
+    REQUIRE(touch() == 1);
+    ++begun;
+    done.wait(false);
+    REQUIRE(touch() == 1);
+  });
   while (begun.load() != kThreads) usleep(1000);
   load_and_grow();
   const pid_t child = fork();  // which makes threads of its own
@@ -99,7 +97,6 @@ void grow_among_threads() {
   REQUIRE(ends_well(child));
   done.store(true);
   done.notify_all();
-  for (auto& thread : threads) thread.join();
 }
 
 void grow_in_constructor() {
@@ -135,9 +132,8 @@ void load_grow_and_fork() {
     REQUIRE(ends_well(child));
     usleep(3000);
   });
-  std::thread other([] { grow(1); });
+  std::jthread other([] { grow(1); });
   grow(2);
-  other.join();
 }
 
 }  // namespace

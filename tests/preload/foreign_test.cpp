@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program puts over its tiered maps (files, shared memory, code): it costs nothing, its
-// place is free when it ends, and plain memory that takes its place is tiered. Before activation
-// ("early"), after it, and when it comes in between ("across"). What is outside the tier is what
-// smaps shows, but for resident pages of the tier.
+// Files, shared memory and code that a program maps over its tiered maps cost no DRAM budget. Their
+// place is free when they end, and plain memory that takes it is tiered. Before activation
+// ("early"), after it, and with activation in between ("across"). Memory outside the tier is all
+// that smaps shows without resident pages of the tier.
 #include <sys/shm.h>
 #include <sys/syscall.h>
 
@@ -367,8 +367,8 @@ void forks() {
 
 // ---- what is outside ----------------------------------------------------------------------------
 
-// What smaps shows as anonymous, but for the runtime's own memory (kOwnMapsMark), without pages of
-// the tier: those have words, or while there are none the tier's maps are `plain` bytes.
+// The anonymous memory of smaps without the runtime's own (kOwnMapsMark) and without pages of the
+// tier, which have words; while there are none the tier's maps are `plain` bytes.
 uint64_t outside_by_smaps(uint64_t plain) {
   FILE* smaps = fopen("/proc/self/smaps", "r");
   REQUIRE(smaps != nullptr);

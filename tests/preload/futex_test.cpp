@@ -41,7 +41,7 @@ long futex(uint32_t* word, int operation, long value, long value2 = 0, uint32_t*
 void woken_by_operation(uint32_t* word, uint32_t* other) {
   *word = *other = 0;
   std::atomic<int> waiting{0};
-  std::thread waiter([&] {
+  std::jthread waiter([&] {
     waiting.store(1);
     while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == 0) (void)futex(word, FUTEX_WAIT_PRIVATE, 0);
   });
@@ -52,7 +52,6 @@ void woken_by_operation(uint32_t* word, uint32_t* other) {
   const long woken = futex(word, FUTEX_WAKE_OP_PRIVATE, 10, 10, other, set7);
   if (woken < 0) perror("FUTEX_WAKE_OP");
   REQUIRE(woken >= 0 && *other == 7);
-  waiter.join();
 }
 
 void inherits_priority(uint32_t* word) {
@@ -67,7 +66,7 @@ void inherits_priority(uint32_t* word) {
           futex(word, FUTEX_UNLOCK_PI_PRIVATE, 0) == 0);
 }
 
-// What the program may not write to is EFAULT.
+// A place that the program may not write to gives EFAULT.
 void errors_stay() {
   constexpr size_t kMap = 1 << 20;
   char* map = map_tiered(kMap);
@@ -96,17 +95,14 @@ void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
   Meanwhile evicting([=] { REQUIRE(lunar_evict(mutex, sizeof *mutex) >= 0); });
   constexpr unsigned kThreads = 12, kTurns = 20000;
   unsigned count = 0;
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < kThreads; ++i)
-    threads.emplace_back([&] {
-      for (unsigned turn = 0; turn < kTurns; ++turn) {
-        REQUIRE(pthread_mutex_lock(mutex) == 0);
-        ++count;
-        if (turn % 8 == 0) sched_yield();
-        REQUIRE(pthread_mutex_unlock(mutex) == 0);
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
+  lunar_test::in_parallel(kThreads, [&] {
+    for (unsigned turn = 0; turn < kTurns; ++turn) {
+      REQUIRE(pthread_mutex_lock(mutex) == 0);
+      ++count;
+      if (turn % 8 == 0) sched_yield();
+      REQUIRE(pthread_mutex_unlock(mutex) == 0);
+    }
+  });
   evicting.end();
   REQUIRE(count == kThreads * kTurns && in_memory(mutex));
   REQUIRE(pthread_mutex_destroy(mutex) == 0);
@@ -114,16 +110,13 @@ void mutex_under_eviction(pthread_mutex_t* mutex, bool robust) {
 }
 
 void contend(pthread_mutex_t* mutex, unsigned turns) {
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < 4; ++i)
-    threads.emplace_back([=] {
-      for (unsigned turn = 0; turn < turns; ++turn) {
-        REQUIRE(pthread_mutex_lock(mutex) == 0);
-        if (turn % 4 == 0) sched_yield();
-        REQUIRE(pthread_mutex_unlock(mutex) == 0);
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
+  lunar_test::in_parallel(4u, [&] {
+    for (unsigned turn = 0; turn < turns; ++turn) {
+      REQUIRE(pthread_mutex_lock(mutex) == 0);
+      if (turn % 4 == 0) sched_yield();
+      REQUIRE(pthread_mutex_unlock(mutex) == 0);
+    }
+  });
 }
 
 // Forks close the copy-on-write gate, in the parent and in the child.

@@ -11,7 +11,6 @@
 #include <exception>
 #include <limits>
 #include <new>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -191,14 +190,12 @@ void send_parcels(unsigned long seed) {
 
 void freed_by_other_threads() {
   for (unsigned long round = 0; round < 40; ++round) {
-    std::vector<std::thread> threads;
-    for (unsigned long i = 0; i < 4; ++i) threads.emplace_back(send_parcels, round * 100 + i);
-    for (auto& thread : threads) thread.join();
+    lunar_test::in_parallel(4ul, [&](unsigned long i) { send_parcels(round * 100 + i); });
   }
   check_and_free(g_parcels.exchange(nullptr));
 }
 
-// What libc itself makes of an alignment that is no power of two: from 2.38 on it refuses it.
+// libc's answer to an alignment that is no power of two: from 2.38 on it refuses it.
 void odd_alignments() {
   const bool refused = atoi(strchr(gnu_get_libc_version(), '.') + 1) >= 38;
   for (const size_t volatile alignment : {size_t(3), size_t(0), size_t(24)}) {

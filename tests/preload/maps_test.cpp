@@ -229,8 +229,8 @@ void fixed_inside() {
   REQUIRE(munmap(p, 8 * kMiB) == 0);
 }
 
-// What mprotect changes before it comes to a hole stays changed; a place that a file has left can
-// be mapped again.
+// The part that mprotect changes before it meets a hole stays changed; a place that a file has left
+// can be mapped again.
 void up_to_a_hole() {
   char* p = map_any(4 * kMiB);
   fill(p, 4 * kMiB, 41);
@@ -346,7 +346,7 @@ void direct_io_is_noticed() {
   }
 }
 
-// What a runtime reserves for many instances at once, of which each uses a little.
+// A language runtime's reservations for many instances, of which each uses a little.
 void vast_reservations() {
   constexpr size_t kSlot = size_t(64) << 30, kSlots = 128, kUsed = kMiB / 2;
   for (const int prot : {PROT_NONE, kRw}) {

@@ -227,7 +227,7 @@ inline Case fatal(const char* name, Body body, const char* says) {
 inline bool g_early = false;
 inline std::string g_case;  // its name, without that
 
-// What a run must come to, with its reason where it did not.
+// Compares a run with its expected end, and prints the difference.
 inline int judge(const Case& one, const Ended& ended) {
   const int status = ended.status;
   const bool exited = WIFEXITED(status);

@@ -101,7 +101,7 @@ void body() {
   });
   REQUIRE(refused.status == 4 << 8 && refused.said.find(line) != std::string::npos);
   children_leave_the_parent_alone(line);
-  // What is not tiered it has.
+  // The child has the memory that is not tiered.
   REQUIRE(end_of_child([] { plain[0] = 1; }).status == 3 << 8 && plain[0] == 0);
   REQUIRE(holds(g_memory, kBytes, 1));
 }

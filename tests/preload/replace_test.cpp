@@ -25,7 +25,7 @@ std::atomic<unsigned long> g_bad{0}, g_faults{0};
 thread_local sigjmp_buf t_jump;
 thread_local bool t_expects = false;
 
-// Of a thread: its own jump. Nothing but the access itself runs between the two.
+// Each thread has its own jump. Only the access itself runs between the two.
 template <class Access>
 bool raises(Access access) {
   t_expects = true;
@@ -60,14 +60,13 @@ void push_out() {
 template <class Use, class Change>
 void during(Use use, Change change) {
   g_stop = false;
-  std::thread user([&] {
+  std::jthread user([&] {
     while (!g_stop.load(std::memory_order_relaxed)) use();
   });
   usleep(5000);
   change();
   usleep(3000);
   g_stop = true;
-  user.join();
 }
 
 // Reads the map, page by page: the old or the new content.
@@ -277,8 +276,8 @@ void pieces() {
   REQUIRE(holds(target, 4 * kMiB, 15) && munmap(target, 8 * kMiB) == 0);
 }
 
-// What another thread writes while the map ends, or becomes read-only and empty, is not in the next
-// one.
+// Data that another thread writes while the map ends, or becomes read-only and empty, is not in the
+// next map.
 void ended_beside_a_writer() {
   constexpr size_t kPages = kMiB / 4096;
   for (int round = 0; round < 60; ++round) {

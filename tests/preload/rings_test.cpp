@@ -144,7 +144,7 @@ int closed() {
   return 0;
 }
 
-// What the ring says is what happened.
+// The ring's result is true.
 void advise(io_uring ring) {
   for (char* at = g_heap; at < g_heap + kHeap; at += 2 * kPiece) {
     io_uring_prep_madvise(next(&ring, 0), at, kPiece, MADV_DONTNEED);

@@ -17,7 +17,7 @@ char* g_heap = nullptr;
 size_t g_held = kHeap;
 volatile int g_status = -1;
 
-// Of so many bytes, above a page without rights.
+// A stack of that many bytes, above a page without rights.
 char* make_stack(size_t bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* p = mmap(nullptr, page + bytes, kRw, kPrivate | MAP_STACK, -1, 0);

@@ -44,7 +44,7 @@ int ended() {
   return 0;
 }
 
-// What is asked of a map takes the time of what is in use.
+// Calls for a map take time by the pages in use, not by its size.
 void nearly_empty() {
   constexpr size_t kBytes = size_t{1} << 38;
   auto* p = static_cast<char*>(mmap(nullptr, kBytes, kRw, kPrivate | MAP_NORESERVE, -1, 0));

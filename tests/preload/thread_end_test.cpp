@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel does to memory when a thread ends, where that memory is evicted: it marks the
-// robust mutexes that the thread held (the next locker gets EOWNERDEAD), and clears the thread's id
-// (pthread_join returns). Children made by clone() in the program's memory have such an id, too.
+// The kernel's writes to evicted memory when a thread ends: it marks the robust mutexes that the
+// thread held (the next locker gets EOWNERDEAD), and clears the thread's id (pthread_join returns).
+// Children made by clone() in the program's memory also have such an id.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -97,7 +97,7 @@ void one_round(bool own_stacks, Unlock unlock = Unlock::kNothing) {
   }
 }
 
-// What the program has locked stays so when a thread that had its block there is gone.
+// Memory that the program has locked stays locked when a thread with its block there has ended.
 void stays_locked() {
   const size_t bytes = kThreads * kStack;
   REQUIRE(mlock(g_stacks, bytes) == 0);
@@ -233,14 +233,11 @@ void among_forks(char* cold, size_t cold_bytes) {
   });
   const time_t end = time(nullptr) + 5;
   while (time(nullptr) < end) {
-    std::vector<std::thread> enders;
-    for (unsigned i = 0; i < kThreads; ++i)
-      enders.emplace_back([i] {
-        REQUIRE(pthread_mutex_lock(&g_cells[i].mutex) == 0);
-        REQUIRE(pthread_setspecific(g_late,
-                                    reinterpret_cast<void*>(PTHREAD_DESTRUCTOR_ITERATIONS)) == 0);
-      });
-    for (std::thread& ender : enders) ender.join();
+    lunar_test::in_parallel(kThreads, [&](unsigned i) {
+      REQUIRE(pthread_mutex_lock(&g_cells[i].mutex) == 0);
+      REQUIRE(pthread_setspecific(g_late, reinterpret_cast<void*>(PTHREAD_DESTRUCTOR_ITERATIONS)) ==
+              0);
+    });
     for (unsigned i = 0; i < kThreads; ++i) expect_owner_dead(&g_cells[i].mutex);
   }
 }

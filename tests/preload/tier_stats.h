@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lunar_get_stats says, for tests that run under the preload library and are not linked with
-// Lunar.
+// lunar_get_stats() for tests that run under the preload library and are not linked with Lunar.
 #pragma once
 #include "lunar/lunar.h"
 #include "preload_test.h"

@@ -9,13 +9,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "base/format.h"
 #include "heap/heap.h"
 #include "lunar/lunar.h"
 #include "tests/catch.h"
+#include "tests/support/meanwhile.h"
 
 namespace {
 
@@ -109,20 +109,17 @@ void host_is_left_alone() {
 }
 
 void threads() {
-  std::vector<std::thread> list;
   std::atomic<bool> good{true};
-  for (int t = 0; t < 40; ++t)
-    list.emplace_back([t, &good] {
-      std::vector<void*> mine;
-      for (int i = 0; i < 500; ++i) {
-        void* p = lunar_malloc(static_cast<size_t>(i % 300) + 1);
-        good = good && p != nullptr && lunar_is_tiered(p) == 1;
-        memset(p, t, static_cast<size_t>(i % 300) + 1);
-        mine.push_back(p);
-      }
-      for (void* p : mine) lunar_free(p);
-    });
-  for (auto& thread : list) thread.join();
+  lunar_test::in_parallel(40, [&](int t) {
+    std::vector<void*> mine;
+    for (int i = 0; i < 500; ++i) {
+      void* p = lunar_malloc(static_cast<size_t>(i % 300) + 1);
+      good = good && p != nullptr && lunar_is_tiered(p) == 1;
+      memset(p, t, static_cast<size_t>(i % 300) + 1);
+      mine.push_back(p);
+    }
+    for (void* p : mine) lunar_free(p);
+  });
   REQUIRE(good);
 }
 

@@ -22,7 +22,7 @@ using lunar::kMiB;
 using lunar::tools::CgroupPlace;
 using lunar::tools::MemoryCgroup;
 
-// What the test itself uses is below 32 MiB.
+// The test itself uses less than 32 MiB.
 constexpr uint64_t kLimit = 512 * kMiB, kQuarter = kLimit / 4, kQuarterLeast = kQuarter - 8 * kMiB;
 
 bool is_quarter(uint64_t bytes) { return bytes >= kQuarterLeast && bytes <= kQuarter; }

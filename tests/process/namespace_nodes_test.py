@@ -46,7 +46,7 @@ def own_dev(folder):
 
 
 def become_namespace(folder, loops):
-    """What runtime/superpipe asks of sysfs, and nothing more."""
+    """Makes the nodes, and the files of sysfs that runtime/superpipe reads."""
     blocks = os.path.join(folder, "class")
     for name, loop in zip(NAMES, loops):
         rdev = os.stat(loop).st_rdev

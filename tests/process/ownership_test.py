@@ -40,13 +40,13 @@ BLKZEROOUT, BLKFLSBUF = 0x127f, 0x1261
 problems = []
 
 
-# What a device is used for, by its owner. "whole": with others of the kind; "alone": with no other;
-# "parts": virtual LUNs, with others; "system": claimed is as mkfs has a block device while it
+# The use that an owner makes of a device. "whole": with others of the kind; "alone": with no other;
+# "parts": virtual LUNs, with others; "system": claimed, as mkfs claims a block device while it
 # works.
 USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alone",
        "virtual": "parts",
        "named": "parts", "run": "parts", "mounted": "system", "swap": "system", "claimed": "system"}
-# Which uses may share it: all but these are refused. `info` only looks; a named LUN is its owner's
+# Uses that may share it; all others are refused. `info` only reads; a named LUN has one owner
 # alone.
 SHARES = {"whole": {"physical", "group", "readonly", "info"}, "alone": {"info"},
           "parts": {"virtual", "run", "create", "info"}, "system": {"info", "readonly"}}
@@ -73,7 +73,7 @@ def system(*command):
 
 
 def head_of(path, first=None):
-    """Of the bytes that only an owner may change: without the pages that the kernel swaps to."""
+    """A hash of the bytes that only an owner may change, without the pages of the kernel's swap."""
     path = NAMES[0] if path in NAMES else path
     with open(path, "rb") as file:
         if path in NAMES:
@@ -104,7 +104,7 @@ class Holder:
         self.open = self.said == "open"
 
     def end(self):
-        """What it says at last, and its lines of errors."""
+        """Its last line, and its lines of errors."""
         out, errors = self.process.communicate()
         lines = [line for line in errors.splitlines() if "LUN" in line or "lunar run" in line]
         if not self.open and self.said.startswith("refused: LUN"):
@@ -337,8 +337,8 @@ def is_block(name):
 
 
 def jobs_of_names(folder):
-    """One after the other on one device: each way to have it, by its block device and by another
-    name, and each way to come by each name."""
+    """On one device, one after the other: each use, by the block device and by another name, then
+    each attempt to open it by each name."""
     block, *others = NAMES
     for first, use in () if SHORT else USE.items():
         yield blank_pair, (folder, first, block, block, True)
@@ -377,8 +377,8 @@ def refused(second, path, what):
 
 
 def loops_of_loops(folder, loops):
-    """One file by several loop devices, each on it, on one another, and when it has no name any
-    more."""
+    """One file behind several loop devices: each on the file, on one another, and after the file
+    has lost its name."""
     for first in ("physical", "virtual"):
         path = new_file(folder, f"two-{first}.img")
         one, two = loops.on(path), loops.on(path)
@@ -538,8 +538,8 @@ def forced_is_seen(folder):
 
 
 def in_turn(folder, path):
-    """As a whole after virtual LUNs: what they leave gives way; a named one is refused, and the
-    line that says so fixes it."""
+    """A physical LUN after virtual LUNs takes the space of their ended owners. A named LUN refuses
+    it, and the command in the refusal removes that LUN."""
     for use in ("virtual", "run"):
         holder = Holder(use, path)
         check(holder.open, f"{use} of {path}: {holder.said}")
@@ -578,7 +578,7 @@ def in_turn(folder, path):
 
 
 def twelve_at_once(folder):
-    """Who opens a blank device while another formats it waits for that."""
+    """An open of a blank device waits while another process formats it."""
     for round_number in range(4):
         path = new_file(folder, f"twelve-{round_number}.img")
         holders = [Holder("virtual", path, wait=False) for _ in range(12)]
@@ -591,7 +591,7 @@ def twelve_at_once(folder):
 
 
 def capi(folder):
-    """The same rule behind IBM's library; no virtual LUNs there."""
+    """The same rule behind IBM's library, which has no virtual LUNs."""
     path = new_file(folder, "capi.img")
     uri = f"capi:{path},lib={FAKE}"
     for first, others in (("physical",
@@ -614,7 +614,7 @@ def capi(folder):
 
 
 def no_devices(folder):
-    """What is no device is refused by one line, at once."""
+    """A path that is no device is refused by one line, at once."""
     fifo, link, gone = (os.path.join(folder, name) for name in ("fifo", "dangling", "gone"))
     os.mkfifo(fifo)
     os.symlink(gone, link)

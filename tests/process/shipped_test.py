@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ships knows none of the switches that take protections away (base/test_switches.def). A
+"""Shipped files know no switch that takes protections away (base/test_switches.def). A
 program that links the runtime of the tests must know them all, or the names looked for would be the
 wrong ones."""
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configuration a program trusts (runtime/config/trust.h).
+"""The configuration that a program trusts (runtime/config/trust.h).
 
 A setuid program takes no LUNAR_*, CFLSH_* or ~/.config of its caller's; a config file counts only
 where no other user may write it."""

@@ -150,8 +150,8 @@ def test_orphan(directory):
 
 
 def test_overhead():
-    """What of the budget cannot hold pages of the program, with four times as much data: below
-    5%."""
+    """With data of four times the budget, less than 5% of the budget holds no pages of the
+    program."""
     dram = 256 * MIB
     with tempfile.TemporaryFile() as output:
         subprocess.run([LUNAR, "run", "--dram", "256m", "--size", "2g", "--stats", "--", MEMBER,

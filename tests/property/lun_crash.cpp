@@ -206,7 +206,7 @@ void History::operation() {
 }
 
 void History::make(unsigned operations) {
-  // What former owners left, where no signature is looked for.
+  // Data of former owners, in places without a signature.
   memset(device_.data() + 64 * kKiB, 0xdd, kBytes - 64 * kKiB);
   copy_ = device_;
   Step nothing;
@@ -232,8 +232,8 @@ bool History::matches(const State& state, const std::vector<VirtualLunInfo>& lis
   return true;
 }
 
-// What each LUN reads as. before: the state that was acknowledged, where a write of data may have
-// come through or not.
+// Checks the content of each LUN. before: the acknowledged state; a later write of data may be
+// there or not.
 void History::check_data(const Step& step, const State& before) {
   for (const auto& [name, blocks] : step.after) {
     if (blocks.empty()) continue;

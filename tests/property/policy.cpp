@@ -94,9 +94,7 @@ TEST_CASE("policy") {
   uint64_t misses = after.major_faults + after.prefetched - before.major_faults - before.prefetched;
   printf(
       "zipf(0.99), %lu accesses, %lu pages: pager read %lu pages (hit ratio %.2f %%; second "
-      "chances %lu), FIFO of "
-      "the whole budget "
-      "%lu (%.2f %%)\n",
+      "chances %lu), FIFO of the whole budget %lu (%.2f %%)\n",
       kAccesses, pages, misses, 100.0 - 100.0 * static_cast<double>(misses) / kAccesses,
       after.second_chances - before.second_chances, fifo_misses,
       100.0 - 100.0 * static_cast<double>(fifo_misses) / kAccesses);

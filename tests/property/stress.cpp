@@ -330,14 +330,11 @@ TEST_CASE("stress") {
   double start = tier::seconds();
   {
     tier::Watchdog watchdog(g.done, 60);
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < s.threads; ++t)
-      threads.emplace_back([&, t] {
-        Worker worker(seed, t, s.memory * tier::kMega / 8 / s.threads);
-        while (g.done.fetch_add(1, std::memory_order_relaxed) < s.operations) one_operation(worker);
-        while (!worker.blocks.empty()) free_block(worker, worker.blocks.size() - 1);
-      });
-    for (std::thread& thread : threads) thread.join();
+    lunar_test::in_parallel(s.threads, [&](unsigned t) {
+      Worker worker(seed, t, s.memory * tier::kMega / 8 / s.threads);
+      while (g.done.fetch_add(1, std::memory_order_relaxed) < s.operations) one_operation(worker);
+      while (!worker.blocks.empty()) free_block(worker, worker.blocks.size() - 1);
+    });
     for (uint64_t page = 0; page < g.pages; ++page, ++g.done)
       check_content(page, address_of(page), "the last look");
   }
@@ -345,9 +342,7 @@ TEST_CASE("stress") {
   lunar_stats st = tier::stats();
   printf(
       "%lu operations in %.1f s: faults %lu (major %lu, second chances %lu, zero %lu), prefetched "
-      "%lu, evictions "
-      "%lu "
-      "(clean %lu, zero %lu), waits %lu; resident peak %lu of %lu MiB\n",
+      "%lu, evictions %lu (clean %lu, zero %lu), waits %lu; resident peak %lu of %lu MiB\n",
       s.operations, took, st.faults, st.major_faults, st.second_chances, st.zero_fills,
       st.prefetched, st.evictions, st.evicted_clean, st.evicted_zero, st.budget_waits,
       st.resident_peak_bytes >> 20, st.dram_budget_bytes >> 20);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every other test relies on: the runtime is linked once, its version is readable, and the
-// host page is sane. Single-threaded; touches no LUN.
+// The base of every other test: the runtime is linked once, its version is readable, and the host's
+// page size is valid. Single-threaded; touches no LUN.
 #include <unistd.h>
 
 #include "pager/pager.h"

@@ -41,6 +41,7 @@
 #include "sys/thread.h"
 #include "tests/support/cases.h"
 #include "tests/support/device_model.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/refused_calls.h"
 #include "tests/support/seed.h"
 
@@ -173,8 +174,7 @@ void show(Device* device) {
   const Capabilities can = device->capabilities();
   printf(
       "%s (%s): %s, align %u; discard %d, window %d, polled %d, persistent %d, fua %s, transfer "
-      "%s, "
-      "memory align %u\n",
+      "%s, memory align %u\n",
       device->name(), device->kind(), format_size(device->size_bytes()).text, device->io_align(),
       can.discard, can.window, can.polled, can.persistent, fua_text(can.fua),
       format_size(can.transfer_bytes_max).text, can.memory_align);
@@ -243,20 +243,17 @@ void vectors(Device* device, const Way& way, char* memory, size_t bytes) {
 
 // Random commands against a model, by contexts of several threads at once.
 void random_work(Device* device, unsigned threads, unsigned depth) {
-  std::vector<std::thread> all;
   const uint64_t seed = tier::run_seed();
-  for (unsigned t = 0; t < threads; ++t)
-    all.emplace_back([=] {
-      const ContextOptions options = {.depth = depth, .delegate = delegate};
-      lunar_test::DeviceModel model(device, t * kModelBytes / threads, kModelBytes / threads,
-                                    seed + t, options, device->io_align());
-      model.clear();
-      model.run(4 * depth + 200, static_cast<unsigned>(64 * kKiB / device->io_align()));
-      REQUIRE(model.errors == 0 && model.wrong == 0 && model.verify(),
-              "%u of %u went wrong, %u reads came back different", model.errors, model.done,
-              model.wrong);
-    });
-  for (std::thread& one : all) one.join();
+  lunar_test::in_parallel(threads, [&](unsigned t) {
+    const ContextOptions options = {.depth = depth, .delegate = delegate};
+    lunar_test::DeviceModel model(device, t * kModelBytes / threads, kModelBytes / threads,
+                                  seed + t, options, device->io_align());
+    model.clear();
+    model.run(4 * depth + 200, static_cast<unsigned>(64 * kKiB / device->io_align()));
+    REQUIRE(model.errors == 0 && model.wrong == 0 && model.verify(),
+            "%u of %u went wrong, %u reads came back different", model.errors, model.done,
+            model.wrong);
+  });
 }
 
 void discard(Device* device, const Way& way) {
@@ -306,8 +303,8 @@ void fua(Device* device, const Way& way, char* memory, size_t bytes) {
   REQUIRE(way.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed");
 }
 
-// What is stored in place is read by commands and the reverse; where there is no such access, no
-// address is given.
+// Commands read data that was stored in place, and the reverse. A device without such access gives
+// no address.
 void in_place(Device* device, const Way& way) {
   auto* at = static_cast<char*>(device->map(DeviceOffset{kPage}, kPage));
   const bool mem = strcmp(device->kind(), "mem") == 0;
@@ -564,36 +561,32 @@ void shared_context(Device* device) {
   std::mutex mutex;
   std::atomic<int64_t> done[kThreads] = {};
   constexpr int64_t kNotYet = -100000;
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      Memory memory(2 * kPage);
-      const uint64_t deadline = sys::now_ns() + 120'000'000'000;
-      for (unsigned round = 0; round < kRounds; ++round) {
-        for (Op op : {Op::kWrite, Op::kRead}) {
-          char* page = memory.base + (op == Op::kRead ? kPage : 0);
-          if (op == Op::kWrite) fill(page, kPage, t * 1000 + round);
-          const iovec part = {page, kPage};
-          const Command command = command_of(op, (t * 64 + round % 50) * kPage, &part, 1, t);
-          done[t] = kNotYet;
-          for (bool submitted = false; !submitted || done[t] == kNotYet;) {
-            REQUIRE(sys::now_ns() < deadline, "a command did not come back");
-            {
-              const std::lock_guard<std::mutex> lock(mutex);
-              if (!submitted) submitted = (*context)->submit(&command, 1) == 1;
-              Response responses[16];
-              const int n = (*context)->reap(responses, 16);
-              for (int i = 0; i < n; ++i) done[responses[i].tag] = responses[i].result;
-            }
-            if (done[t] == kNotYet) (void)(*context)->await(2'000'000);
+  lunar_test::in_parallel(kThreads, [&](unsigned t) {
+    Memory memory(2 * kPage);
+    const uint64_t deadline = sys::now_ns() + 120'000'000'000;
+    for (unsigned round = 0; round < kRounds; ++round) {
+      for (Op op : {Op::kWrite, Op::kRead}) {
+        char* page = memory.base + (op == Op::kRead ? kPage : 0);
+        if (op == Op::kWrite) fill(page, kPage, t * 1000 + round);
+        const iovec part = {page, kPage};
+        const Command command = command_of(op, (t * 64 + round % 50) * kPage, &part, 1, t);
+        done[t] = kNotYet;
+        for (bool submitted = false; !submitted || done[t] == kNotYet;) {
+          REQUIRE(sys::now_ns() < deadline, "a command did not come back");
+          {
+            const std::lock_guard<std::mutex> lock(mutex);
+            if (!submitted) submitted = (*context)->submit(&command, 1) == 1;
+            Response responses[16];
+            const int n = (*context)->reap(responses, 16);
+            for (int i = 0; i < n; ++i) done[responses[i].tag] = responses[i].result;
           }
-          REQUIRE(done[t] == static_cast<int64_t>(kPage), "a command gave %ld", done[t].load());
+          if (done[t] == kNotYet) (void)(*context)->await(2'000'000);
         }
-        REQUIRE(memcmp(memory.base, memory.base + kPage, kPage) == 0, "a page came back different");
+        REQUIRE(done[t] == static_cast<int64_t>(kPage), "a command gave %ld", done[t].load());
       }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+      REQUIRE(memcmp(memory.base, memory.base + kPage, kPage) == 0, "a page came back different");
+    }
+  });
   REQUIRE((*context)->in_flight() == 0);
 }
 

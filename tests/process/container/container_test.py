@@ -17,8 +17,8 @@ import tempfile
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../support"))
 import seccomp
 
-# What container engines deny by default of the system calls that a program like Lunar makes: the
-# facts of Docker's default profile (moby 25 and later; its own documentation lists them).
+# System calls of Lunar that container engines deny by default: the facts of Docker's default
+# profile (moby 25 and later; its own documentation lists them).
 # process_madvise, pidfd_getfd and kcmp are allowed with --cap-add SYS_PTRACE; those of memory
 # policies with SYS_NICE; namespaces and mounts with SYS_ADMIN; io_uring is denied since 25.0.
 DENIED = {"userfaultfd": [323], "io_uring": [425, 426, 427], "process_madvise": [440],
@@ -69,7 +69,7 @@ def skip(capability, reason):
 
 
 class Container:
-    """What `docker run FLAGS` gives, as far as Lunar sees it."""
+    """The environment of `docker run FLAGS`, as far as Lunar sees it."""
 
     def __init__(self, place, device=False, allow="", capabilities=(), memlock=DEFAULT_MEMLOCK):
         self.line = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
@@ -177,7 +177,7 @@ def with_device(place, expected):
 
 
 def with_all(place, expected):
-    """What doctor names, together: nothing is left to say."""
+    """With all that doctor proposes it has nothing left to say."""
     # The flag --ulimit memlock=-1, where this host can give that; else the other that doctor names.
     lifted = ({"memlock": HOST_MEMLOCK}
               if HOST_MEMLOCK == resource.RLIM_INFINITY else {"capabilities": ("IPC_LOCK",)})

@@ -11,11 +11,11 @@
 #include <cstring>
 #include <fstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/units.h"
 #include "cblk/bounce.h"
+#include "tests/support/meanwhile.h"
 
 using namespace lunar;
 using namespace lunar::cblk;
@@ -135,21 +135,18 @@ TEST_CASE("more than the slabs hold gets mappings, and what comes back is used a
 TEST_CASE("no two buffers overlap") {
   Pool pool;
   std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t)
-    threads.emplace_back([&, t] {
-      for (size_t i = 0; i < 2000; ++i) {
-        const size_t bytes = (1 + (i * 7 + static_cast<size_t>(t)) % 40) * 4 * kKiB;
-        Bounce bounce;
-        if (pool.take(bytes, &bounce) < 0) {
-          ++wrong;
-          continue;
-        }
-        memset(bounce.memory, t + 1, bytes);
-        for (size_t at = 0; at < bytes; at += 4 * kKiB) wrong += bounce.memory[at] != t + 1;
-        pool.give(&bounce);
+  lunar_test::in_parallel(4, [&](int t) {
+    for (size_t i = 0; i < 2000; ++i) {
+      const size_t bytes = (1 + (i * 7 + static_cast<size_t>(t)) % 40) * 4 * kKiB;
+      Bounce bounce;
+      if (pool.take(bytes, &bounce) < 0) {
+        ++wrong;
+        continue;
       }
-    });
-  for (std::thread& thread : threads) thread.join();
+      memset(bounce.memory, t + 1, bytes);
+      for (size_t at = 0; at < bytes; at += 4 * kKiB) wrong += bounce.memory[at] != t + 1;
+      pool.give(&bounce);
+    }
+  });
   REQUIRE(wrong == 0);
 }

@@ -5,12 +5,12 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "../../support/lun_device.h"
 #include "cblk/lanes.h"
 #include "sys/thread.h"
+#include "tests/support/meanwhile.h"
 
 using namespace lunar;
 using namespace lunar::cblk;
@@ -76,15 +76,13 @@ struct Fixture {
 
 TEST_CASE("a crowd that waits for lanes does not ask for one more each time") {
   Fixture fixture("sim:1m,latency_us=300", 2);
-  std::vector<std::thread> threads;
   std::atomic<int> failed{0};
-  for (int t = 0; t < 8; ++t)
-    threads.emplace_back([&] {
-      std::array<char, 4096> block;
-      for (int i = 0; i < 100; ++i) failed += fixture.read(block.data()) != 4096;
-    });
+  auto threads = lunar_test::start_threads(8, [&] {
+    std::array<char, 4096> block;
+    for (int i = 0; i < 100; ++i) failed += fixture.read(block.data()) != 4096;
+  });
   const uint64_t start = sys::now_ns();
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   const uint64_t turns = (sys::now_ns() - start) / 20'000'000 + 1;
   REQUIRE(failed == 0);
   // two that were given, and a few that try in the same moment
@@ -98,20 +96,18 @@ TEST_CASE("a thread that waits for a stuck lane takes another as soon as there i
   Underway stuck;
   REQUIRE(fixture.begin(stuck_block.data(), true, &stuck) == 0);
   constexpr int kThreads = 8;
-  std::vector<std::thread> threads;
   std::atomic<int> read{0};
-  for (int t = 0; t < kThreads; ++t)
-    threads.emplace_back([&] {
-      std::array<char, 4096> block;
-      read += fixture.read(block.data()) == 4096;
-    });
+  auto threads = lunar_test::start_threads(kThreads, [&] {
+    std::array<char, 4096> block;
+    read += fixture.read(block.data()) == 4096;
+  });
   const uint64_t start = sys::now_ns();
   sys::sleep_ns(200'000'000);
   // each may try as it comes; then one of them each 20 ms
   const uint64_t turns = (sys::now_ns() - start) / 20'000'000 + 1;
   const int asked = fixture.device.asked.load();
   fixture.device.allow(kThreads);
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   REQUIRE(read == kThreads);
   REQUIRE(asked > 1);
   REQUIRE(asked <= static_cast<int>(1 + kThreads + turns));

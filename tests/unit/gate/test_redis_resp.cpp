@@ -66,8 +66,8 @@ TEST_CASE("a pipeline is cut into its commands at every split point") {
   }
   static Command command;
   for (size_t split = 1; split <= text.size(); ++split) {
-    // What has come: all commands that end in it, then more is needed, and never more than the
-    // command has.
+    // The bytes so far give all commands that end in them; then more bytes are needed, and never
+    // more than the command has.
     size_t at = 0, n = 0;
     while (at < split) {
       const Parse result = parse(text.substr(at, split - at), &command);

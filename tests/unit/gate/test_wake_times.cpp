@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which wake-ups of the gate's fetch threads count as late.
+// The wake-ups of the gate's fetch threads that count as late.
 #include "adapters/gate/wake_times.h"
 #include "tests/catch.h"
 

@@ -4,11 +4,11 @@
 #include "heap/commit_ahead.h"
 
 #include <atomic>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/support/meanwhile.h"
 
 namespace {
 
@@ -188,12 +188,10 @@ TEST_CASE("threads") {
         if (run.pages.times.at(first) < 1) std::abort();  // committed once it has returned
       }
     };
-    std::vector<std::thread> threads;
-    for (unsigned i = 0; i < 4; ++i) threads.emplace_back(work, round * 4 + i);
-    for (std::thread& thread : threads) thread.join();
+    lunar_test::in_parallel(4u, [&](unsigned i) { work(round * 4 + i); });
     run.start(0, 0);
-    // What a thread has taken and given up at the end is uncommitted; all before it is committed
-    // once.
+    // The space that a thread took last and gave up is uncommitted; the space before it is
+    // committed once.
     uint64_t end = kAsked;
     while (end > 0 && run.pages.times[end - 1] == 0) --end;
     REQUIRE(end + 5 >= kAsked);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of composite devices share: opening, refusals, files for members.
+// Helpers of the composite devices' tests: opens, refusals, files for members.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>

@@ -61,7 +61,6 @@ TEST_CASE("a LUN file that others may read is taken away from them") {
   ErrorText why;
   const std::string empty = folder.file("/a", 0646, 0),
                     blank = folder.file("/b", 0664, 128 * static_cast<off_t>(kMiB));
-  INFO(why.text);
   REQUIRE(open_scratch(empty, &why) == 0);
   CHECK(mode_of(empty) == 0640);
   REQUIRE(open_scratch(blank, &why) == 0);  // gets the format

@@ -3,11 +3,10 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include <thread>
-
 #include "composite.h"
 #include "lun/raid/path_device.h"
 #include "sys/thread.h"
+#include "tests/support/meanwhile.h"
 
 using namespace lunar;
 using namespace composite;
@@ -112,20 +111,17 @@ TEST_CASE("paths: no I/O fails under load while one path works") {
   std::atomic<bool> stop{false};
   std::atomic<unsigned> runs[kThreads] = {};
   std::atomic<unsigned> errors{0}, wrong{0}, bad{0};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      DeviceModel model(device, t * 4 * kMiB, 4 * kMiB, seed() + t);
-      model.clear();
-      while (!stop) {
-        model.run(100, 40);
-        ++runs[t];
-      }
-      if (!model.verify()) ++bad;
-      errors += model.errors;
-      wrong += model.wrong;
-    });
-  }
+  auto threads = lunar_test::start_threads(kThreads, [&](unsigned t) {
+    DeviceModel model(device, t * 4 * kMiB, 4 * kMiB, seed() + t);
+    model.clear();
+    while (!stop) {
+      model.run(100, 40);
+      ++runs[t];
+    }
+    if (!model.verify()) ++bad;
+    errors += model.errors;
+    wrong += model.wrong;
+  });
   std::mt19937_64 random(seed());
   for (int round = 0; round < 12; ++round) {  // at least one works at any time
     const unsigned well = static_cast<unsigned>(random() % 3);
@@ -141,7 +137,7 @@ TEST_CASE("paths: no I/O fails under load while one path works") {
   }
   for (unsigned p = 0; p < 3; ++p) sim(member(device, p)).set_failing(false, false);
   stop = true;
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   CHECK(errors == 0);
   CHECK(wrong == 0);
   CHECK(bad == 0);

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <filesystem>
-#include <thread>
 
 #include "composite.h"
 #include "lun/raid/member_label.h"
@@ -17,6 +16,7 @@
 #include "sys/file.h"
 #include "sys/thread.h"
 #include "sys/uring.h"
+#include "tests/support/meanwhile.h"
 
 using namespace lunar;
 using namespace composite;
@@ -198,16 +198,12 @@ TEST_CASE(
   int status = -1;
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(status == 0);
-  std::vector<std::thread> threads;
   std::atomic<unsigned> wrong{0};
-  for (unsigned t = 0; t < 40; ++t) {  // more than there are contexts
-    threads.emplace_back([&] {
-      std::vector<char> data(4 * kStripeChunkBytes);
-      wrong +=
-          io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  lunar_test::in_parallel(40, [&] {  // more than there are contexts
+    std::vector<char> data(4 * kStripeChunkBytes);
+    wrong +=
+        io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size());
+  });
   CHECK(wrong == 0);
   device_close(device);
 }

@@ -19,6 +19,7 @@
 #include "sys/thread.h"
 #include "tests/support/loop_device.h"
 #include "tests/support/lun_device.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/virtual_lun_fixture.h"
 
 using namespace lunar;
@@ -385,9 +386,8 @@ TEST_CASE("virtual: a scratch LUN that takes a whole device excludes its second 
   Device* whole = nullptr;
   REQUIRE(device_open(first.c_str(), {}, &whole, &why) == 0);
   CHECK(open_physical(second.c_str(), Format::kForce, &other, &why) == -EBUSY);
-  INFO(why.text);
   device_close(whole);
-  // Who may open the device may lock it.
+  // A process that may open the device may lock it.
   char path[64];
   snprintf(path, sizeof path, "/dev/shm/lunar-node-b%u:%u", major(nodes.status.st_rdev),
            minor(nodes.status.st_rdev));
@@ -490,30 +490,24 @@ TEST_CASE("virtual: many threads, each with an opening of its own, on one file")
   LunFile file(kBytes);
   must(file.path, named("first"))->close();
   std::atomic<int> failed{0};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      ErrorText why;
-      for (unsigned i = 0; i < 6; ++i) {
-        const std::string name = "t" + std::to_string(t);
-        VirtualLun* lun = nullptr;
-        if (open_virtual(file.path.c_str(), named(name.c_str(), (1 + i) * kExtent), &lun, &why) <
-            0) {
-          ++failed;
-          continue;
-        }
-        if (lun->set_size((2 + i) * kExtent, &why) < 0 || lun->set_size(kExtent, &why) < 0)
-          ++failed;
-        lun->close();
-        PhysicalLun* physical = nullptr;
-        if (open_physical(file.path.c_str(), Format::kNever, &physical, &why) < 0 ||
-            physical->remove(name.c_str(), &why) < 0)
-          ++failed;
-        if (physical) physical->close();
+  in_parallel(4u, [&](unsigned t) {
+    ErrorText why;
+    for (unsigned i = 0; i < 6; ++i) {
+      const std::string name = "t" + std::to_string(t);
+      VirtualLun* lun = nullptr;
+      if (open_virtual(file.path.c_str(), named(name.c_str(), (1 + i) * kExtent), &lun, &why) < 0) {
+        ++failed;
+        continue;
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      if (lun->set_size((2 + i) * kExtent, &why) < 0 || lun->set_size(kExtent, &why) < 0) ++failed;
+      lun->close();
+      PhysicalLun* physical = nullptr;
+      if (open_physical(file.path.c_str(), Format::kNever, &physical, &why) < 0 ||
+          physical->remove(name.c_str(), &why) < 0)
+        ++failed;
+      if (physical) physical->close();
+    }
+  });
   CHECK(failed == 0);
   PhysicalLun* watcher = nullptr;
   ErrorText why;

@@ -23,6 +23,7 @@
 
 #include "pager/account/account.h"
 #include "tests/catch.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -404,7 +405,7 @@ TEST_CASE("a request for room is answered once, by the next member that gives ba
   one.give(1);
   CHECK(two.pressure() == before + 1);
   std::atomic<bool> woken{false};
-  std::thread sleeper([&] {
+  std::jthread sleeper([&] {
     const uint32_t seen = two.pressure();
     two.want_room();
     while (two.pressure() == seen) two.wait_pressure(seen, -1);
@@ -415,7 +416,6 @@ TEST_CASE("a request for room is answered once, by the next member that gives ba
     one.take_always(1);
     one.give(1);
   }
-  sleeper.join();
 }
 
 TEST_CASE(
@@ -579,32 +579,28 @@ TEST_CASE(
   std::atomic<bool> stop{false};
   // `held` is raised after a take and lowered before a give
   std::atomic<int64_t> held{0}, above{0};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937_64 random(base_seed + t);
-      int64_t own = 0, lun = 0;
-      for (int step = 0; step < 20'000; ++step) {
-        const auto pages = static_cast<int64_t>(1 + random() % 300);
-        if (random() % 2 && account.take(pages, kKeep)) {
-          if (held.fetch_add(pages) + pages > kCap - kKeep) ++above;
-          own += pages;
-        } else if (own >= pages) {
-          held.fetch_sub(pages);
-          account.give(pages);
-          own -= pages;
-        }
-        if (random() % 2 && account.lun_take(pages << 20) == 0)
-          lun += pages << 20;
-        else if (lun)
-          account.lun_give(std::exchange(lun, 0));
+  lunar_test::in_parallel(4u, [&](unsigned t) {
+    std::mt19937_64 random(base_seed + t);
+    int64_t own = 0, lun = 0;
+    for (int step = 0; step < 20'000; ++step) {
+      const auto pages = static_cast<int64_t>(1 + random() % 300);
+      if (random() % 2 && account.take(pages, kKeep)) {
+        if (held.fetch_add(pages) + pages > kCap - kKeep) ++above;
+        own += pages;
+      } else if (own >= pages) {
+        held.fetch_sub(pages);
+        account.give(pages);
+        own -= pages;
       }
-      held.fetch_sub(own);
-      account.give(own);
-      account.lun_give(lun);
-    });
-  }
-  for (auto& thread : threads) thread.join();
+      if (random() % 2 && account.lun_take(pages << 20) == 0)
+        lun += pages << 20;
+      else if (lun)
+        account.lun_give(std::exchange(lun, 0));
+    }
+    held.fetch_sub(own);
+    account.give(own);
+    account.lun_give(lun);
+  });
   CHECK(above == 0);
   CHECK(taken(account) == 0);
   CHECK(account.own_pages() == 0);

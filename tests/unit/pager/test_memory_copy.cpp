@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which copy of the memory a process runs in, and what is counted per copy.
+// The copy of the memory that a process runs in, and the counters of each copy.
 #include <sys/wait.h>
 #include <unistd.h>
 

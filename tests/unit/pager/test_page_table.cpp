@@ -17,6 +17,7 @@
 #include "pager/table/tables.h"
 #include "sys/arena.h"
 #include "tests/catch.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -178,9 +179,7 @@ TEST_CASE("property: threads that lock pages never hold another's, while leaves 
     }
   };
   const uint64_t seed = tier::run_seed();
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) threads.emplace_back(run, seed + static_cast<uint64_t>(i));
-  for (auto& thread : threads) thread.join();
+  lunar_test::in_parallel(kThreads, [&](int i) { run(seed + static_cast<uint64_t>(i)); });
   CHECK(wrong == 0);
 }
 

@@ -9,12 +9,12 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "pager/page/region.h"
 #include "sys/mem.h"
 #include "tests/catch.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -142,20 +142,17 @@ TEST_CASE("a look-up during writes finds what stays, and never what is elsewhere
   }
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> looks{0}, lost{0}, wrong{0};
-  std::vector<std::thread> readers;
-  for (unsigned t = 0; t < 2; ++t) {
-    readers.emplace_back([&, t] {
-      std::mt19937 random(t);
-      while (!stop.load(std::memory_order_relaxed)) {
-        const uint64_t i = random() % 64;
-        if (table->find(place(i * 10 + 3)) != stay[i].get()) ++lost;
-        Region* other = table->find(place(i * 10 + 6));
-        if (other != nullptr && other != come_and_go[i].get()) ++wrong;
-        if (table->find(place(i * 10 + 9)) != nullptr) ++wrong;  // belongs to none
-        ++looks;
-      }
-    });
-  }
+  auto readers = lunar_test::start_threads(2u, [&](unsigned t) {
+    std::mt19937_64 random(tier::run_seed() + t);
+    while (!stop.load(std::memory_order_relaxed)) {
+      const uint64_t i = random() % 64;
+      if (table->find(place(i * 10 + 3)) != stay[i].get()) ++lost;
+      Region* other = table->find(place(i * 10 + 6));
+      if (other != nullptr && other != come_and_go[i].get()) ++wrong;
+      if (table->find(place(i * 10 + 9)) != nullptr) ++wrong;  // belongs to none
+      ++looks;
+    }
+  });
   uint64_t changes = 0;
   while (changes < 3000 || looks.load() < 20'000) {
     for (auto& region : come_and_go) REQUIRE(table->insert(region.get()) == 0);
@@ -163,7 +160,7 @@ TEST_CASE("a look-up during writes finds what stays, and never what is elsewhere
     changes += 128;
   }
   stop.store(true);
-  for (auto& reader : readers) reader.join();
+  readers.clear();
   CHECK(lost == 0);
   CHECK(wrong == 0);
 }

@@ -12,7 +12,6 @@
 #include <memory>
 #include <random>
 #include <set>
-#include <thread>
 #include <vector>
 
 #include "pager/account/slot_allocator.h"
@@ -20,6 +19,7 @@
 #include "sys/log.h"
 #include "tests/catch.h"
 #include "tests/support/lun_device.h"
+#include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
 
 using namespace lunar;
@@ -285,43 +285,39 @@ TEST_CASE("property: threads never own the same slot, and all come back") {
   const uint32_t total = 64 * kMiB / 4096;
   auto owner = std::make_unique<std::atomic<int>[]>(total);
   std::atomic<int> clashes{0}, failed_charges{0};
-  std::vector<std::thread> threads;
-  for (int t = 1; t <= 4; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937_64 random(base_seed + static_cast<uint64_t>(t));
-      std::vector<uint32_t> owned;
-      for (int step = 0; step < 20000; ++step) {
-        const auto want = static_cast<uint32_t>(1 + random() % 128);
-        if (owned.size() < 3000 && random() % 2) {
-          if (scratch.lun.charge_fast(want) != 0 && scratch.lun.charge(want) != 0) {
-            ++failed_charges;
-            continue;
-          }
-          const auto got = take(scratch.lun, want);
-          scratch.lun.uncharge(want - got.size());
-          for (uint32_t slot : got) {
-            if (owner[slot].exchange(t) != 0) ++clashes;
-            owned.push_back(slot);
-          }
-        } else {
-          uint32_t given_back = 0;
-          for (; given_back < want && !owned.empty(); ++given_back) {
-            std::swap(owned[random() % owned.size()], owned.back());
-            if (owner[owned.back()].exchange(0) != t) ++clashes;
-            scratch.lun.release(Slot{owned.back()});
-            owned.pop_back();
-          }
-          scratch.lun.uncharge(given_back);
+  lunar_test::in_parallel(4, [&](int t) {
+    std::mt19937_64 random(base_seed + static_cast<uint64_t>(t));
+    std::vector<uint32_t> owned;
+    for (int step = 0; step < 20000; ++step) {
+      const auto want = static_cast<uint32_t>(1 + random() % 128);
+      if (owned.size() < 3000 && random() % 2) {
+        if (scratch.lun.charge_fast(want) != 0 && scratch.lun.charge(want) != 0) {
+          ++failed_charges;
+          continue;
         }
+        const auto got = take(scratch.lun, want);
+        scratch.lun.uncharge(want - got.size());
+        for (uint32_t slot : got) {
+          if (owner[slot].exchange(t + 1) != 0) ++clashes;
+          owned.push_back(slot);
+        }
+      } else {
+        uint32_t given_back = 0;
+        for (; given_back < want && !owned.empty(); ++given_back) {
+          std::swap(owned[random() % owned.size()], owned.back());
+          if (owner[owned.back()].exchange(0) != t + 1) ++clashes;
+          scratch.lun.release(Slot{owned.back()});
+          owned.pop_back();
+        }
+        scratch.lun.uncharge(given_back);
       }
-      for (uint32_t slot : owned) {
-        owner[slot] = 0;
-        scratch.lun.release(Slot{slot});
-      }
-      scratch.lun.uncharge(owned.size());
-    });
-  }
-  for (auto& thread : threads) thread.join();
+    }
+    for (uint32_t slot : owned) {
+      owner[slot] = 0;
+      scratch.lun.release(Slot{slot});
+    }
+    scratch.lun.uncharge(owned.size());
+  });
   CHECK(clashes == 0);
   CHECK(failed_charges == 0);
   CHECK(scratch.lun.used_slots() == 0);

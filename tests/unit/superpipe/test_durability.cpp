@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a power loss leaves: writes with fua and what was flushed stay, through every device and
-// composite; the rest may go, and on simulated media with a cache it does.
+// Content after a power loss: writes with fua and flushed writes stay, through every device and
+// composite. Others may be lost, and on simulated media with a cache they are.
 #include <algorithm>
 #include <optional>
 #include <sstream>

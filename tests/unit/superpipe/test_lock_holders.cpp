@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who has a lock, as /proc tells it.
+// The holders of a lock, from /proc.
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only rings and only contexts of calls do. What contexts have in common: device_conformance.
+// Behaviour of ring contexts alone and of call contexts alone. device_conformance tests the rest.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>

@@ -9,12 +9,12 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "sys/arena.h"
 #include "tests/catch.h"
+#include "tests/support/meanwhile.h"
 
 using namespace lunar;
 
@@ -48,17 +48,13 @@ TEST_CASE("arena_alloc refuses nonsense") {
 TEST_CASE("arena objects of concurrent threads never overlap") {
   constexpr int kThreads = 4, kObjects = 5000;
   std::vector<std::vector<std::pair<uintptr_t, size_t>>> found(kThreads);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([t, &found] {
-      for (int i = 0; i < kObjects; ++i) {
-        size_t bytes = static_cast<size_t>(1 + (i * 37 + t * 101) % 900);
-        found[static_cast<size_t>(t)].emplace_back(reinterpret_cast<uintptr_t>(arena_alloc(bytes)),
-                                                   bytes);
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  lunar_test::in_parallel(kThreads, [&](int t) {
+    for (int i = 0; i < kObjects; ++i) {
+      size_t bytes = static_cast<size_t>(1 + (i * 37 + t * 101) % 900);
+      found[static_cast<size_t>(t)].emplace_back(reinterpret_cast<uintptr_t>(arena_alloc(bytes)),
+                                                 bytes);
+    }
+  });
   std::vector<std::pair<uintptr_t, size_t>> all;
   for (auto& part : found) all.insert(all.end(), part.begin(), part.end());
   std::sort(all.begin(), all.end());

@@ -36,8 +36,8 @@ int child_with(F&& prepare) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-// Of a thread that thread_start made, once it is told to look: what the kernel says of reading the
-// byte below its stack.
+// error: the kernel's answer when a thread of thread_start() passes it the byte below its stack.
+// The thread waits for `go`.
 struct StackEnd {
   std::atomic<uint32_t> go{0};
   int error = 0;

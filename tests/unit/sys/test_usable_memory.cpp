@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which memory controller counts, and what the groups of a process leave it: on files of the test's
-// own, laid out as /proc and /sys/fs/cgroup are.
+// The memory controller that counts, and the memory that the groups of a process leave it. The test
+// makes files of its own in the layout of /proc and /sys/fs/cgroup.
 #include <stdlib.h>
 
 #include <filesystem>

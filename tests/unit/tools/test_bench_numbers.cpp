@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the benches count with: the latency histogram, the zipf generator, page content, medians,
-// ratios and honesty.
+// The benches' arithmetic: the latency histogram, the zipf generator, page content, medians, ratios
+// and honesty.
 #include "tests/catch.h"
 
 #include <algorithm>
@@ -127,7 +127,7 @@ TEST_CASE("a run's result survives the pipe between bench and child") {
   REQUIRE(parse_run(format_run(run), &back));
   for (const RunField& field : kRunFields) CHECK(back.*field.member == run.*field.member);
   CHECK_FALSE(parse_run("error something", &back));
-  // What was not measured is not sent, and stays so.
+  // A figure without a measurement is not sent, and stays unmeasured.
   back = RunResult();
   REQUIRE(parse_run(format_run(run_of(7)), &back));
   CHECK(back.ops_per_s == 7);

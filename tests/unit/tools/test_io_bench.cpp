@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the block bench counts with: fio's answer and command line, stamps.
+// Parts of the block bench: fio's answer and command line, stamps.
 #include "tests/catch.h"
 
 #include <fmt/ranges.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `lunar bench redis` counts with: requests, the check of replies, workloads, sizes,
-// arguments. No server.
+// Parts of `lunar bench redis`, without a server: requests, the check of replies, workloads, sizes,
+// arguments.
 #include "tests/catch.h"
 
 #include <algorithm>
