@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all Python tests share: a directory for a test's files, root's rights, loop devices, and how
-a skip reaches tests/support/watch.py.
+"""Fixtures of all Python tests: a directory for a test's files, root's rights, loop devices, and
+the report of a skip to tests/support/watch.py.
 
 A test skips by `pytest.skip("CAPABILITY: reason")`. Where nothing else ran, the exit code is 77.
 """
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def directory():
-    """New and empty, on a disk, open to all users, away after the test."""
+    """A new, empty directory on a disk, open to all users; removed after the test."""
     with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("TMPDIR", "/var/tmp"),
                                      ignore_cleanup_errors=True) as path:
         os.chmod(path, 0o755)
@@ -23,12 +23,12 @@ def directory():
 @pytest.fixture
 def as_root():
     if os.geteuid() != 0:
-        pytest.skip("root: the test is of a user's rights, or of devices")
+        pytest.skip("root: the test needs root for another user's rights, or for devices")
 
 
 @pytest.fixture
 def attach(as_root):
-    """attach(FILE, OPTION...): a loop device on it, which is detached after the test."""
+    """attach(FILE, OPTION...) makes a loop device on FILE, which is detached after the test."""
     devices = []
 
     def attached(backing, *options):
@@ -45,7 +45,7 @@ def attach(as_root):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item):
-    """item.failed: whether its test has."""
+    """Sets item.failed."""
     item.failed = (yield).get_result().failed or getattr(item, "failed", False)
 
 

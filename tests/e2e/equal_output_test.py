@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One program twice, plain and under `lunar run --dram CAP`, with the same input: what they print
+"""A program runs twice with the same input, plain and under `lunar run --dram CAP`. Both outputs
 must be the same, byte for byte.
 
 An untiered run does not pass. The plain run must need four times the cap; the tiered one must say,

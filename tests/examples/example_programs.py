@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of example programs share: programs built by the line that their README gives,
-with gcc and nothing of the project but header and library, and run."""
+"""Helpers of the example programs' tests: programs are built by the line of their README, with gcc
+and only the project's header and library, and run."""
 import os
 import shutil
 import subprocess

@@ -82,7 +82,7 @@ def find(prefix, name):
 
 
 def check_program(directory, compiler, text, words, library=None):
-    """It builds with these words, and runs where the library's place is given."""
+    """The program builds with these words, and runs if a library is given."""
     source, program = os.path.join(directory, "program.c"), os.path.join(directory, "program")
     with open(source, "w", encoding="utf-8") as file:
         file.write(text)
@@ -97,7 +97,7 @@ def check_program(directory, compiler, text, words, library=None):
 
 
 def check_config(directory, compiler, text, name, config, **variables):
-    """The same by the words of pkg-config."""
+    """check_program() with the words of pkg-config."""
     flags = run(["pkg-config", "--cflags", "--libs", name],
                 env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config), **variables})
     if flags.returncode != 0:

@@ -61,7 +61,7 @@ def check_rendering(paths):
 
 
 def names_of(path, text):
-    """What a page can be asked for by: "cblk_open 3", ..."""
+    """The names of a page: "cblk_open 3", ..."""
     head = text.split("\n.Sh NAME\n", 1)[-1].split("\n.Sh ", 1)[0]
     section = path.rsplit(".", 1)[1]
     return {f"{name} {section}" for name in re.findall(r"^\.Nm (\S+)", head, re.M)}
@@ -129,7 +129,7 @@ def check_calls(texts):
         problems.append(f"only {len(declared)} declarations were found")
 
 
-# Of each header: where its pages are, and how many members and constants it has at least.
+# For each header the place of its pages, and its least number of members and constants.
 MEMBERS = {"lunar/lunar.h": ("/heap/man/", 45), "capiblock.h": ("/cblk/man/", 95),
            "arkdb.h": ("/ark/man/", 6), "lunar/kv.h": ("/ark/man/", 12)}
 # of no meaning to a caller

@@ -72,7 +72,7 @@ ROOMS = {
               {"bench/fault", "bench/kv", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
-# What others may see of a part. (tests/ may look inside.)
+# The headers that other parts may include. (tests/ may include all.)
 FACE = {"pager": {"pager/pager.h", "pager/page_view.h", "pager/account/account_find.h"}}
 RUNTIME_FOLDERS = {"base", "sys", "config", "stats", "superpipe", "lun", "cblk", "kv", "pager",
                    "heap"}
@@ -209,20 +209,6 @@ def check_calls(path, text):
             yield f"{path}:{line}: calls {match['call']}(): only runtime/sys makes this system call"
 
 
-BRACED_LIST = re.compile(r"\bfor \([^;()]* : \{")
-
-
-def check_lists(path, text):
-    """What g++ 12 lets pass by the way, g++ 14 refuses."""
-    if not path.startswith(("runtime" + os.sep,
-                            "adapters" + os.sep)) or "#include <initializer_list>" in text:
-        return
-    stripped = strip_comments(text)
-    if match := BRACED_LIST.search(stripped):
-        line = stripped.count("\n", 0, match.start()) + 1
-        yield f"{path}:{line}: goes over a braced list without <initializer_list>"
-
-
 # Functions of the pager are given its state. Entry points, which are what these declare, fetch it.
 INTERFACE = ("pager.h", "fault/keep.h", "fork/fork.h")
 PAGER = os.path.join("runtime", "pager", "")
@@ -291,7 +277,7 @@ def check_functions(path, text):
             yield f"{path}:{line}: {name}() has {lines} lines; at most {FUNCTION_LINES_MAX}"
 
 
-# What would end a test that hangs, unexamined.
+# Limits of a test's own, which would end it unexamined.
 OWN_LIMIT = {".cpp": re.compile(r"(?<![\w.>])alarm\s*\("), ".py": re.compile(r"[(,]\s*timeout=")}
 
 
@@ -351,7 +337,6 @@ def check_tree(root):
         if path.endswith(SOURCE + (".def",)):
             problems += check_includes(root, path, text)
             problems += check_calls(path, text)
-            problems += check_lists(path, text)
             problems += check_state(root, path, text)
             lines = text.count("\n")
             if LINES_WARN < lines <= LINES_MAX:

@@ -112,7 +112,7 @@ def limits(place):
 
 
 def signals(place):
-    """As `nohup tools/test &` starts it, from a shell that blocks signals besides."""
+    """Starts a run as `nohup tools/test &` does, in a shell that also blocks signals."""
     def as_in_the_background():
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE,
                        signal.SIGCHLD):

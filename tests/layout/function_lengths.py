@@ -28,7 +28,7 @@ def opens_function(head):
 
 
 def kind_of(head):
-    """What a brace behind `head` opens, outside of any function."""
+    """The kind of block that a brace behind `head` opens, outside of any function."""
     if MEMBER.search(head):
         return "member"
     return "function" if opens_function(head) else "scope"

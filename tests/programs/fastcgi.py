@@ -15,7 +15,7 @@ def length_of(text):
 
 
 def request(path, script):
-    """What `script` prints, behind its headers, from the server that listens on the socket
+    """The output of `script`, behind its headers, from the server that listens on the socket
     `path`."""
     variables = {"SCRIPT_FILENAME": script, "REQUEST_METHOD": "GET", "SCRIPT_NAME": "/",
                  "SERVER_PROTOCOL": "HTTP/1.1"}

@@ -26,8 +26,8 @@ MIB = 1 << 20
 
 
 class Run:
-    """One side. `start` gives a process whose output goes to files; what `lunar run --stats` said
-    is read from them."""
+    """One side of a comparison. `start` gives a process whose output goes to files, from which the
+    table of `lunar run --stats` is read."""
 
     def __init__(self, tiered, scratch, dram, size):
         self.tiered, self.scratch, self.dram, self.size = tiered, scratch, dram, size
@@ -381,8 +381,8 @@ PROGRAMS = {
 # result is compared, evictions are not asked for.
 NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk",
                 "stress-aio", "stress-mlock", "stress-madvise", "stress-mremap", "stress-vm-rw"}
-# What does not work, as runtime/LIMITS.md says in "Real programs": what the tiered run must report
-# then. When it works one day, this and that line go.
+# Programs that do not work, as runtime/LIMITS.md says in "Real programs", and the report of a
+# tiered run. When one works, its line here and there goes.
 NOT_SERVED = {
     # a clone(CLONE_VM) child makes the heap grow past the budget
     "stress-vm-rw": r"vm-rw: mmap failed, errno=12",

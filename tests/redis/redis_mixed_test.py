@@ -89,12 +89,11 @@ class Worker:
             if pick.random() < 0.01:
                 words += [("SELECT", "1"), ("SET", self.key(), text(pick, SIZE)), ("SELECT", "0")]
         data = b"".join(packed(*some) for some in words)
-        sender = threading.Thread(target=self.send_in_pieces,
-                                  args=(data, random.Random(pick.random())))
-        sender.start()
-        for _ in words:
-            self.note(self.client.receive())
-        sender.join()
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(self.send_in_pieces, data, random.Random(pick.random()))
+            for _ in words:
+                self.note(self.client.receive())
+            sent.result()
 
     def send_in_pieces(self, data, pick):
         while data:
@@ -123,12 +122,12 @@ class Worker:
         count = self.pick.choice([3, 50, 1500])
         name, data = self.numbers(count)
         other = self.server.connect()
-        sender = threading.Thread(target=lambda: (other.socket.sendall(data),
-                                                  other.socket.shutdown(socket.SHUT_WR)))
-        sender.start()
-        while other.socket.recv(1 << 16):
-            pass
-        sender.join()
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(lambda: (other.socket.sendall(data),
+                                        other.socket.shutdown(socket.SHUT_WR)))
+            while other.socket.recv(1 << 16):
+                pass
+            sent.result()
         other.close()
         self.pushed(name, count, "half-closed", True)
 

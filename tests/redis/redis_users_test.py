@@ -180,11 +180,12 @@ def unfinished(scene):
     assert slow.receive() == b"0123456789abcdef", "a slow sender was taken for idle"
 
 
-def test_users(servers):
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+def test_users(servers, request):
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < ONE_BYTE + 100:
         pytest.skip(f"descriptors: no more than {most}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (before, most)))
     scene = Scene(servers)
     for part in allowed, split, elsewhere, refused, crowd, one_byte, turns, unfinished:
         print(f"{part.__name__}: before, {dict(zip(NAMES, scene.figures().before))}", flush=True)

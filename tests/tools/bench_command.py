@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lunar bench NAME`, as its tests call it. The machine has one bench at a time: the end of another
-program's is waited for."""
+"""`lunar bench NAME` for its tests. A machine runs one bench at a time, so a test waits for the end
+of another program's bench."""
 import json
 import os
 import subprocess
@@ -50,7 +50,7 @@ def processes_of(pid):
 
 
 def traces(pid, directory):
-    """What a run of process `pid` would have left."""
+    """Files that a run of process `pid` has left."""
     found = [os.path.join(directory, name) for name in os.listdir(directory)]
     for place in ("/var/tmp", "/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
         if os.path.isdir(place):

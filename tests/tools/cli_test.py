@@ -284,7 +284,7 @@ def test_account_of_another_build(able):
 
 
 def test_table(able):
-    """Only the process that was asked for prints it, not its small helpers."""
+    """Only the command's own process prints the table, not its small children."""
     ended = run64("--stats", "/bin/sh", "-c", "ls / >/dev/null; echo $LUNAR_ROOT $$; exit 0")
     assert ended.stdout == f"{ended.pid} {ended.pid}\n"
     assert f"lunar: stats: pid {ended.pid}\n" in ended.stderr
@@ -344,7 +344,7 @@ def test_no_words():
 
 
 def test_control_characters():
-    """Those of a wrong word do not reach the terminal."""
+    """Control characters of a wrong word do not reach the terminal."""
     word = "x\033[31m\a"
     for words in ([word], ["-" + word], ["help", word], ["help", "options", word], ["lun", word],
                   ["bench", word], ["doctor", word], ["run", "--" + word, "--", "true"]):
@@ -371,7 +371,7 @@ def test_doctor():
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86_64: the numbers of the calls")
 def test_doctor_of_refused_calls():
-    """All are named, not only the first."""
+    """doctor names all refused calls, not only the first."""
     numbers = 278, 319, 290   # of vmsplice, memfd_create, eventfd2
     doctor = run("doctor", "--json",
                  before=lambda: seccomp.install(*map(seccomp.refused, numbers)))
@@ -412,8 +412,8 @@ def test_limits(able):
 
 
 def test_full_lun(directory, able):
-    """One line, that names --size; or says how much of a LUN there is for this process, where
-    --size is not what bounds it."""
+    """One line names --size, or the space that the LUN has for this process where --size is not the
+    limit."""
     ended = run("run", "--dram", "32m", "--size", "64m", *growing(100))
     assert ended.returncode > 0 and "allocation refused" in ended.stderr
     assert ended.stderr.count("--size") == 1

@@ -229,8 +229,8 @@ def test_hostile_lines(directory):
 
 
 def test_blank_places(directory):
-    """What is blank becomes a store by a load; what holds something else is named, and nothing is
-    proposed for it."""
+    """A load makes a store of a blank place. Foreign content is named, and no command is proposed
+    for it."""
     pairs = some_pairs(100)
     dump = done("dump", make(directory, "source.kv", pairs=pairs))
     blank, empty = os.path.join(directory, "blank"), os.path.join(directory, "emptied")
@@ -238,7 +238,7 @@ def test_blank_places(directory):
         file.truncate(16 * MIB)
     open(empty, "wb").close()
     refused(["load", blank], ["nothing was changed"], blank, given=b"no stream")
-    # What is refused leaves an empty file empty, and a place that is too small is told the least.
+    # A refusal leaves an empty file empty, and names the least size of a place that is too small.
     refused(["load", empty, "--dram", "1m"], ["too little"], empty, given=dump)
     refused(["create", empty, "--size", "64m", "--dram", "1m"], ["too little"], empty)
     os.environ["LUNAR_KV_SIZE"] = "33k"
@@ -373,7 +373,7 @@ class DamagedStore:
             self.image = file.read()
 
     def damaged(self, offset, code):
-        """What check says, which must not write."""
+        """The output of check, which must not write."""
         shutil.copyfile(self.sound, self.place)
         flip(self.place, offset)
         before = digest(self.place)

@@ -46,7 +46,7 @@ def base64_of(data):
 
 
 def stream_of(pairs):
-    """As tools/kv/stream.h has it, but for the checksum, which only a dump can give: as lines."""
+    """Lines in the format of tools/kv/stream.h, without the checksum, which only a dump has."""
     lines = ({"key_base64": base64_of(key), "value_base64": base64_of(value)} for key,
              value in pairs.items())
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)

@@ -44,7 +44,7 @@ def one_line(code, err, parts, what):
 
 
 def test_creators_at_one_time(directory):
-    """One makes the store; nobody takes the file away from it."""
+    """One process makes the store, and no other takes the file away."""
     for number in range(8):
         place = os.path.join(directory, f"new{number}")
         found = ends([started("create", place, "--size", "8m", "--segment", "64k")
@@ -93,13 +93,14 @@ def test_a_refused_creator_next_to_another(directory):
 
 
 def lock_alone(file):
-    """As an open store has it (superpipe/ownership.h): the description, shared, the whole file."""
+    """Locks the file as an open store does (superpipe/ownership.h): by the description, shared,
+    as a whole."""
     fcntl.fcntl(file, fcntl.F_OFD_SETLK,
                 struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def test_an_empty_file_in_use(directory):
-    """What another process has and fills at this moment is not cut off."""
+    """A file that another process fills at this moment is not cut off."""
     for verb, given in (("create", b""), ("load", stream_of(PAIRS))):
         place = os.path.join(directory, f"filling-{verb}")
         with open(place, "w+b") as file:
@@ -128,7 +129,7 @@ def test_a_refused_creator_of_an_empty_file(directory):
 
 
 def without_locks():
-    """As on a file system that has none: F_OFD_SETLK and F_OFD_GETLK are refused."""
+    """Refuses F_OFD_SETLK and F_OFD_GETLK, as a file system without locks does."""
     fcntl_number = 72
     seccomp.install([(seccomp.EQUAL, 0, 4, fcntl_number),
                      (seccomp.LOAD, 0, 0, seccomp.ARGUMENT[1]),
@@ -181,7 +182,7 @@ def test_readers_of_a_damaged_store(directory):
 
 
 def test_rights_of_users(directory, as_root):
-    """As a user who may not read, may not write, or may not make a file."""
+    """A user without the right to read, to write, or to make a file."""
     reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[],
                            check=False)
     if reach.returncode != 0:

@@ -39,7 +39,7 @@ def holder_of(path, name):
 
 
 def untouched(device, *words, code=0):
-    """What --json of the verb tells; the device is what it was."""
+    """The output of the verb's --json; the verb must not change the device."""
     before = digest(device)
     out = done(*words, code=code)
     assert digest(device) == before
@@ -47,8 +47,8 @@ def untouched(device, *words, code=0):
 
 
 def at_terminal(answer, *words):
-    """The same with a terminal that answers the first question: exit code and all that was
-    shown."""
+    """The exit code and the output of `lunar lun` on a terminal that answers the first
+    question."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(LUNAR, [LUNAR, "lun", *words])
@@ -428,7 +428,7 @@ def test_erased_head(directory):
 
 
 def test_other_contents(directory):
-    """What holds something else is named, and no check says how to erase it."""
+    """Foreign content is named, and no check proposes to erase it."""
     store = os.path.join(directory, "users.kv")
     subprocess.run([LUNAR, "kv", "create", store, "--size", "4m"], stdout=subprocess.DEVNULL,
                    check=True)
@@ -507,8 +507,8 @@ def mounted(directory, device):
 
 
 def settled(devices, expected, what):
-    """Which LUNs there are and which of them are in use, once the kernel has torn down what their
-    owners left."""
+    """The LUNs, and which are in use, once the kernel has torn down the resources of dead
+    owners."""
     end = time.monotonic() + 10
     while True:
         luns = [lun for device in as_json("list", *devices)["devices"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `lunar run` does for a whole tree of processes, and what is left of it."""
+"""`lunar run` of a whole tree of processes, and the files that remain."""
 import os
 import re
 import resource
@@ -76,8 +76,8 @@ def test_one_budget():
 
 
 def named_files(pids, directory):
-    """What these processes have open in the directory and could be found there by name. The pager's
-    threads have descriptors of their own."""
+    """The files with a name that these processes have open in the directory. The pager's threads
+    have descriptors of their own."""
     unlinked, named = 0, []
     for pid in pids:
         for task in os.listdir(f"/proc/{pid}/task"):

@@ -77,7 +77,8 @@ def test_refused(directory):
 
 
 def test_library_with_sanitizer():
-    """Only a library of the program has it: a refusal that names the program, also of a child."""
+    """Only a library of the program has a sanitizer. The refusal names the program, also a
+    child's."""
     user = os.path.join(BUILD, "tests/tools/library_user")
     for words in ([user], ["/bin/sh", "-c", f"{user}; exit $?"]):
         ended = lunar(*words)

@@ -37,7 +37,7 @@ class Subcommand:
         return json.loads(self.done(*words, "--json", code=code, given=given))
 
     def refused(self, words, parts, *places, code=2, given=b"", as_nobody=False):
-        """One line with all of `parts` in it; the places are what they were."""
+        """The command prints one line with all of `parts` and does not change the places."""
         before = [digest(place) for place in places]
         ended = self.run(*words, given=given, as_nobody=as_nobody)
         line = ended.stderr if self.text else ended.stderr.decode()
