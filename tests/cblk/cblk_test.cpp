@@ -14,6 +14,7 @@
 #include <linux/fs.h>
 #include <linux/loop.h>
 
+#include <algorithm>
 #include <atomic>
 
 #ifdef __SANITIZE_THREAD__
@@ -26,7 +27,6 @@ namespace cblk_test {
 using lunar_test::Case;
 namespace {
 
-const char* running = "-";
 std::string kind_name, directory;
 bool everything = false, refused = false;
 pid_t main_process;
@@ -34,10 +34,13 @@ std::vector<std::string> files;
 // Held open: a loop device ends with its last opener, also when the test is killed.
 std::vector<int> loops;
 std::vector<const char*> arguments;  // of the program, without cases
-std::vector<const char*> left;       // the running case and those after it
+std::vector<const Case*> left;       // the running case and those after it
 double case_waited = 0;
 constexpr double kNoCpuMin = 0.05;
 constexpr int kAttempts = 4;
+constexpr size_t kShares = 6;
+
+bool has_tag(const Case& one, const char* tag) { return strstr(one.tags, tag) != nullptr; }
 
 // Writes zeros: a write into reserved space would convert the extent, under a lock of the file.
 void make_file(const std::string& path, size_t bytes) {
@@ -154,27 +157,28 @@ double waited_for_a_cpu() {
   return sum;
 }
 
-// Cases on sim: measure tenths of a second. A failure while threads waited for a CPU proves
-// nothing, so the case and those after it run again in a new program. Returns if the failure
-// counts.
+// Cases that are tagged [timed] expect their threads to run within tenths of a second. If one fails
+// while its threads waited for a CPU, the failure proves nothing: it and the cases after it run
+// again in a new program. All other failures count. Returns if this one counts.
 void run_again_if_starved() {
+  if (getpid() != main_process || left.empty() || !has_tag(*left.front(), "[timed]")) return;
   const double waited = waited_for_a_cpu() - case_waited;
   const char* before = getenv("CBLK_TEST_ATTEMPT");
   const int attempt = before ? atoi(before) : 1;
-  if (getpid() != main_process || kind_name != "sim" || waited < kNoCpuMin || attempt == kAttempts)
-    return;
-  fprintf(stderr, "case %s: its threads waited %.0f ms for a CPU; it runs again\n", running,
-          waited * 1e3);
+  if (waited < kNoCpuMin || attempt == kAttempts) return;
+  fprintf(stderr, "case %s: its threads waited %.0f ms for a CPU; it runs again\n",
+          left.front()->name, waited * 1e3);
   setenv("CBLK_TEST_ATTEMPT", std::to_string(attempt + 1).c_str(), 1);
   std::vector<const char*> words = arguments;
-  words.insert(words.end(), left.begin(), left.end());
+  for (const Case* one : left) words.push_back(one->name);
   words.push_back(nullptr);
+  clean_up();
   execv("/proc/self/exe", const_cast<char**>(words.data()));
 }
 
 // After a failed check.
 void end_badly() {
-  fprintf(stderr, "in case %s\n", running);
+  fprintf(stderr, "in case %s\n", left.empty() ? "-" : left.front()->name);
   fflush(nullptr);
   run_again_if_starved();
   clean_up();
@@ -294,7 +298,7 @@ cblk_status_type_t status_of(cblk_arw_status_t& status) {
 }
 
 void await_status(cblk_arw_status_t& status) {
-  const double end = seconds() + 60;
+  const double end = seconds() + tier::scaled(60);
   while (status_of(status) == CBLK_ARW_STATUS_PENDING) {
     REQUIRE(seconds() < end);
     usleep(100);
@@ -308,18 +312,16 @@ void refuse_rings() {
   REQUIRE(refuse_calls({SYS_io_uring_setup}, true));
 }
 
-}  // namespace cblk_test
+namespace {
 
-int main(int argc, char** argv) {
-  main_process = getpid();
-  lunar_test::g_at_failure = end_badly;
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (argc < 2) {
-    fprintf(stderr,
-            "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [--no-ring] [CASE...]\n",
-            argv[0]);
-    return 2;
-  }
+struct Arguments {
+  std::vector<std::string> cases;
+  bool good = false;
+};
+
+Arguments parse(int argc, char** argv) {
+  Arguments out;
+  if (argc < 2) return out;
   for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT",
                            "CFLSH_BLK_TIMEOUT_UNITS", "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
     unsetenv(name);
@@ -328,54 +330,99 @@ int main(int argc, char** argv) {
     take_namespaces(argv[1] + 5);
     kind_name = "nvme";
   }
-  std::vector<std::string> wanted;
   arguments = {argv[0], argv[1]};
   for (int i = 2; i < argc; ++i) {
     if (argv[i][0] != '-') {
-      wanted.push_back(argv[i]);
+      out.cases.emplace_back(argv[i]);
       continue;
     }
     arguments.push_back(argv[i]);
     everything |= strcmp(argv[i], "--all") == 0;
     if (strcmp(argv[i], "--no-ring") == 0) refuse_rings();
   }
+  out.good = true;
+  return out;
+}
+
+bool is_chosen(const Case& one, const std::vector<std::string>& named) {
+  bool fits = true;
+  for (const auto& [tag, here] : {std::pair{"[sim]", kind_name == "sim"},
+                                  {"[file]", kind_name == "file"},
+                                  {"[disk]", kind_name != "sim" && kind_name != "pmem"},
+                                  {"[not-nvme]", kind_name != "nvme"},
+                                  {"[kept]", survives()},
+                                  {"[ring]", !refused}})
+    fits &= here || !has_tag(one, tag);
+  if (!fits) return false;
+  if (named.empty()) return everything || !has_tag(one, "[.]");
+  return std::find(named.begin(), named.end(), one.name) != named.end();
+}
+
+std::vector<const Case*> chosen_cases(const std::vector<std::string>& named) {
+  std::vector<const Case*> out;
+  for (const Case* one = lunar_test::g_cases; one; one = one->next)
+    if (is_chosen(*one, named)) out.push_back(one);
+  std::reverse(out.begin(), out.end());  // as in the source
+  return out;
+}
+
+// Each `step`th case from `first` on, one after the other, with devices of this process.
+void run_cases(const std::vector<const Case*>& chosen, size_t first, size_t step) {
+  main_process = getpid();
   if (kind_name == "pmem")
     directory = make_directory("/dev/shm");
   else if (kind_name != "sim")
     directory = make_directory("/var/tmp");
-  Case* ordered = nullptr;  // as in the source
-  for (Case* one = lunar_test::g_cases; one;) {
-    Case* next = one->next;
-    one->next = ordered;
-    ordered = one;
-    one = next;
-  }
-  std::vector<const Case*> chosen;
-  for (Case* one = ordered; one; one = one->next) {
-    bool named = false;
-    for (const std::string& name : wanted) named |= name == one->name;
-    const bool is_long = strstr(one->tags, "[.]") != nullptr;
-    bool fits = true;
-    for (const auto& [tag, here] : {std::pair{"[sim]", kind_name == "sim"},
-                                    {"[file]", kind_name == "file"},
-                                    {"[disk]", kind_name != "sim" && kind_name != "pmem"},
-                                    {"[not-nvme]", kind_name != "nvme"},
-                                    {"[kept]", survives()},
-                                    {"[ring]", !refused}})
-      fits &= here || strstr(one->tags, tag) == nullptr;
-    if (!fits || (wanted.empty() ? is_long && !everything : !named)) continue;
-    chosen.push_back(one);
-    left.push_back(one->name);
-  }
-  for (const Case* one : chosen) {
-    running = one->name;
-    case_waited = waited_for_a_cpu();
+  for (size_t i = first; i < chosen.size(); i += step) left.push_back(chosen[i]);
+  while (!left.empty()) {
     const double start = seconds();
-    one->body();
-    printf("ok %-40s %6.0f ms\n", one->name, (seconds() - start) * 1e3);
+    case_waited = waited_for_a_cpu();
+    left.front()->body();
+    printf("ok %-40s %6.0f ms\n", left.front()->name, (seconds() - start) * 1e3);
     left.erase(left.begin());
   }
   clean_up();
+}
+
+// Most cases wait for a time limit or a device, so several processes share them. Returns the exit
+// code.
+int run_in_shares(const std::vector<const Case*>& chosen, size_t shares) {
+  (void)seed();  // one for all
+  std::vector<pid_t> children;
+  for (size_t i = 0; i < shares; ++i)
+    children.push_back(fork_child([&] { run_cases(chosen, i, shares); }));
+  bool skipped = false, failed = false;
+  for (const pid_t child : children) {
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    const bool skips = WIFEXITED(status) && WEXITSTATUS(status) == 77;
+    skipped |= skips;
+    failed |= status != 0 && !skips;
+  }
+  return failed ? 1 : skipped ? 77 : 0;
+}
+
+}  // namespace
+}  // namespace cblk_test
+
+int main(int argc, char** argv) {
+  main_process = getpid();
+  lunar_test::g_at_failure = end_badly;
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  const Arguments given = parse(argc, argv);
+  if (!given.good) {
+    fprintf(stderr,
+            "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [--no-ring] [CASE...]\n",
+            argv[0]);
+    return 2;
+  }
+  const std::vector<const Case*> chosen = chosen_cases(given.cases);
+  if (chosen.empty()) return 1;
+  int code = 0;
+  if (given.cases.empty() && kind_name != "nvme")  // each namespace serves one case
+    code = run_in_shares(chosen, kShares);
+  else
+    run_cases(chosen, 0, 1);
   printf("%zu cases on %s\n", chosen.size(), kind_name.c_str());
-  return chosen.empty() ? 1 : 0;
+  return code;
 }

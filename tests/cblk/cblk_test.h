@@ -6,12 +6,14 @@
 //                                some hosts do
 //
 // Tags: [.] long; [sim], [file]: on that device alone; [disk]: on file, block and nvme; [kept]:
-// where survives(); [not-nvme]; [ring]: not with --no-ring.
+// where survives(); [not-nvme]; [ring]: not with --no-ring; [timed]: repeated if it fails while its
+// threads wait for a CPU.
 //
 //   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces. Their sizes, in blocks of
 //                                            4 KiB: 4096 (two), 8192, 256, 80, 100 (two)
 //
-// Threading: cases run one after the other on the main thread; REQUIRE may be used by any.
+// Cases without a name on the command line are shared by several processes. Threading: a process
+// runs its cases one after the other on its main thread; REQUIRE may be used by any.
 #pragma once
 #include <capiblock.h>
 #include <errno.h>
@@ -29,6 +31,7 @@
 #include "tests/support/in_child.h"
 #include "tests/support/meanwhile.h"
 #include "tests/support/seed.h"
+#include "tests/support/slowness.h"
 
 namespace cblk_test {
 
@@ -120,7 +123,7 @@ inline uint64_t* ignored() {
 
 double seconds();
 cblk_status_type_t status_of(cblk_arw_status_t& status);  // acquire
-// Returns when the library has filled it; fails after 60 s.
+// Returns when the library has filled it; fails after a minute.
 void await_status(cblk_arw_status_t& status);
 uint64_t seed();
 using tier::Random;

@@ -33,7 +33,7 @@ TEST_CASE("a_result_is_fetched_once") {
   REQUIRE(is_stamped(buffer, 5, 4, 1));
 }
 
-TEST_CASE("next_tag", "[sim]") {
+TEST_CASE("next_tag", "[sim][timed]") {
   const Chunk id(open_sim("latency_us=30000"));
   Buffer buffer(8);
   int tag = 12;
@@ -56,7 +56,7 @@ TEST_CASE("next_tag", "[sim]") {
   REQUIRE(stats.num_aresult_no_cmplt >= 1);
 }
 
-TEST_CASE("no_harvest_looks_but_does_not_ask", "[sim]") {
+TEST_CASE("no_harvest_looks_but_does_not_ask", "[sim][timed]") {
   const Chunk id(open_sim("latency_us=1000"));
   Buffer buffer(1);
   int tag, any = 0;
@@ -89,7 +89,7 @@ TEST_CASE("user_tags") {
   REQUIRE(tag == 77777);
 }
 
-TEST_CASE("commands_run_out", "[sim]") {
+TEST_CASE("commands_run_out", "[sim][timed]") {
   const Chunk id(open_sim("latency_us=20000", 4));
   Buffer buffer(8);
   int tags[5];
@@ -100,7 +100,7 @@ TEST_CASE("commands_run_out", "[sim]") {
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
   REQUIRE(stats.num_no_cmds_free == 1 && stats.num_no_cmds_free_fail == 1 &&
           stats.num_act_areads == 4);
-  // Another thread fetches one: a waiter gets its place.
+  // Another thread fetches a result, which frees a command for the waiter.
   std::thread fetcher([&] {
     usleep(20000);
     REQUIRE(cblk_aresult(id, &tags[2], ignored(), kBlocking) == 1);
@@ -110,9 +110,9 @@ TEST_CASE("commands_run_out", "[sim]") {
   for (int i : {0, 1, 3, 4}) REQUIRE(cblk_aresult(id, &tags[i], ignored(), kBlocking) == 1);
 }
 
-// The device owes nothing and no thread fetches: soon. While it does owe, as long as
-// CFLSH_BLK_TIMEOUT says.
-TEST_CASE("waiting_for_a_command_ends_in_EBUSY", "[sim]") {
+// If the device has answered all commands and no thread fetches, the wait for a free command ends
+// soon. Otherwise it lasts as long as CFLSH_BLK_TIMEOUT says.
+TEST_CASE("waiting_for_a_command_ends_in_EBUSY", "[sim][timed]") {
   const Chunk id(open_physical(kBlocks, 1));
   Buffer buffer(2);
   int tag, other;
@@ -123,8 +123,8 @@ TEST_CASE("waiting_for_a_command_ends_in_EBUSY", "[sim]") {
   REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);
 }
 
-// As in the original: a command is active until its result was fetched, not only until the device
-// is done with it.
+// As in the original, a command is active until its result was fetched, also when the device is
+// done with it.
 TEST_CASE("a_command_counts_as_active_until_it_is_fetched") {
   const Chunk id(open_physical());
   Buffer buffer(2);
@@ -146,7 +146,7 @@ TEST_CASE("a_command_counts_as_active_until_it_is_fetched") {
   REQUIRE(cblk_aresult(id, &tags[0], ignored(), kBlocking) == 1);
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 0 &&
           stats.max_num_act_areads >= 1);
-  // No call fetches one with a status: it ends by itself.
+  // A command with a status ends without a fetch.
   cblk_arw_status_t status;
   REQUIRE(cblk_aread(id, buffer, 0, 1, &tags[0], &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
   await_status(status);
@@ -171,7 +171,7 @@ TEST_CASE("status_is_filled_in_the_background") {
   }
   REFUSES(cblk_aresult(id, &tag, ignored(), 0), ENOMSG);
   REFUSES(cblk_aresult(id, &tag, ignored(), kNext), ENOENT);
-  // With a tag of the caller's too.
+  // The same with a tag that the caller chose.
   int mine = 4242;
   REQUIRE(cblk_aread(id, buffer, 40, 16, &mine, &status[0],
                      CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_USER_TAG_FLAG) == 0);
@@ -228,7 +228,7 @@ unsigned long long completer_cpu(int* threads) {
 
 }  // namespace
 
-TEST_CASE("the_completer_starts_late_and_sleeps_when_idle", "[not-nvme]") {
+TEST_CASE("the_completer_starts_late_and_sleeps_when_idle", "[not-nvme][timed]") {
   const chunk_id_t id = open_physical();
   Buffer buffer(1);
   int tag, threads;
@@ -248,7 +248,7 @@ TEST_CASE("the_completer_starts_late_and_sleeps_when_idle", "[not-nvme]") {
   usleep(400000);
   const unsigned long long idle = completer_cpu(&threads) - before;
   REQUIRE(idle < 1000000);  // below 1 ms of CPU in 400 ms
-  // It does not run together with a command that takes its time, either.
+  // The thread also sleeps while a slow command is under way.
   const chunk_id_t slow = open_sim("latency_us=400000");
   REQUIRE(cblk_aread(slow, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
   usleep(50000);
@@ -270,11 +270,11 @@ TEST_CASE("no_thread_for_the_background_is_ENOMEM", "[sim]") {
     const rlimit none = {0, 0};
     REQUIRE(setrlimit(RLIMIT_NPROC, &none) == 0);
     REQUIRE(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);  // root has no limit
-    const Chunk id(open_sim("seed=1", 4));
+    const Chunk id(open_sim("seed=1", 2));
     Buffer buffer(2);
     int tag;
     cblk_arw_status_t status = {};
-    for (int i = 0; i < 6; ++i)
+    for (int i = 0; i < 3; ++i)  // a second each, for which a thread's start is tried
       REFUSES(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG), ENOMEM);
     cblk_io_t io = {};
     cblk_io_t completion, *list = &io, *out = &completion;
@@ -285,9 +285,9 @@ TEST_CASE("no_thread_for_the_background_is_ENOMEM", "[sim]") {
     int n = 1;
     REQUIRE(cblk_listio(id, &list, 1, nullptr, 0, nullptr, 0, &out, &n, 0, 0) == 0);
     REQUIRE(io.stat.status != CBLK_ARW_STATUS_PENDING && io.stat.fail_errno == ENOMEM);
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 2; ++i)
       REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);  // none was lost
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 2; ++i)
       REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) ==
               1);
     chunk_stats_t stats;
@@ -313,7 +313,7 @@ TEST_CASE("a_closed_chunk_leaves_no_memory_behind", "[sim]") {
     const chunk_id_t id = open_sim("seed=1");
     int tag;
     cblk_arw_status_t status = {};
-    // so that there was a thread
+    // starts the thread
     REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
     await_status(status);
     REQUIRE(cblk_close(id, 0) == 0);
@@ -333,7 +333,7 @@ TEST_CASE("max_requests_of_8192") {
 }
 
 // A close that waits ends with the last fetch.
-TEST_CASE("a_close_ends_with_the_last_fetch") {
+TEST_CASE("a_close_ends_with_the_last_fetch", "[timed]") {
   const chunk_id_t id = open_physical();
   Buffer buffer(4);
   int tag;
@@ -352,8 +352,7 @@ TEST_CASE("a_close_ends_with_the_last_fetch") {
   fetcher.join();
 }
 
-// Two threads that wait for one tag: one gets the result, the other learns that there is none any
-// more.
+// Of two threads that wait for one tag, one gets the result and the other ENOMSG.
 TEST_CASE("two_waiters_for_one_tag", "[sim]") {
   const Chunk id(open_sim("latency_us=50000"));
   Buffer buffer(1);

@@ -223,7 +223,7 @@ TEST_CASE("buffers_of_any_alignment") {
       REQUIRE(is_stamped(other, 300, n, skew + 5000));
     }
   }
-  // More at one time than there are bounce buffers.
+  // More commands at one time than there are bounce buffers.
   std::vector<Buffer*> many;
   for (int i = 0; i < 40; ++i) {
     many.push_back(new Buffer(1, 3));
@@ -282,8 +282,8 @@ TEST_CASE("device_errors_reach_the_caller", "[sim]") {
   REQUIRE(stats.num_errors == 3);
 }
 
-// Errors that also mean that a command lives on, or is none, do not come from a device: no caller
-// would fetch such a command's end.
+// Some errno values tell the caller that a command goes on or does not exist. A device's error must
+// not look like one of these, because no caller would fetch the end of such a command.
 TEST_CASE("a_devices_errno_is_not_mistaken_for_the_librarys", "[sim]") {
   for (const int wrong : {EINVAL, ETIMEDOUT, ENOMSG, ENOENT, EAGAIN, ENOSPC, ENODEV}) {
     const int told = wrong == ENOSPC || wrong == ENODEV ? wrong : EIO;  // others pass
@@ -342,8 +342,7 @@ TEST_CASE("a_device_shorter_than_its_size_is_EIO", "[file]") {
   REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING), EIO);
 }
 
-// Takes 5 s and more.
-TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.][sim]") {
+TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.][sim][timed]") {
   const chunk_id_t id = open_sim("latency_us=7000000");
   Buffer buffer(1);
   int tag;
@@ -353,7 +352,7 @@ TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.][sim]") {
   REQUIRE(seconds() - start > 4.5 && seconds() - start < 6.5);
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);  // it lives on
   REQUIRE(cblk_close(id, 0) == 0);
-  // Soon done: close waits for it.
+  // A close waits for a command that ends soon.
   const chunk_id_t soon = open_sim("latency_us=300000");
   REQUIRE(cblk_aread(soon, buffer, 0, 1, &tag, nullptr, 0) == 0);
   start = seconds();
@@ -363,7 +362,7 @@ TEST_CASE("close_waits_5_s_for_active_commands_then_EBUSY", "[.][sim]") {
   REQUIRE(seconds() - start > 0.2);
 }
 
-TEST_CASE("close_waits_for_blocking_io_too", "[sim]") {
+TEST_CASE("close_waits_for_blocking_io_too", "[sim][timed]") {
   const chunk_id_t id = open_sim("latency_us=200000");
   const double start = seconds();
   std::jthread reader([&id] {

@@ -6,8 +6,7 @@
 
 namespace {
 
-// In place of the file at `path`, every descriptor of it reaches something that takes no I/O; and
-// back.
+// Makes every descriptor of the file at `path` reach something that takes no I/O, and undoes it.
 class Broken {
  public:
   explicit Broken(const std::string& path) {
@@ -66,7 +65,7 @@ TEST_CASE("the_cache_answers_and_stays_true") {
   // a caller that polls the status sees it too
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 1);
   REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && status.blocks_transferred == 1);
-  // Each way to write takes the old content out.
+  // Each way to write removes the old content from the cache.
   stamp(buffer, 20, 1, 2);
   REQUIRE(cblk_write(id, buffer, 20, 1, 0) == 1);
   REQUIRE(cblk_read(id, buffer, 20, 1, 0) == 1 && is_stamped(buffer, 20, 1, 2));
@@ -103,8 +102,8 @@ TEST_CASE("a_cache_of_one_chunk_only") {
   REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_cache_hits == 0);
 }
 
-// Blocks behind the new end leave the cache at once, also when the scrub then fails, which may have
-// reached any of them.
+// Blocks behind the new end leave the cache at once, even if the scrub then fails, because it may
+// have overwritten any of them.
 TEST_CASE("the_cache_forgets_the_tail_of_a_shrunk_chunk") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const std::string path = device(kBlocks);
@@ -133,15 +132,15 @@ TEST_CASE("the_cache_forgets_the_tail_of_a_shrunk_chunk") {
   }
 }
 
-// The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are
-// wide: other things run too.
+// The original needs 640 us for a read from its cache, because a thread spins on the lock. Bounds
+// are wide, because other programs run.
 TEST_CASE("a_cached_read_takes_no_time") {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const Chunk id(open_physical());
   Buffer block(1);
   cblk_arw_status_t status;
   int tag;
-  // so that there is a background thread
+  // starts the background thread
   REQUIRE(cblk_aread(id, block, 1, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
   await_status(status);
   REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
@@ -160,7 +159,7 @@ TEST_CASE("a_cached_read_takes_no_time") {
 }
 
 // The original serialises all I/O of a file under one lock.
-TEST_CASE("blocking_reads_of_one_chunk_run_beside_each_other", "[sim]") {
+TEST_CASE("blocking_reads_of_one_chunk_run_beside_each_other", "[sim][timed]") {
   const Chunk id(open_sim("latency_us=50000"));
   const double start = seconds();
   in_parallel(8, [&] {

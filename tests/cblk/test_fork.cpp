@@ -36,7 +36,7 @@ void round_trip(uint64_t lba, uint64_t version) {
   REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && is_stamped(*buffer, lba, 4, version));
 }
 
-// Between a parent and its child: 0 to the child, 1 to the parent.
+// Pipes between a parent and its child: 0 leads to the child, 1 to the parent.
 struct Turns {
   int ends[2][2];
   void make() { REQUIRE(pipe(ends[0]) == 0 && pipe(ends[1]) == 0); }
@@ -163,7 +163,7 @@ TEST_CASE("a_virtual_chunk_must_be_cloned") {
     stamp(*buffer, 12, 1, 2);
     REQUIRE(cblk_write(id, *buffer, 12, 1, 0) == 1);
   });
-  // the children's end took nothing away
+  // the children's ends changed nothing
   REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1));
   if (survives()) REQUIRE(cblk_read(id, *buffer, 12, 1, 0) == 1 && is_stamped(*buffer, 12, 1, 2));
   REQUIRE(cblk_close(id, 0) == 0);
@@ -287,7 +287,7 @@ TEST_CASE("a_shared_virtual_chunk_is_not_scrubbed", "[kept]") {
   delete buffer;
 }
 
-TEST_CASE("clone_is_EBUSY_with_active_commands", "[sim]") {
+TEST_CASE("clone_is_EBUSY_with_active_commands", "[sim][timed]") {
   id = cblk_open("sim:16m,latency_us=15000", 0, O_RDONLY, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
   buffer = new Buffer(1);
@@ -296,7 +296,7 @@ TEST_CASE("clone_is_EBUSY_with_active_commands", "[sim]") {
   REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY);
   in_child([&] {
     REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY);
-    // no less so there
+    // in the grandchild as well
     in_child([&] { REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY); });
   });
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
@@ -328,7 +328,7 @@ TEST_CASE("a_clone_outlives_its_parent", "[kept]") {
     }
     REQUIRE(cblk_close(mine, 0) == 0);
   });
-  // Another owner takes what it can get, and writes all over it.
+  // Another owner takes all free space and overwrites it.
   const chunk_id_t other = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(cblk_set_size(other, static_cast<size_t>(-1), 0) == 0);
   size_t size;

@@ -11,7 +11,7 @@
 
 namespace {
 
-// opened without a look at what the (slow) device holds
+// opened without reading from the (slow) device
 constexpr int kAtOnce = CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE;
 
 }  // namespace
@@ -88,7 +88,7 @@ TEST_CASE("a_group_is_one_lun_for_several_chunks", "[kept]") {
   REFUSES(cblk_cg_get_num_chunks(group, 0), EINVAL);
 }
 
-TEST_CASE("a_groups_next_tag_is_the_oldest", "[sim]") {
+TEST_CASE("a_groups_next_tag_is_the_oldest", "[sim][timed]") {
   const Group group(cblk_cg_open("sim:1m,latency_us=20000", 8, O_RDWR, 3, 0, CBLK_GROUP_ID));
   Buffer buffer(9);
   cflsh_cg_tag_t tags[9], tag;
@@ -110,8 +110,8 @@ TEST_CASE("a_groups_next_tag_is_the_oldest", "[sim]") {
           ENOENT);
 }
 
-// The time of a close is for all of them, not for the first.
-TEST_CASE("a_group_closes_though_all_its_chunks_are_busy", "[sim]") {
+// The time limit of a close is one for all chunks.
+TEST_CASE("a_group_closes_though_all_its_chunks_are_busy", "[sim][timed]") {
   const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=60000", 4, O_RDWR, 4, 0, kAtOnce);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(4);
@@ -126,7 +126,7 @@ TEST_CASE("a_group_closes_though_all_its_chunks_are_busy", "[sim]") {
   for (cblk_arw_status_t& one : status) REQUIRE(status_of(one) == CBLK_ARW_STATUS_SUCCESS);
 }
 
-TEST_CASE("a_busy_group_is_EBUSY_after_5_s_in_all", "[.][sim]") {
+TEST_CASE("a_busy_group_is_EBUSY_after_5_s_in_all", "[.][sim][timed]") {
   const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=7000000", 4, O_RDWR, 4, 0, kAtOnce);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(4);
@@ -143,8 +143,8 @@ TEST_CASE("a_busy_group_is_EBUSY_after_5_s_in_all", "[.][sim]") {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-// The closing thread is the parent's alone.
-TEST_CASE("a_group_in_the_middle_of_a_close_at_a_fork", "[sim]") {
+// A forked child does not have the thread that closes the group.
+TEST_CASE("a_group_in_the_middle_of_a_close_at_a_fork", "[sim][timed]") {
   static chunk_cg_id_t group;
   constexpr size_t kRequests = 1000;
   group = cblk_cg_open("sim:1m,latency_us=250000", kRequests, O_RDWR, 2, 0, kAtOnce);
@@ -247,7 +247,7 @@ TEST_CASE("all_that_remains_of_a_device_that_is_there_twice_is_shared_out", "[ke
   const size_t alone = most(one, 1);
   REQUIRE(alone > 4 * kBlocks);
   REQUIRE(most(one + ":" + one, 2) > alone * 9 / 10);
-  // each as large as a half of the first device
+  // each member is as large as half of the first device
   const size_t three = most(one + ":" + other + ":" + one, 3);
   REQUIRE(three > alone * 13 / 10 && three <= alone * 3 / 2);
 }
@@ -284,9 +284,9 @@ long sleeps() {
 
 }  // namespace
 
-// One after the other: 240 ms. Also with buffers that the library must copy, and without a time
-// limit.
-TEST_CASE("a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once") {
+// One device after the other would take 240 ms. With and without a time limit, and with buffers
+// that the library must copy.
+TEST_CASE("a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once", "[sim][timed]") {
   for (const char* limit : {"5", "0"}) {
     const Environment timeout("CFLSH_BLK_TIMEOUT", limit);
     const Group group(open_slow("latency_us=60000", 4));
@@ -308,7 +308,7 @@ TEST_CASE("a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once") {
   }
 }
 
-TEST_CASE("a_blocking_call_of_a_raid0_says_what_failed") {
+TEST_CASE("a_blocking_call_of_a_raid0_says_what_failed", "[sim]") {
   const Group group(
       cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0));
   Buffer buffer(2000);
@@ -318,15 +318,13 @@ TEST_CASE("a_blocking_call_of_a_raid0_says_what_failed") {
 }
 
 TEST_CASE("a_raid0_unmaps_on_all_its_devices_or_on_none", "[sim]") {
-  // a tmpfs: it cannot
+  // a tmpfs cannot unmap
   const std::string plain = "/dev/shm/lunar-cblk-" + std::to_string(getpid());
   const int fd = open(plain.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   REQUIRE(fd >= 0 && ftruncate(fd, 4 << 20) == 0 && close(fd) == 0);
   const chunk_cg_id_t group =
       cblk_cg_open(("sim:4m:" + plain + ":sim:4m").c_str(), 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
-  const int error = errno;
   REQUIRE(unlink(plain.c_str()) == 0);
-  if (group == NULL_CHUNK_CG_ID && error == EINVAL) return;  // no O_DIRECT there (before 6.6)
   REQUIRE(group != NULL_CHUNK_CG_ID);
   chunk_attrs_t attrs;
   REQUIRE(cblk_cg_get_attrs(group, &attrs, 0) == 0 && !(attrs.flags1 & CFLSH_ATTR_UNMAP));
@@ -373,8 +371,8 @@ TEST_CASE("statistics_of_a_raid0_are_its_chunks_together", "[sim]") {
   REQUIRE(stats.num_act_reads == 0 && stats.num_act_areads == 0 && stats.num_act_writes == 0);
 }
 
-// In turns of a millisecond on one device: 300 sleeps.
-TEST_CASE("who_waits_for_the_next_of_a_group_sleeps_until_there_is_one") {
+// A wait that looked at the devices in turns of a millisecond would sleep 300 times.
+TEST_CASE("who_waits_for_the_next_of_a_group_sleeps_until_there_is_one", "[sim]") {
   const Group group(open_slow("latency_us=300000", 4));
   Buffer buffer(4);
   cflsh_cg_tag_t tag = {0, 0};
@@ -389,8 +387,8 @@ TEST_CASE("who_waits_for_the_next_of_a_group_sleeps_until_there_is_one") {
           ENOENT);
 }
 
-// Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once,
-// and every thread comes back.
+// Some threads wait for any result, one for the result of a tag. Each result is fetched once, and
+// every thread returns.
 TEST_CASE("several_threads_wait_for_the_next_of_a_raid0") {
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
   const Group group(
@@ -470,8 +468,8 @@ TEST_CASE("a_reservation_for_reading_keeps_others_out", "[kept]") {
   REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, CBLK_OPN_RESERVE), EBUSY);
 }
 
-// The reservation is the group's, so its chunks do not wait for each other. A group that is forced
-// open beside other owners waits once.
+// The reservation belongs to the group, so its chunks do not wait for each other. A group that is
+// forced open while there are other owners waits once.
 TEST_CASE("a_reserved_group_opens_as_fast_as_a_chunk", "[kept]") {
   const std::string path = device(kBlocks);
   const Watch alone;

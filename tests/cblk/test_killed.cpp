@@ -30,7 +30,7 @@ std::string stripe;
 
 // A reservation ends with the last write of its owner, alive or not.
 chunk_id_t open_alone() {
-  for (const double end = seconds() + 20;;) {
+  for (const double end = seconds() + tier::scaled(20);;) {
     const chunk_id_t id = cblk_open(stripe.c_str(), kThreads * kGroup, O_RDWR, 0, CBLK_OPN_RESERVE);
     if (id != NULL_CHUNK_ID) return id;
     REQUIRE(errno == EBUSY && seconds() < end);

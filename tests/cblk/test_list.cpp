@@ -30,7 +30,7 @@ int none = 0;  // room for completions
 // Polls until no I/O is pending. Returns how many were reported as completions.
 int finish(chunk_id_t id, cblk_io_t** pending, int n) {
   List out(static_cast<size_t>(n));
-  const double end = seconds() + 10;
+  const double end = seconds() + tier::scaled(10);
   for (int seen = 0;;) {
     int done = n, left = 0;
     REQUIRE(cblk_listio(id, nullptr, 0, pending, n, nullptr, 0, out.data(), &done, 0, 0) == 0);
@@ -71,7 +71,8 @@ TEST_CASE("a_list_that_is_waited_for") {
   }
 }
 
-// In the order in which they are found, into the caller's structures; its pointers stay.
+// Completions are copied into the caller's structures in the order in which they are found. The
+// caller's pointers stay.
 TEST_CASE("completions_are_copies_of_the_ios") {
   const Chunk id(open_physical());
   Buffer buffer(16);
@@ -180,7 +181,7 @@ TEST_CASE("a_list_with_user_tags_and_statuses") {
   }
 }
 
-TEST_CASE("a_list_times_out", "[sim]") {
+TEST_CASE("a_list_times_out", "[sim][timed]") {
   const Chunk id(open_sim("latency_us=200000"));
   Buffer buffer(4);
   List list(4);
@@ -189,13 +190,13 @@ TEST_CASE("a_list_times_out", "[sim]") {
   REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, nullptr, &none, 50000, 0),
           ETIMEDOUT);
   REQUIRE(seconds() - start > 0.04 && seconds() - start < 0.19);
-  // They go on; now without a limit.
+  // The commands go on. This wait has no limit.
   REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 4, list.data(), 4, nullptr, &none, 0, 0) == 0);
   for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
 }
 
 // A timeout reports every finished entry, also those behind the first unfinished one.
-TEST_CASE("a_list_that_times_out_reports_the_finished_entries", "[sim]") {
+TEST_CASE("a_list_that_times_out_reports_the_finished_entries", "[sim][timed]") {
   const Chunk id(open_sim("latency_us=200000"));
   Buffer buffer(4);
   List first(1), list(3), later(1);
@@ -214,7 +215,7 @@ TEST_CASE("a_list_that_times_out_reports_the_finished_entries", "[sim]") {
   REQUIRE(cblk_listio(id, nullptr, 0, later.data(), 1, later.data(), 1, nullptr, &none, 0, 0) == 0);
 }
 
-TEST_CASE("a_list_waits_for_room_no_longer_than_it_may", "[sim]") {
+TEST_CASE("a_list_waits_for_room_no_longer_than_it_may", "[sim][timed]") {
   const Chunk id(open_sim("latency_us=300000", 2));
   Buffer buffer(6);
   List list(6);
@@ -262,7 +263,7 @@ TEST_CASE("a_list_longer_than_the_commands") {
                       CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
   finish(id, list.data(), 100);
   for (cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
-  // Without the flag those that find no command fail.
+  // Without the flag, I/Os that find no free command fail.
   const Chunk slow(open_sim("latency_us=20000", 10));
   for (cblk_io_t& io : list.ios) io.flags = 0;
   REQUIRE(cblk_listio(slow, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, &none, 0, 0) ==
@@ -276,7 +277,7 @@ TEST_CASE("a_list_longer_than_the_commands") {
   }
 }
 
-// A tag is only where to look first: buf, lba and nblocks identify an I/O.
+// An I/O is identified by buf, lba and nblocks; its tag only says where to look first.
 TEST_CASE("a_stale_tag_takes_no_other_ios_result") {
   const Chunk id(open_physical());
   Buffer buffer(8);
@@ -322,7 +323,7 @@ TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
       REQUIRE(copies[i].stat.status == CBLK_ARW_STATUS_SUCCESS && copies[i].tag == issued[i].tag);
     REQUIRE(is_stamped(buffer, 100, 80, 5));
   }
-  // Pending as the caller's own, waited for by copies without a tag.
+  // Pending I/Os are waited for by copies without a tag.
   List issued(10), copies(10), out(10);
   issued.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
   copies.fill(CBLK_IO_TYPE_READ, buffer, 100, 1);
@@ -338,8 +339,8 @@ TEST_CASE("copies_made_before_the_issue_stand_for_their_ios") {
   REQUIRE(cblk_close(id, 0) == 0);  // nothing is left to fetch
 }
 
-// Without the tags each look at an entry would search all commands again.
-TEST_CASE("copies_learn_their_tags_while_they_are_pending") {
+// Without the tags, each look at an entry would search all commands.
+TEST_CASE("copies_learn_their_tags_while_they_are_pending", "[sim]") {
   const Chunk id(open_sim("latency_us=300000", 16));
   Buffer buffer(8);
   List issued(8), copies(8), out(8);

@@ -3,7 +3,6 @@
 // many steps, then I/O of one block by a hundred threads. Some issue a run and then wait for each
 // result, others poll; all check what they read.
 
-#include "../support/slowness.h"
 #include "cblk_test.h"
 
 namespace {
@@ -115,8 +114,8 @@ TEST_CASE("a_store_of_a_hundred_threads") {
   REQUIRE(cblk_cg_close(id, kFlag) == 0);
 }
 
-// Each holds results and waits for a command that none of them will free: some get EBUSY soon,
-// fetch, and all go on.
+// Each thread holds results and waits for a free command, which no thread frees. Some get EBUSY
+// soon and fetch, and all go on.
 TEST_CASE("a_store_with_fewer_commands_than_it_holds", "[.]") {
   const chunk_cg_id_t id = open_store(160);
   REQUIRE(cblk_cg_set_size(id, static_cast<size_t>(kThreads) * kOwn, kFlag) == 0);

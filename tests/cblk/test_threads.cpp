@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many threads: on one chunk, and with a chunk each; every read is checked against what was last
-// written there.
+// Many threads on one chunk, and with a chunk each. Every read is checked against the last write.
 #include <atomic>
 #include <memory>
 #include <string>
 
-#include "../support/slowness.h"
 #include "cblk_test.h"
 
 namespace {
@@ -202,7 +200,7 @@ TEST_CASE("issuers_and_fetchers") {
 }
 
 // A's command ends first, so A stops harvesting; B, which slept behind it, must take over.
-TEST_CASE("the_next_waiter_takes_over", "[sim]") {
+TEST_CASE("the_next_waiter_takes_over", "[sim][timed]") {
   Environment limit("CFLSH_BLK_TIMEOUT", "2");  // instead of a hang
   const Chunk id(open_sim("latency_us=100000", 64));
   in_parallel(4, [&](int t) {

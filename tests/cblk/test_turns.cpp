@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One device, as a whole and in virtual LUNs, in turn: what holds nothing any more gives way, what
-// holds something is refused.
+// One device is used as a whole and in virtual LUNs, in turns. A use that left nothing on the
+// device gives way; otherwise the next use is refused.
 #include "cblk_test.h"
 
 namespace {

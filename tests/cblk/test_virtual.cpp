@@ -81,7 +81,7 @@ TEST_CASE("a_chunk_shrinks_beside_threads_that_never_pause") {
     }
     over = true;
     threads.clear();
-    REQUIRE(watch.passed() < 20);
+    REQUIRE(watch.passed() < tier::scaled(20));
   }
 }
 
