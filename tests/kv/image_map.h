@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where things lie in the image of a store, for tests that damage or forge them: the newest root,
-// the links and blocks of its state, the records. The image must be sound.
+// The places of the newest root, the links and blocks of its state, and the records in the image of
+// a store, for tests that damage or forge them. The image must be sound.
 // Threading: no state. May not: be used by code that ships.
 #pragma once
 #include <string.h>
@@ -78,7 +78,7 @@ struct ImageMap {
     memcpy(&out, state.data() + segment * sizeof out, sizeof out);
     return out;
   }
-  // How many sets and deletes the state says to be under way.
+  // The number of sets and deletes that the state calls unfinished.
   uint64_t hands() const {
     uint64_t out;
     memcpy(&out, state.data() + super.segment_count * sizeof(form::SegmentEntry), sizeof out);
@@ -104,7 +104,7 @@ struct ImageMap {
   }
 };
 
-// Makes its checksum right in both copies.
+// Writes both copies, with the right checksum.
 inline void seal_superblock(std::vector<char>* image, form::Superblock super) {
   super.checksum = XXH3_64bits(&super, offsetof(form::Superblock, checksum));
   for (const uint64_t at : {uint64_t{0}, form::kSecondSuperAt}) write_at(image, at, super);

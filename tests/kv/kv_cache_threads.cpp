@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The read cache under threads: whatever is admitted, moved, evicted and given back meanwhile, a
-// copy that is found is that of its address and life in every byte, as long as its reader stays in
+// The read cache under threads. While records are admitted, moved, evicted and given back, each
+// copy that is found belongs to its address and life in every byte, as long as its reader stays in
 // the epoch.
 //   kv_cache_threads [--lookups N]; LUNAR_SEED= replays.
 #include <atomic>
@@ -113,7 +113,7 @@ TEST_CASE("kv-cache-threads") {
   for (uint64_t i = 0; i < 4; ++i)
     threads.emplace_back([i, seed] { read_and_admit(shared, seed + i); });
   threads.emplace_back([seed] { take_memory(shared, seed ^ 77); });
-  // Until everything happened often enough, however slow the machine is.
+  // Until everything happened often enough, also on a slow machine.
   while (shared.hits.load() < lookups / 4 || shared.misses.load() < lookups / 4 ||
          shared.shrunk.load() < 20)
     sys::sleep_ns(5'000'000);

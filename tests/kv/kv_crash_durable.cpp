@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets that are durable when they return. Threads set and delete keys of their own in a store with
-// group commit, or one that commits each; what they begin, what was acknowledged and every write
-// and flush is recorded in order. Then the device is put together as a crash could have left it at
-// each of its writes (torn, reordered, lost between flushes), and opened: every key must be as some
-// operation left it that had begun, and none older than what was acknowledged. The store must be
-// sound, go on working at any level, and stand another crash, in the middle of its recovery too.
-//   kv_crash_durable [--histories N] [--operations N]; LUNAR_SEED= replays the choices, not the
-//   interleaving.
+// Sets that are durable when they return. Threads set and delete their own keys in a store that
+// commits in groups, or each set by itself. The test records in order what they begin, what is
+// acknowledged, and every write and flush. Then it puts the device together as a crash at one of
+// its writes could have left it (torn, reordered, lost between flushes) and opens it. Every key
+// must be as an operation left it that had begun, and no older than what was acknowledged. The
+// store must be sound, go on working at any level of durability, and survive another crash, also in
+// the middle of its recovery.
+//   kv_crash_durable [--histories N] [--operations N] [--every N: crashes at each Nth write];
+//   LUNAR_SEED= replays the choices, not the interleaving.
 #include <errno.h>
 
 #include <vector>
@@ -22,11 +23,11 @@ using namespace kv_test;
 
 namespace {
 
-constexpr uint64_t kBytes = 3 * kMiB, kLengthMin = 8, kLengthMax = 1'600'000;
+constexpr uint64_t kBytes = 3 * kMiB;
 using Kind = DeviceEvent::Kind;
 enum Mark : unsigned { kBegun, kAcknowledged, kOpened };
 
-// For several threads. They see each other: the holder of the device lets others come.
+// For several threads. It yields before each write and flush, so that they meet.
 struct SharedDevice : MemoryDevice {
   explicit SharedDevice(std::vector<char>* memory) : MemoryDevice(memory->data(), kBytes) {
     before = [](const Command& command) {
@@ -53,34 +54,33 @@ StoreOptions options_for(Device* device, Contents contents, Random& random) {
   return options;
 }
 
-class History {
+void note(const DeviceEvent& event, std::vector<Key>* keys) {
+  if (event.kind != Kind::kMark) return;
+  if (event.mark == kBegun) (*keys)[event.offset].begun = event.length;
+  if (event.mark == kAcknowledged) (*keys)[event.offset].acknowledged = event.length;
+}
+
+class History : public CrashHistory {
  public:
-  explicit History(uint64_t seed) : random_(seed), seed_(seed), memory_(kBytes), copy_(kBytes) {
+  explicit History(uint64_t seed) : CrashHistory(seed, kBytes), seed_(seed) {
     keys_.resize(random_.below(2) ? 40 : 600);
   }
   void make(uint64_t operations);
-  uint64_t crash_everywhere();
+  uint64_t crash_everywhere() {
+    return crash_at_writes([this](size_t event) { crash_at(event); },
+                           [this](size_t event) { note(events_[event], &keys_); });
+  }
 
  private:
-  std::string name(uint64_t key) const { return std::string(key % 40, 'k') + std::to_string(key); }
-  [[noreturn]] void wrong(const std::string& what) { FAIL(where_ + what); }
   void operate(Store* store, SharedDevice* device, std::vector<Key>* keys, uint64_t key,
                Random& random, bool waits);
-  Store* open(SharedDevice* device, const StoreOptions& options);
-  void apply(const std::vector<DeviceEvent>& events, size_t from, size_t event,
-             std::vector<DeviceEvent>* undo);
   void read_all(Store* store, std::vector<Key>* keys);
   void crash_at(size_t event);
   void go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events);
   void crash_again(std::vector<Key> found, const std::vector<DeviceEvent>& events);
 
-  Random random_;
   const uint64_t seed_;
-  std::vector<char> memory_, copy_;
-  std::vector<DeviceEvent> events_;
   std::vector<Key> keys_;
-  size_t flushed_ = 0;  // events before this are in copy_
-  std::string where_;
 };
 
 void History::operate(Store* store, SharedDevice* device, std::vector<Key>* keys, uint64_t key,
@@ -102,8 +102,7 @@ void History::operate(Store* store, SharedDevice* device, std::vector<Key>* keys
   int64_t status;
   if (after.version) {
     std::string value;
-    fill(&value, key, after.version, after.length);
-    memcpy(value.data(), &after.version, sizeof after.version);
+    make_value(&value, key, after.version, after.length);
     status = store->set(bytes_of(text), bytes_of(value));
     if (status == -ENOSPC) one.states.back() = before, status = 0;
   } else {
@@ -116,21 +115,11 @@ void History::operate(Store* store, SharedDevice* device, std::vector<Key>* keys
   if (waits) device->mark(kAcknowledged, key, operation);
 }
 
-Store* History::open(SharedDevice* device, const StoreOptions& options) {
-  StoreOptions mine = options;
-  mine.device = device;
-  ErrorText why;
-  Store* store = nullptr;
-  if (Store::open(mine, &store, &why) < 0) wrong(std::string("does not open: ") + why.text);
-  return store;
-}
-
 void History::make(uint64_t operations) {
   where_ = "before a crash: ";
-  for (char& byte : memory_) byte = static_cast<char>(random_.next());  // what former owners left
   SharedDevice device(&memory_);
   StoreOptions options = options_for(&device, Contents::kNew, random_);
-  Store* store = open(&device, options);
+  Store* store = open(options);
   copy_ = memory_;
   device.record = &events_;
   const uint64_t threads = 1 + random_.below(4);
@@ -146,37 +135,16 @@ void History::make(uint64_t operations) {
   store->close();
 }
 
-// As a crash at `event` leaves what was written from `from` on.
-void History::apply(const std::vector<DeviceEvent>& events, size_t from, size_t event,
-                    std::vector<DeviceEvent>* undo) {
-  const bool lost = random_.below(2);
-  const auto below = [this](uint64_t n) { return random_.below(n); };
-  for (size_t i = from; i <= event && i < events.size(); ++i) {
-    if (events[i].fua && i < event)
-      leave_of(events[i], Left::kAll, &copy_, below, undo);
-    else if (!lost)
-      leave_of(events[i], i < event ? Left::kAll : static_cast<Left>(1 + random_.below(2)), &copy_,
-               below, undo);
-    else if (random_.below(2))
-      leave_of(events[i], static_cast<Left>(random_.below(3)), &copy_, below, undo);
-  }
-}
-
 // Sets each key's model to the state that is found, and forgets its history.
 void History::read_all(Store* store, std::vector<Key>* keys) {
-  std::string buffer(kLengthMin + kLengthMax, 0), value;
   uint64_t there = 0, bytes = 0;
   for (uint64_t key = 0; key < keys->size(); ++key) {
     Key& one = (*keys)[key];
-    const int64_t length = store->get(bytes_of(name(key)), buffer.data(), buffer.size(), 0);
+    const int64_t length = store->get(bytes_of(name(key)), buffer_.data(), buffer_.size(), 0);
     State found;
     if (length >= 0) {
       found.length = static_cast<uint64_t>(length);
-      memcpy(&found.version, buffer.data(), sizeof found.version);
-      fill(&value, key, found.version, found.length);
-      memcpy(value.data(), &found.version, sizeof found.version);
-      if (found.length < kLengthMin || memcmp(value.data(), buffer.data(), found.length) != 0)
-        wrong("content of " + name(key));
+      found.version = version_of(key, found.length);
       ++there;
       bytes += name(key).size() + found.length;
     } else if (length != -ENOENT) {
@@ -198,12 +166,6 @@ void History::read_all(Store* store, std::vector<Key>* keys) {
   if (store->bytes_actual() != bytes) wrong("bytes_actual is not what is there");
 }
 
-void note(const DeviceEvent& event, std::vector<Key>* keys) {
-  if (event.kind != Kind::kMark) return;
-  if (event.mark == kBegun) (*keys)[event.offset].begun = event.length;
-  if (event.mark == kAcknowledged) (*keys)[event.offset].acknowledged = event.length;
-}
-
 // Opens what the crash left, at some level, and works in it. keys: as they were found.
 void History::go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events) {
   SharedDevice device(&copy_);
@@ -213,7 +175,7 @@ void History::go_on(std::vector<Key>* keys, std::vector<DeviceEvent>* events) {
   StoreOptions options = options_for(&device, Contents::kExisting, random_);
   const bool waits = random_.below(4) != 0;
   if (!waits) options.durability = Durability::kFlush;
-  Store* store = open(&device, options);
+  Store* store = open(options);
   device.mark(kOpened, 0, 0);
   check_store(store);
   read_all(store, keys);
@@ -235,14 +197,13 @@ void History::crash_again(std::vector<Key> found, const std::vector<DeviceEvent>
     note(events[i], &found);
     if (events[i].kind == Kind::kFlush) flushed = i;
   }
-  const auto below = [this](uint64_t n) { return random_.below(n); };
-  for (size_t i = 0; i < flushed; ++i) leave_of(events[i], Left::kAll, &copy_, below, &undo);
-  apply(events, flushed, event, &undo);
+  for (size_t i = 0; i < flushed; ++i) leave(events[i], Left::kAll, &undo);
+  crash(events, flushed, event, random_.below(2), &undo);
   SharedDevice device(&copy_);
   device.undo = &undo_open;
   StoreOptions options = options_for(&device, Contents::kExisting, random_);
   where_ += "again at " + std::to_string(event) + " of " + std::to_string(events.size()) + ": ";
-  Store* store = open(&device, options);
+  Store* store = open(options);
   check_store(store);
   read_all(store, &found);
   store->close();
@@ -253,10 +214,11 @@ void History::crash_again(std::vector<Key> found, const std::vector<DeviceEvent>
 void History::crash_at(size_t event) {
   where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) + ": ";
   std::vector<DeviceEvent> undo, events;
-  apply(events_, flushed_, event, &undo);
+  crash(events_, flushed_, event, random_.below(2), &undo);
   std::vector<Key> keys = keys_;
   go_on(&keys, &events);
-  // In the middle of the recovery what was true before it still is; after it, what it found.
+  // A crash in the middle of the recovery may leave what the first crash could leave; a later one,
+  // what the recovery found.
   size_t opened = 0;
   while (events[opened].mark != kOpened || events[opened].kind != Kind::kMark) ++opened;
   const std::vector<DeviceEvent> recovery(events.begin(),
@@ -266,17 +228,6 @@ void History::crash_at(size_t event) {
   else
     crash_again(keys, events);
   roll_back(&undo, &copy_);
-}
-
-uint64_t History::crash_everywhere() {
-  return crash_at_each_write(
-      events_, &flushed_, [this](size_t event) { crash_at(event); },
-      [this](size_t event) { note(events_[event], &keys_); },
-      [this](size_t event) {
-        leave_of(
-            events_[event], Left::kAll, &copy_, [this](uint64_t n) { return random_.below(n); },
-            nullptr);
-      });
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store that is kept comes back whole after any crash. Random histories of sets, deletes and
-// flushes are recorded write by write on a device; then the device is put together as a crash could
+// flushes are recorded write by write on a device. Then the device is put together as a crash could
 // have left it (torn, reordered, lost between flushes: as in tests/property/lun_crash.cpp), and the
-// store is opened. It must hold what some moment since the last flush that was acknowledged held,
-// key by key and byte by byte, be sound by validate(), go on working, and come back once more.
-//   kv_crash_kept [--histories N] [--operations N]; LUNAR_SEED= replays.
+// store is opened. It must equal the store at some moment since the last acknowledged flush, key by
+// key and byte by byte, be sound by validate(), go on working, and come back once more.
+//   kv_crash_kept [--histories N] [--operations N] [--every N: crashes at each Nth write];
+//   LUNAR_SEED= replays.
 #include <errno.h>
 
 #include <map>
@@ -22,9 +23,7 @@ using namespace kv_test;
 namespace {
 
 // A store of the larger size has several tails: records of different age in segments of their own.
-constexpr uint64_t kBytes = 3 * kMiB, kBytesOfTails = 9 * kMiB, kLengthMin = 8,
-                   kLengthMax = 1'600'000;
-using Kind = DeviceEvent::Kind;
+constexpr uint64_t kBytes = 3 * kMiB, kBytesOfTails = 9 * kMiB;
 
 struct Value {
   uint64_t version, length;
@@ -36,53 +35,35 @@ uint64_t sum_of(uint64_t key, const Value& value) {
   return mix(mix(key) ^ value.version * 0x9e3779b97f4a7c15 ^ value.length << 40);
 }
 
-class History {
+class History : public CrashHistory {
  public:
   explicit History(uint64_t seed)
-      : random_(seed),
-        times_(seed % 5 ? 1 : kBytesOfTails / kBytes),
-        memory_(times_ * kBytes),
-        copy_(times_ * kBytes),
-        buffer_(kLengthMin + kLengthMax, 0) {
+      : CrashHistory(seed, seed % 5 ? kBytes : kBytesOfTails), times_(memory_.size() / kBytes) {
     keys_ = random_.below(2) ? 60 : 1500;
   }
   void make(uint64_t operations);
-  uint64_t crash_everywhere();
+  uint64_t crash_everywhere() {
+    return crash_at_writes([this](size_t event) { crash_at(event, random_.below(2)); },
+                           [](size_t) {});
+  }
 
  private:
   Store* open(MemoryDevice* device, Contents contents);
-  void make_value(uint64_t key, const Value& value);
   void operate(Store* store, Model* model, uint64_t* sum);
-  void apply(const DeviceEvent& event, Left how, std::vector<DeviceEvent>* undo);
   uint64_t read_all(Store* store, Model* out);
   void crash_at(size_t event, bool lost);
-  std::string name(uint64_t key) const { return std::string(key % 40, 'k') + std::to_string(key); }
-  [[noreturn]] void wrong(const std::string& what) { FAIL(where_ + what); }
 
-  Random random_;
-  uint64_t times_;  // as large as kBytes, with values as much longer
-  std::vector<char> memory_, copy_;
-  std::vector<DeviceEvent> events_;
+  uint64_t times_;              // as large as kBytes, with values as much longer
   std::vector<uint64_t> sums_;  // of the model, after each operation
-  // how many operations a flush had seen that was acknowledged at mark i
+  // flushes_[i]: how many operations the flush of mark i had seen
   std::vector<size_t> flushes_;
-  size_t flushed_ = 0;  // events before this are in copy_
   uint64_t keys_, version_ = 0;
-  std::string value_, buffer_, where_;
 };
 
 Store* History::open(MemoryDevice* device, Contents contents) {
   StoreOptions options = small(device, contents);
   options.shards = 2;
-  ErrorText why;
-  Store* store = nullptr;
-  if (Store::open(options, &store, &why) < 0) wrong(std::string("does not open: ") + why.text);
-  return store;
-}
-
-void History::make_value(uint64_t key, const Value& value) {
-  fill(&value_, key, value.version, value.length);
-  memcpy(value_.data(), &value.version, sizeof value.version);
+  return CrashHistory::open(options);
 }
 
 void History::operate(Store* store, Model* model, uint64_t* sum) {
@@ -102,7 +83,7 @@ void History::operate(Store* store, Model* model, uint64_t* sum) {
                                                      : random_.below(12) ? 90'000
                                                                          : kLengthMax);
   const Value value{++version_, or_whole_blocks(random_, 8, length)};
-  make_value(key, value);
+  make_value(&value_, key, value.version, value.length);
   const int status = store->set(bytes_of(text), bytes_of(value_));
   if (status == -ENOSPC) return;
   if (status < 0) wrong("set: " + std::to_string(status));
@@ -113,8 +94,6 @@ void History::operate(Store* store, Model* model, uint64_t* sum) {
 
 void History::make(uint64_t operations) {
   where_ = "before a crash: ";
-  for (char& byte : memory_) byte = static_cast<char>(random_.next());  // what former owners left
-  copy_ = memory_;
   MemoryDevice device(memory_.data(), memory_.size());
   Store* store = open(&device, Contents::kNew);
   copy_ = memory_;
@@ -135,10 +114,6 @@ void History::make(uint64_t operations) {
   store->close();
 }
 
-void History::apply(const DeviceEvent& event, Left how, std::vector<DeviceEvent>* undo) {
-  leave_of(event, how, &copy_, [this](uint64_t n) { return random_.below(n); }, undo);
-}
-
 // All that a walk finds, byte by byte. Returns its sum.
 uint64_t History::read_all(Store* store, Model* out) {
   std::unordered_map<std::string, uint64_t> numbers;
@@ -153,13 +128,9 @@ uint64_t History::read_all(Store* store, Model* out) {
     if (known == numbers.end()) wrong("a key that was never set");
     const int64_t bytes =
         store->get({text, static_cast<uint64_t>(length)}, buffer_.data(), buffer_.size(), 0);
-    if (bytes < static_cast<int64_t>(kLengthMin))
-      wrong("get of " + known->first + ": " + std::to_string(bytes));
-    Value value{0, static_cast<uint64_t>(bytes)};
-    memcpy(&value.version, buffer_.data(), sizeof value.version);
-    make_value(known->second, value);
-    if (memcmp(value_.data(), buffer_.data(), value_.size()) != 0)
-      wrong("content of " + known->first);
+    if (bytes < 0) wrong("get of " + known->first + ": " + std::to_string(bytes));
+    const auto value_bytes = static_cast<uint64_t>(bytes);
+    const Value value{version_of(known->second, value_bytes), value_bytes};
     (*out)[known->second] = value;
     sum += sum_of(known->second, value);
   }
@@ -173,18 +144,11 @@ void History::crash_at(size_t event, bool lost) {
   std::vector<DeviceEvent> undo;
   size_t acknowledged = 0;
   for (size_t i = 0; i < event; ++i)
-    if (events_[i].kind == Kind::kMark) acknowledged = events_[i].mark;
+    if (events_[i].kind == DeviceEvent::Kind::kMark) acknowledged = events_[i].mark;
   where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) +
            (lost ? ", lost" : ", torn") + ", after flush " + std::to_string(acknowledged) + ": ";
-  for (size_t i = flushed_; i <= event; ++i) {
-    if (events_[i].fua && i < event)
-      apply(events_[i], Left::kAll, &undo);
-    else if (!lost)
-      apply(events_[i], i < event ? Left::kAll : static_cast<Left>(1 + random_.below(2)), &undo);
-    else if (random_.below(2))
-      apply(events_[i], static_cast<Left>(random_.below(3)), &undo);
-  }
-  // The store as it is found, as it goes on, and as it comes back after that.
+  crash(events_, flushed_, event, lost, &undo);
+  // Opens the store, goes on in it, and opens it once more.
   MemoryDevice first(copy_.data(), copy_.size()), second(copy_.data(), copy_.size());
   first.undo = second.undo = &undo;
   Store* store = open(&first, Contents::kExisting);
@@ -208,12 +172,6 @@ void History::crash_at(size_t event, bool lost) {
   store->close();
   version_ = version;
   roll_back(&undo, &copy_);
-}
-
-uint64_t History::crash_everywhere() {
-  return crash_at_each_write(
-      events_, &flushed_, [this](size_t event) { crash_at(event, random_.below(2)); },
-      [](size_t) {}, [this](size_t event) { apply(events_[event], Left::kAll, nullptr); });
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
 //
 //   kv_fuzz [--images N]
 //
-// Whatever an image holds: opening refuses it by one line, or every operation ends, without a crash
-// and with a value or an error. A forged value with a right checksum is a value; what is asked for
-// is that nothing leaves the log's bounds.
+// For any image, either the open refuses it by one line, or every operation ends without a crash
+// and gives a value or an error. A forged value with a right checksum is a value. No access may
+// leave the log's bounds.
 #include <errno.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class Image : public Bed {
   // Makes a record that the index leads to wrong; case 0 is sound. nullptr: there is no case
   // `number`.
   const char* forge_record(unsigned number);
-  // The same of unreferenced pieces, of which a sound image that was closed names none.
+  // The same for unreferenced pieces. A sound image that was closed names none.
   const char* forge_unreferenced(unsigned number);
 
  private:
@@ -87,7 +87,7 @@ void Image::make() {
   close();
 }
 
-// One aligned word of [at, at + bytes), to what breaks most.
+// Changes one aligned word of [at, at + bytes) to a value that is likely to break something.
 void Image::change_word(uint64_t at, uint64_t bytes) {
   const bool wide = random_.below(2) != 0 && bytes >= 8;
   const uint64_t size = wide ? 8 : 4, where = at + random_.below(bytes / size) * size;
@@ -337,8 +337,7 @@ void change_all(Store* store) {
   expect(store->validate(&why), "validate");
 }
 
-// Durable sets and deletes over what an image holds, then a crash: what one open took, the next one
-// opens.
+// Durable sets and deletes in an image that opened, then a crash. The next open must succeed.
 void crash_durably(const std::vector<char>& image) {
   Bed bed(0);
   bed.memory = image;
@@ -365,7 +364,7 @@ bool opens(Bed* bed, bool read_only, bool salvage) {
   return status == 0;
 }
 
-// The same by salvage, which gives what it can of anything: what it opens comes to an end, too.
+// The same by salvage, which gives as much as it can of any image. Its operations also end.
 void use_salvaged(Bed* bed, Counts* counts) {
   if (!opens(bed, true, true)) return;
   (void)sweep_of(bed->store);
@@ -492,7 +491,7 @@ bool use(Bed* bed, bool read_only, Counts* counts) {
 }  // namespace
 
 TEST_CASE("kv-fuzz") {
-  const uint64_t images = option("--images", 400);
+  const uint64_t images = option("--images", 150);
   Counts counts;
   Image image(tier::run_seed());
   REQUIRE(use(&image, true, &counts) && counts.damages == 0, "the sound image is not");

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Salvage against what devices do: a store with a past is damaged in one of many ways, opened with
-// StoreOptions::salvage, and what comes out is compared with what was written.
+// Salvage of stores that a device has damaged. A store with a past is damaged in one of many ways
+// and opened with StoreOptions::salvage, and the result is compared with what was written.
 //
 //   kv_hostile [--images N] [--history N]
 //
-// The ways: changed bits; blocks of zeros, of noise, exchanged, from an older time of the same
-// store, of another store; lengths in records; a device that became shorter; roots, superblocks.
-// The pasts: each durability, values of one or of many lengths, large pairs, deletes, cleaning, a
-// process that was killed, a place that held another store before. What is asked for: a value that
-// the key once had; one that is not the last, or a pair that was deleted, only by name as doubtful;
-// a pair that is missing is named or counted; a report that says `clean` is right; no write.
+// The damages: changed bits; blocks that are zeros, noise, exchanged, from an older time of the
+// same store, or of another store; lengths in records; a device that became shorter; roots,
+// superblocks.
+// The pasts: each level of durability, values of one or of many lengths, large pairs, deletes,
+// cleaning, a process that was killed, a place that held another store before.
+// The rules: each value that comes out is one that the key once had. If it is not the last one, or
+// the pair was deleted, the key is named as doubtful. A pair that is missing is named or counted. A
+// report that says `clean` is right. Nothing is written.
 #include <errno.h>
 
 #include <map>
@@ -238,7 +240,7 @@ void Damager::damage_head(std::vector<char>* memory) {
     memset(memory->data(), 0, 200), memset(memory->data() + form::kSecondSuperAt, 255, 200);
     return say("both superblocks", 0);
   }
-  // Both copies of an older root are what an older store has: nothing tells them from one.
+  // Both copies of an older root look like an older store.
   const uint64_t only = how == 4 ? random_.below(2) : 2;
   for (unsigned i = 0; i < 4; ++i) {
     if (i / 2 == only) continue;
@@ -312,7 +314,8 @@ std::string wrong_of(const History& history, const Swept& found, Tally* tally) {
     root_is_old |= one.what == "root of the saved state" && one.bytes == 0;
   if (found.given != found.pairs.size()) return "a key comes twice";
   for (const auto& [key, value] : found.pairs) {
-    // Another store's, from before in this place or by damage, cannot be told from a former open's.
+    // A pair of another store, which was here before or came by damage, looks like one of a former
+    // open.
     const bool foreign = key.find("other ") == 0 && doubtful.count(key) != 0;
     if (!history.ever_was(key, value) && !foreign) return "a value that never was: " + key;
     tally->foreign += foreign ? 1 : 0;
@@ -371,7 +374,7 @@ void try_image(const History& history, const Damager& damager, Bed* image, Tally
 }  // namespace
 
 TEST_CASE("kv-hostile") {
-  const uint64_t images = option("--images", 120);
+  const uint64_t images = option("--images", 30);
   const uint64_t only = option("--history", UINT64_MAX);
   const uint64_t seed = tier::run_seed();
   for (uint64_t i = 0; i < std::size(kShapes); ++i) {

@@ -19,7 +19,7 @@ namespace kv_test {
 
 namespace kv = lunar::kv;
 
-// The error of a Result that has one; 0.
+// The error of a Result; 0: it has none.
 template <class T>
 int code(const kv::Result<T>& result) {
   return result ? 0 : result.error().value();
@@ -44,7 +44,7 @@ struct Detached {
   };
 };
 
-// How a child that does this ends: its exit code, or -signal.
+// How a child that runs it ends: its exit code, or -signal.
 template <class Function>
 int ends(Function function) {
   const pid_t pid = fork();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lengths beyond 32 bits, to the 100 GiB that the interface allows, on a device that keeps only
-// words that are not zero. A value of zeros with marks at its ends, at each 4 GiB and around the
-// ends of parts and segments is set, read in pieces from every mark, replaced, and is there in the
-// next open, with its length; a key likewise.
+// Lengths beyond 32 bits, up to the 100 GiB that the interface allows, on a device that keeps only
+// words that are not zero. A value is zeros with marks at its ends, at each 4 GiB and around the
+// ends of parts and segments. It is set, read in pieces at every mark, replaced, and read again
+// after another open, with its length. The same with a key.
 //   kv_huge [--gib N]
 // Threading: one thread.
 #include <errno.h>
 #include <sys/mman.h>
 
-#include <unordered_map>
+#include <map>
 #include <vector>
 
 #include "tests/kv/kv_support.h"
@@ -23,11 +23,11 @@ namespace {
 
 using lunar_test::option;
 
-// of a large pair on a device: a checksum, then data
+// a part of a large pair on a device: a checksum, then data
 constexpr uint64_t kPart = 64 * kKiB, kPartData = kPart - 8;
 
-// By offset / 8. Outlives the device.
-using Words = std::unordered_map<uint64_t, uint64_t>;
+// The words that are not zero, by offset / 8. Outlives the device.
+using Words = std::map<uint64_t, uint64_t>;
 
 class SparseDevice : public lunar_test::MemoryDevice {
  public:
@@ -52,34 +52,23 @@ class SparseDevice : public lunar_test::MemoryDevice {
 
  private:
   void zero(uint64_t at, uint64_t length) {
-    for (uint64_t block = at / 4096; block <= (at + length - 1) / 4096; ++block) {
-      if (!has_words(block)) continue;
-      for (uint64_t word = block * 512; word < block * 512 + 512; ++word)
-        if (word * 8 >= at && word * 8 < at + length) words_->erase(word);
-    }
+    words_->erase(words_->lower_bound(at / 8), words_->lower_bound((at + length) / 8));
   }
-  bool has_words(uint64_t block) const { return words_->count(kBlockMark | block) != 0; }
   void write(uint64_t at, const uint64_t* memory, uint64_t length) {
+    constexpr uint64_t kStep = 64;  // words
     zero(at, length);
-    for (uint64_t i = 0; i < length / 8; ++i) {
-      if (memory[i] == 0) continue;
-      (*words_)[at / 8 + i] = memory[i];
-      (*words_)[kBlockMark | (at + i * 8) / 4096] = 1;
+    for (uint64_t i = 0; i < length / 8; i += kStep) {
+      if (memory[i] == 0 && memcmp(memory + i, memory + i + 1, (kStep - 1) * 8) == 0) continue;
+      for (uint64_t word = i; word < i + kStep; ++word)
+        if (memory[word] != 0) (*words_)[at / 8 + word] = memory[word];
     }
   }
   void read(uint64_t at, uint64_t* memory, uint64_t length) const {
     memset(memory, 0, length);
-    for (uint64_t block = at / 4096; block <= (at + length - 1) / 4096; ++block) {
-      if (!has_words(block)) continue;
-      for (uint64_t word = block * 512; word < block * 512 + 512; ++word) {
-        if (word * 8 < at || word * 8 >= at + length) continue;
-        if (const auto found = words_->find(word); found != words_->end())
-          memory[word - at / 8] = found->second;
-      }
-    }
+    const auto end = words_->lower_bound((at + length) / 8);
+    for (auto word = words_->lower_bound(at / 8); word != end; ++word)
+      memory[word->first - at / 8] = word->second;
   }
-  // Marks blocks of 4 KiB that may have words, so that zeros cost nothing.
-  static constexpr uint64_t kBlockMark = uint64_t{1} << 63;
   Words* words_;
 };
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that writes to stores on files is killed by SIGKILL at random moments, again and again:
-// while it opens and replays, writes, walks, compacts, saves. After each kill the stores are opened
-// and every key looked at: it must have a version that was acknowledged as durable or one that was
-// begun after it, with the bytes of that version. Sets of all lengths, overwrites, deletes, at each
-// level of durability: the next kill finds another. A walk, while all that goes on, must give each
-// of the keys that stay once. Now and then, and at the end, `lunar kv check` must find the stores
-// clean.
+// A process that writes to stores on files is killed by SIGKILL at random moments, many times:
+// while it opens, replays, writes, walks, compacts, saves. After each kill the stores are opened
+// and every key is read. It must have a version that was acknowledged as durable or one that was
+// begun after it, with the bytes of that version. The process sets, overwrites and deletes pairs of
+// all lengths, at another level of durability after each kill. A walk at the same time must give
+// each key that stays once. Sometimes, and at the end, `lunar kv check` must find the stores clean.
 //   kv_kill LUNAR [--kills N] [--minutes N] [--stores N] [--path DIRECTORY]; LUNAR_SEED= replays
 //   the choices, not the moments. --minutes: a soak, which lets the process live longer between the
 //   kills; for so long, whatever --kills is.
@@ -118,7 +117,7 @@ Store* Place::open(Contents contents, Durability durability) {
   options.replay_bytes_most = 16 * kMiB;
   ErrorText why;
   Store* store = nullptr;
-  // As kv_test::open_device: a killed process may have it still.
+  // As kv_test::open_device: a killed process may still hold it.
   int status;
   do status = persistent_store_open(place, &options, &store, &why);
   while (status == -EBUSY);
@@ -307,8 +306,8 @@ void Kills::write_until_killed(Durability durability, uint64_t seed) {
   _exit(1);
 }
 
-// Every fifth kill comes at a moment by the clock, before a store is open perhaps; the others after
-// so many operations, and, where only a flush makes something durable, so many of these.
+// Every fifth kill comes after a time, perhaps before a store is open. The others come after a
+// number of operations and, where only a flush makes something durable, of flushes.
 void Kills::wait_for_moment(pid_t child, Durability durability) {
   const bool by_clock = random_.below(5) == 0;
   const uint64_t end = sys::now_ns() + random_.below(random_.below(2) ? 2'000'000 : 30'000'000);
@@ -364,7 +363,7 @@ TEST_CASE("kv-kill") {
   REQUIRE(lunar_test::g_argc >= 2,
           "kv_kill LUNAR [--kills N] [--minutes N] [--stores N] [--path DIRECTORY]");
   const char* directory = text_option("--path");
-  const uint64_t kills = option("--kills", 20), minutes = option("--minutes", 0);
+  const uint64_t kills = option("--kills", 12), minutes = option("--minutes", 0);
   const uint64_t end = sys::now_ns() + minutes * 60'000'000'000;
   Kills test(lunar_test::g_argv[1],
              std::string(directory ? directory : "/var/tmp") + "/lunar-kv-kill-" +

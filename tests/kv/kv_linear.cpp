@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linearizability. Threads set, get and delete a few keys at one time; each operation notes when it
-// began and ended and what it saw, and a checker looks for one order of all operations on a key
-// that explains every result and puts none before one that had ended when it began (the search of
-// Wing and Gong, with what was seen remembered as Lowe does). Values are replaced in place, by
-// longer and shorter records and by large pairs; meanwhile another thread fills the log, so that
+// Linearizability. Threads set, get and delete a few keys at the same time. Each operation notes
+// when it began and ended and what it saw. A checker looks for one order of all operations on a key
+// that explains every result and respects which operation ended before another began (the search of
+// Wing and Gong, which remembers the states that it has seen, as Lowe does). Values are replaced in
+// place, by longer and shorter records and by large pairs. Another thread fills the log, so that
 // records are cleaned and, on a device, cold.
 //   kv_linear [--histories N] [--device URI] [--kept PREFIX --durability N]; LUNAR_SEED= replays
 //   the choices, not the interleaving.
@@ -30,14 +30,14 @@ namespace {
 using lunar_test::option;
 using lunar_test::text_option;
 
-// a thread and history: 56 in all, a bit of a word each
+// of a thread in a history: 56 in all, a bit of a word for each
 constexpr unsigned kThreads = 4, kKeys = 3, kOperations = 14;
 constexpr uint64_t kLengthMax = 9000, kFillers = 4000;
 
 enum class Kind : uint8_t { kSet, kGet, kDel };
 
-// version 0: the key is not there. Of kSet the one that is set, of kGet the one that was seen; of
-// kDel `length` tells.
+// version 0: the key is not there. kSet: the version that is set; kGet: the one that was seen;
+// kDel: `length` says what was deleted.
 struct Operation {
   Kind kind;
   unsigned key;
@@ -50,7 +50,7 @@ uint64_t length_of(uint64_t version) {
   return word % 16 == 0 ? 5000 + word / 16 % 4000 : 8 + word / 16 % (word % 3 ? 40 : 900);
 }
 
-// The version that a key has behind this operation; UINT64_MAX: it cannot come now.
+// The version of the key after this operation; UINT64_MAX: the operation cannot be the next one.
 uint64_t after(const Operation& operation, uint64_t version) {
   constexpr uint64_t kNever = UINT64_MAX;
   if (operation.kind == Kind::kSet) return operation.version;
@@ -85,8 +85,8 @@ class Checker {
   std::set<std::pair<uint64_t, uint64_t>> seen_;
 };
 
-// The checker itself: a get that began behind a set's end must not see what was there before; one
-// at the same time may.
+// Checks the checker: a get that began after a set's end must not see the value before it; a get at
+// the same time may.
 void check_checker() {
   const auto set = [](uint64_t begin, uint64_t end, uint64_t version) {
     return Operation{Kind::kSet, 0, begin, end, version, 0};
@@ -196,8 +196,8 @@ void Histories::work(unsigned thread, uint64_t seed, std::vector<Operation>* out
   std::string wanted;
   for (Step& step : steps) {
     Operation& operation = step.operation;
-    // Full may be for a moment, while others' dead values wait for their readers; it has changed
-    // nothing.
+    // The store may be full for a moment, while dead values wait for their readers. Then nothing
+    // has changed.
     if (operation.kind == Kind::kSet && operation.length == -ENOSPC) continue;
     if (operation.kind == Kind::kSet && operation.length != 0)
       FAIL("set gave " + std::to_string(operation.length));
@@ -206,7 +206,7 @@ void Histories::work(unsigned thread, uint64_t seed, std::vector<Operation>* out
   }
 }
 
-// Records of others, so that the log goes round.
+// Writes other records, so that the log is used again from its beginning.
 void Histories::fill_log() {
   Random random(1);
   std::string value;
@@ -241,8 +241,8 @@ void Histories::check(const std::vector<Operation>& all, uint64_t history) {
 
 void Histories::run(uint64_t histories) {
   std::thread filler([this] { fill_log(); });
-  // Until so many were seen, and enough of their operations ran at the same time, however slow the
-  // machine is.
+  // Until there were so many histories and enough operations ran at the same time, also on a slow
+  // machine.
   uint64_t history = 0;
   for (; history < histories || beside_ < histories || store_->cleaned_bytes() == 0; ++history) {
     ready_.store(0);

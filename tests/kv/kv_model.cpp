@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine against a model: random operations on few and on many keys, in a log so small that it
-// is cleaned all the time. Every result and every byte is compared with a std::unordered_map; full
-// is an answer, after which nothing may have changed. With a device, three quarters of the log and
-// more lie there. And on a device that lies and fails (torn writes, writes that land elsewhere,
-// bits that flip, errors): a get gives the value that was set or an error, never anything else;
-// what failed has changed nothing; keys whose records are sound stay readable; and a device that
-// only failed for a while has cost nothing.
+// is cleaned all the time. Every result and every byte is compared with a std::unordered_map. A set
+// may be refused because the store is full; then nothing may have changed. With a device, at least
+// three quarters of the log lie there.
+// On a device that fails (torn writes, writes that land elsewhere, bits that flip, errors) a get
+// gives the value that was set or an error. A failed operation has changed nothing. Keys whose
+// records are sound stay readable. A device that failed only for a while has cost nothing.
 //   kv_model kv-model [--operations N] [--device URI]
 //   kv_model kv-faults [--operations N]; LUNAR_SEED= replays.
 #include <errno.h>
@@ -36,7 +36,7 @@ struct Kind {
   const char* faults = nullptr;  // settings of a simulated device
   bool lasting = false;          // what it damaged stays so
 };
-// The last two run full: what would live does not go in.
+// The last two are full: not all live pairs fit in.
 constexpr Kind kKinds[] = {{"few keys", 64, 2 * kMiB, 300, 1},
                            {"many keys", 40'000, 4 * kMiB, 200, 8},
                            {"large values", 24, 8 * kMiB, 300'000, 4},
@@ -90,7 +90,7 @@ class Model {
   void del(const std::string& key);
   void any();
   void walk();
-  // Whether it is what this device may do to any call.
+  // Whether any call may fail like this on this device.
   bool failed(int64_t status) {
     const bool is = kind_.faults && (is_fault(status) || status == -ENOSPC);
     failures_ += is ? 1 : 0;
@@ -145,7 +145,7 @@ void Model::set(const std::string& key) {
   model_[key] = value_;
 }
 
-// Whether it could be read.
+// Returns whether the key could be read.
 bool Model::get(const std::string& key) {
   const auto found = model_.find(key);
   const uint64_t offset = random_.below(4) ? 0 : random_.below(kind_.value_max + 10);
@@ -177,7 +177,7 @@ void Model::del(const std::string& key) {
   const uint64_t damaged = store_->damaged_replaced();
   const int64_t length = store_->del(bytes_of(key));
   if (failed(length)) return;
-  // How long a damaged value was may not be known any more.
+  // The length of a damaged value may be unknown.
   const bool any = length >= 0 && found != model_.end() && store_->damaged_replaced() > damaged;
   if (length != wanted && !any) wrong("del", length, wanted);
   if (found == model_.end()) return;
@@ -283,7 +283,7 @@ void Model::run_faulty(uint64_t operations) {
   if (readable < model_.size() / 4) FAIL(std::string(kind_.name) + ": hardly a key can be read");
 }
 
-// It is told, and then all is as before.
+// A device that fails for a while: calls return errors, and afterwards all is as before.
 void Model::fail_for_a_while(uint64_t operations) {
   auto* device = static_cast<SimDevice*>(device_);
   for (uint64_t i = 0; i < operations; ++i) one();

@@ -31,7 +31,7 @@ namespace kv_test {
 using tier::mix;
 using tier::Random;
 
-// One in `in` lengths is of whole blocks; such a value lies apart from its record.
+// One in `in` lengths becomes a number of whole blocks; such a value lies apart from its record.
 inline uint64_t or_whole_blocks(Random& random, uint64_t in, uint64_t length) {
   return random.below(in) ? length : 4096 * (1 + random.below(3));
 }
@@ -114,8 +114,8 @@ struct Bed {
   }
 };
 
-// Keys that an index of 4 shards with 4 bits each cannot distinguish: an entry has 24 bits of the
-// hash, and its place.
+// Keys that an index of 4 shards with 4 bits each cannot distinguish, because an entry has only 24
+// bits of the hash and the record's address.
 inline std::vector<std::pair<std::string, std::string>> look_alikes(size_t pairs) {
   std::unordered_map<uint64_t, std::string> seen;
   std::vector<std::pair<std::string, std::string>> out;

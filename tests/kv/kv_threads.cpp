@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine under many threads. Each key has one writer; its versions count up, and every fifth
-// means that it is deleted. A writer says what it begins and what is done, so a reader knows which
-// versions it may see: not older than what was done before it asked, not newer than what was begun
-// when it had its answer, whole, and never one that comes back. That is linearizability for keys
+// version means that the key is deleted. A writer says what it begins and what is done, so a reader
+// knows which versions it may see: none that was replaced before the read began, none that was
+// begun after it ended, and none older than one that it has seen. This is linearizability for keys
 // with one writer. Keys that all threads write must be whole, of a version that one of them wrote.
 // Walkers must see every key that stays, once.
 //   kv_threads [--writes N] [--writers N] [--readers N] [--walkers N] [--keys N, of a writer]
@@ -69,7 +69,7 @@ void write_one(Run& run, uint64_t key, std::string* value) {
   } else {
     fill(value, key, version, length_of(key, version));
     int status;
-    // Full may be for a moment, while others' dead values wait for their readers.
+    // The store may be full for a moment, while dead values wait for their readers.
     while ((status = run.store->set(bytes_of(name), bytes_of(*value))) == -ENOSPC)
       run.full.fetch_add(1);
     if (status != 0) FAIL("set gave " + std::to_string(status));
@@ -102,7 +102,7 @@ void read_one(Run& run, uint64_t key, std::vector<uint64_t>* seen, std::string* 
        std::to_string(oldest) + " to " + std::to_string(newest));
 }
 
-// Values that say in every word which thread wrote them and when.
+// Values whose every word says which thread wrote them and when.
 void write_shared(Run& run, uint64_t writer, Random& random) {
   const std::string name = "shared " + std::to_string(random.below(kShared));
   const uint64_t length = 8 * (1 + random.below(60));
@@ -157,7 +157,7 @@ void writer(Run& run, uint64_t number, uint64_t seed) {
       write_shared(run, number, random);
     else
       write_one(run, number * run.keys_a_writer + random.below(run.keys_a_writer), &value);
-    if (random.below(4) == 0) {  // what stays moves, too
+    if (random.below(4) == 0) {  // pairs that stay also move in the log
       const std::string name = "staying " + std::to_string(random.below(kStaying));
       const std::string long_value(8 + random.below(300), 's');
       if (run.store->set(bytes_of(name), bytes_of(long_value)) != 0) run.full.fetch_add(1);
@@ -235,7 +235,7 @@ TEST_CASE("kv-threads") {
     });
   uint64_t flushes = 0;
   if (kept) threads.emplace_back([&] { flusher(run, &flushes); });
-  // Until everything happened often enough, however slow the machine is.
+  // Until everything happened often enough, also on a slow machine.
   while (run.writes.load() < writes || (readers != 0 && run.reads.load() < writes / 4) ||
          run.walks.load() < 3 || store->cleaned_bytes() == 0)
     sys::sleep_ns(10'000'000);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values of whole blocks, which lie on blocks of the device: what a get reads, what damage costs,
-// what they take.
+// how much space they take.
 #include <errno.h>
 
 #include <algorithm>
@@ -40,7 +40,8 @@ struct Kept : kv_test::Bed {
       REQUIRE(store->set(bytes_of(key(i)), bytes_of(value(i, bytes))) == 0);
     REQUIRE(store->flush() == 0);
   }
-  // In an order that has nothing to do with that of the log. Reads of the device, and their bytes.
+  // Gets in an order that is independent of the log's. Returns the reads of the device, and their
+  // bytes.
   std::pair<uint64_t, uint64_t> get_all(uint64_t count, uint64_t bytes) {
     device.reads = device.read_bytes = 0;
     bool right = true;
@@ -59,7 +60,7 @@ struct Kept : kv_test::Bed {
     REQUIRE(at != memory.end());
     return &*at;
   }
-  // A sweep calls `lost` of `count` pairs lost, and gives the others; salvage does the same.
+  // A sweep calls `lost` of `count` pairs lost and gives the others. Salvage does the same.
   void check_lost(uint64_t count, uint64_t lost) {
     for (const bool salvage : {false, true}) {
       open(Contents::kExisting, true, salvage);
@@ -220,7 +221,7 @@ TEST_CASE("kv-blocks: a block of their records that is gone costs these pairs al
   kv.check_lost(kCount, gone);
 }
 
-TEST_CASE("kv-blocks: what values of 4 KiB take of a device") {
+TEST_CASE("kv-blocks: the space that values of 4 KiB take") {
   Kept kv(128 * kMiB, kMiB);
   kv.open(Contents::kNew);
   constexpr uint64_t kCount = 20'000;

@@ -78,7 +78,7 @@ TEST_CASE("kv-cache: a record that was read from the device is not read from the
   CHECK(kv.reads_of(0, 1000) == 0);
 }
 
-TEST_CASE("kv-cache: what is hot outlives reads of everything else") {
+TEST_CASE("kv-cache: hot records outlive reads of all others") {
   const Cold kv(30'000);
   for (unsigned round = 0; round < 20; ++round) (void)kv.reads_of(0, 500);
   CHECK(kv.reads_of(0, 500) == 0);
@@ -110,7 +110,7 @@ TEST_CASE("kv-cache: sets and deletes are seen at once, also after the cleaning 
   }
 }
 
-TEST_CASE("kv-cache: what was read while it was young stays in DRAM when its frame goes") {
+TEST_CASE("kv-cache: a young record that was read stays in DRAM when its frame goes") {
   const Cold kv(100);
   CHECK(kv.reads_of(0, 100) == 0);
   for (uint64_t i = 1000; i < 20'000; ++i) REQUIRE(kv.set(i, 1) == 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Damaged records whose keys are set or deleted: their space comes back, also the segments of large
-// pairs, counts stay right, and a record that the device only refused to read is never taken for
+// Damaged records whose keys are set or deleted. Their space comes back, also the segments of large
+// pairs, and counts stay right. A record that the device only refused to read is not taken for
 // damaged.
 #include <errno.h>
 
@@ -47,7 +47,7 @@ struct Kept : kv_test::Bed {
   void set(const std::string& key, const std::string& value) const {
     REQUIRE(store->set(bytes_of(key), bytes_of(value)) == 0);
   }
-  // On the device: the next one behind `from` whose content begins so; nullptr.
+  // The next record behind `from` on the device whose content begins so; nullptr: none.
   char* record_of(const std::string& content, const char* from = nullptr) {
     const auto begin =
         memory.begin() + (from ? from - memory.data() + 1 + int64_t{sizeof(Record)} : 0);
@@ -144,8 +144,7 @@ TEST_CASE("kv-damage: a delete of an absent key takes no damaged record of anoth
         CHECK(kept.store->pieces() == pieces);
         (void)kept.damages();
         CHECK(kept.pairs_lost == 1);
-        // A set takes the place of what no key can be told of: nothing that has a name is lost by
-        // it.
+        // A set replaces a record whose key is unknown. It never costs a pair whose key is known.
         kept.set(key, "new");
         CHECK(kept.store->count() == (key_damaged ? 2 : 3));
         CHECK(kept.store->exists(bytes_of(other)) == (key_damaged ? -ENOENT : -EBADMSG));
@@ -264,7 +263,7 @@ TEST_CASE(
   }
 }
 
-// The n-th read of a block of its head, or of its first piece, ends with -EIO.
+// The nth read of a block of its head, or of its first piece, ends with -EIO.
 TEST_CASE(
     "kv-damage: a set or delete of a damaged large pair takes all pieces, or the device refuses "
     "it") {
@@ -313,7 +312,8 @@ TEST_CASE("kv-damage: pieces whose head the device refuses to read are named by 
   CHECK(kept.pairs_lost == 1);
 }
 
-TEST_CASE("kv-damage: all pieces go of a large pair whose damaged head says that it is shorter") {
+TEST_CASE(
+    "kv-damage: all pieces of a large pair go, also if its damaged head says that it is shorter") {
   const std::string key = "a large pair's key";
   for (const Durability durability : {Durability::kFlush, Durability::kEach}) {
     for (const uint64_t length : {uint64_t{0}, uint64_t{1000}, uint64_t{40'000}, kLargeBytes - 1}) {
@@ -435,8 +435,8 @@ TEST_CASE(
   CHECK(kept.store->bytes_actual() == 0);
 }
 
-// The segments with the least live data are damaged. Cleaning ahead tries them first, and would
-// gain nothing before space ends.
+// The segments with the least live data are damaged. Cleaning ahead tries them first, and gains
+// nothing from them before space ends.
 TEST_CASE(
     "kv-damage: cleaning ahead goes on behind damaged segments, so that no writer waits for room") {
   constexpr uint64_t kKeys = 9000, kNew = 7500, kDamaged = 12;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file with holes on a disk that becomes full: what was written once can be written again,
-// anything else is ENOSPC or comes short, at each write of a history in turn. Or a device that
-// refuses all from one write or flush on. What was acknowledged is there, before the disk has room
-// or writes again, when it does, and in the next open.
+// A file with holes on a disk that becomes full, at each write of a history in turn: blocks that
+// were written before can be written again, any other write is ENOSPC or short. Or a device refuses
+// everything from one write or flush on. Acknowledged pairs are there while the disk is full, when
+// it has room or writes again, and after the next open.
 #include <errno.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ constexpr unsigned kKeys = 60, kOperations = 700;
 
 enum class How : uint8_t { kFull, kComesShort, kFails };
 
-// Values by key: what was set last, and what a failed commit may have kept.
+// Values by key: the last one, and those that a failed commit may have kept.
 struct Model {
   std::string now = "none", maybe;
   bool unsure = false;
@@ -168,7 +168,7 @@ TEST_CASE(
     "there is room") {
   for (const Durability durability : {Durability::kFlush, Durability::kGroup, Durability::kEach}) {
     for (const How how : {How::kFull, How::kComesShort, How::kFails}) {
-      // kv-kept is for flushes that fail.
+      // kv-kept tests flushes that fail.
       if (how == How::kFails && durability == Durability::kFlush) continue;
       unsigned histories = 0;
       for (int64_t room = 0;; room += room < 100 ? 1 : room / 10, ++histories) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets that are durable when they return: commits, the log and its replay, full stores. Crashes are
-// kv_crash_durable.cpp's, kills kv_kill.cpp's, failing devices test_kv_disk_full.cpp's, damage
-// test_kv_salvage.cpp's.
+// Sets that are durable when they return: commits, the log and its replay, full stores. Other tests
+// cover crashes (kv_crash_durable.cpp), kills (kv_kill.cpp), failing devices
+// (test_kv_disk_full.cpp) and damage (test_kv_salvage.cpp).
 #include <errno.h>
 
 #include <algorithm>
@@ -46,8 +46,8 @@ TEST_CASE("threads share commits") {
   CHECK(store->commits() < 130);  // of 400 sets
 }
 
-// Full, all keys can be deleted, and the store filled again; and what is durable at each point
-// comes back.
+// All keys of a full store can be deleted, and the store can be filled again. The pairs that are
+// durable at each point come back.
 TEST_CASE("a full store lets keys be deleted, durably") {
   Bed bed(kBytes);
   Store* store = bed.open(Contents::kNew, Durability::kGroup);
@@ -90,8 +90,8 @@ TEST_CASE("a state is saved before the log is longer than an open may read") {
   CHECK((header.features & form::kFeatureLog) != 0);  // what code that knows no log refuses
 }
 
-// Cleaning moves records, some of whose entries look alike (one tag, one segment): replay must find
-// those they had.
+// Cleaning moves records whose entries look alike (one tag, one segment). A replay must find the
+// right ones.
 TEST_CASE("records that cleaning moved replace themselves when the log is replayed") {
   Bed bed(kBytes);
   // Images of a crash just before a younger state counts, when the log is at its longest.
@@ -206,7 +206,8 @@ TEST_CASE("marks of every length are read again, by cleaning and by a look") {
 
 // Cleaning has moved the record to the newest batch. Changed in place there, it would no longer
 // name the record that it replaces.
-TEST_CASE("what cleaning moved and a set changes next is replayed with its right length") {
+TEST_CASE(
+    "a record that cleaning moved and the next set changes is replayed with the right length") {
   for (unsigned trial = 0; trial < 60; ++trial) {
     Bed bed(kBytes);
     Store* store = bed.open(Contents::kNew, Durability::kFlush);

@@ -90,7 +90,7 @@ TEST_CASE("kv: a full store accepts sets again when deletes have freed a little 
   for (uint64_t i = 0; i < again; ++i) REQUIRE(kv.exists("again " + std::to_string(i)) == 400);
 }
 
-TEST_CASE("kv: a large value takes what deletes have left in many segments") {
+TEST_CASE("kv: a large value uses the space that deletes left in many segments") {
   Opened kv(kMiB, 2 * kMiB);  // 16 segments of 64 KiB
   const std::string small(2000, 's');
   for (int i = 0; i < 360; ++i) REQUIRE(kv.set("small " + std::to_string(i), small) == 0);
@@ -194,7 +194,7 @@ uint64_t cpu_ns() {
 
 }  // namespace
 
-TEST_CASE("kv: ids of large pairs begin where nobody can know") {
+TEST_CASE("kv: ids of large pairs begin at a random number") {
   BareLog one(16), other(16);
   const uint64_t first = one.log.new_life(), second = other.log.new_life();
   CHECK((first > second ? first - second : second - first) > 1'000'000);
@@ -212,7 +212,7 @@ TEST_CASE("kv: a mark leads over whole blocks or is not possible") {
   for (const uint64_t bytes : {1, 4, 8, 4095, 4104}) CHECK_FALSE(possible(bytes));
 }
 
-TEST_CASE("kv: what to clean is found among many segments as fast as among few") {
+TEST_CASE("kv: a segment to clean is found among many as fast as among few") {
   constexpr uint64_t kFew = 20'000, kMany = 16 * kFew;
   const auto cpu_of = [](uint64_t segments) {
     const auto bare = std::make_unique<BareLog>(segments + 100);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store that is kept takes the rest of a place that became larger, and no crash in between costs
-// a pair: the writes are recorded, and the place is opened as each prefix of them leaves it, the
-// last one torn, those since the last flush in part lost.
-// Threading: one thread.
+// a pair. The writes are recorded, and the place is opened as each prefix of them could leave it:
+// with the last write torn, and those since the last flush lost in part.
 #include <errno.h>
 
 #include <string>
@@ -28,7 +27,7 @@ std::string value_of(int i) {
   return value;
 }
 
-// Wrong or missing pairs.
+// Returns how many pairs are wrong or missing.
 int wrong_pairs(Store* store, int keys) {
   int wrong = 0;
   std::string found(200'000, 0);
@@ -58,8 +57,8 @@ void open_to_grow(kv_test::Bed* bed, uint64_t bytes) {
   bed->options.log_bytes_most = 0;
 }
 
-// The image after a crash: a write since the last flush that lost() names is absent, or half of it
-// is.
+// The image after a crash. Of a write since the last flush that lost() names, all or half is
+// absent.
 template <class Lost>
 void put(const std::vector<DeviceEvent>& events, size_t count, std::vector<char>* image,
          Lost lost) {

@@ -64,7 +64,7 @@ TEST_CASE("kv-hpp: lunar_kv_open refuses structures that it cannot read") {
   CHECK(lunar_kv_open(&options, nullptr) == EINVAL);
 }
 
-TEST_CASE("kv-hpp: what a call refuses it says in its own name") {
+TEST_CASE("kv-hpp: the error of a call names the call") {
   setenv("LUNAR_KV_DRAM", "24m", 1);
   ARK* ark = nullptr;
   for (const char* place :
@@ -215,7 +215,7 @@ TEST_CASE("kv-hpp: an iterator is ended under threads that use it") {
 
 // ---- opening ----
 
-TEST_CASE("kv-hpp: what cannot be opened is told by its errno value") {
+TEST_CASE("kv-hpp: a failed open gives its errno value") {
   const PlaceFile foreign(64 << 20);
   FILE* file = fopen(foreign.path, "r+");
   REQUIRE(file != nullptr);

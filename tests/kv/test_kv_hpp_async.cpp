@@ -125,7 +125,7 @@ TEST_CASE(
   CHECK(kept.use_count() == 2);  // this one, and lvalue's
 }
 
-TEST_CASE("kv-async: what is refused is told, its callback is destroyed and not called") {
+TEST_CASE("kv-async: a refused call returns an error, and its callback is destroyed, not called") {
   kv::Store store = store_of(), moved = std::move(store);
   auto kept = std::make_shared<int>(0);
   const auto callback = [kept](const auto&) { ++*kept; };
@@ -338,7 +338,7 @@ TEST_CASE("kv-async: a call that cannot begin gives its error without waiting") 
   CHECK(error == EINVAL);
 }
 
-TEST_CASE("kv-async: what is not awaited does nothing, and what is awaited again is EINVAL") {
+TEST_CASE("kv-async: an operation does nothing until it is awaited; awaited again, it is EINVAL") {
   kv::Store store = store_of();
   { [[maybe_unused]] auto never = store.async_set("never", "value"); }
   std::atomic<int> first{-1}, second{-1};

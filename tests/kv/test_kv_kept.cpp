@@ -73,7 +73,7 @@ TEST_CASE("a store that is kept comes back as its last flush found it") {
   CHECK(store->exists({"large", 5}) == -ENOENT);
 }
 
-TEST_CASE("what is no store, of another version, or too small is refused by one line") {
+TEST_CASE("a place without a store, too small, or with too little DRAM is refused by one line") {
   Backing bed;
   CHECK(bed.refused() == -ENOENT);
   bed.make(100);
@@ -108,12 +108,14 @@ TEST_CASE("a flush that fails leaves the state before") {
     failed += status < 0 ? 1 : 0;
     if (after == 11) CHECK(status == 0);
   }
-  CHECK(failed >= 3);  // of the links, the roots and their barriers
+  // A flush must write the record, the state and the root, and flush the device before the root. It
+  // fails if one of these does.
+  CHECK(failed >= 4);
 }
 
-// The root's second copy is not written, and then cannot be repaired: which state counts is not
-// known for a while, and the links of both are kept. A store that is nearly full needs those of one
-// of them back.
+// The root's second copy is not written, and then cannot be repaired. For a while it is unknown
+// which state counts, and the links of both are kept. A store that is nearly full needs the space
+// of one of them.
 TEST_CASE("a full store goes on after flushes whose outcome was unknown") {
   Backing bed;
   Store* store = bed.open(Contents::kNew);
@@ -127,7 +129,8 @@ TEST_CASE("a full store goes on after flushes whose outcome was unknown") {
     status = store->flush();
     if (status != 0) CHECK(status == -EIO);
     bed.device.fail_after = -1;
-    // One that the device refused to flush is not trusted again: what it has not kept may be lost.
+    // A store whose flush the device refused saves nothing more until it is opened again, because
+    // writes may be lost.
     if (status != 0 && store->flush() == -EIO) store = bed.open(Contents::kExisting);
     const uint64_t key = keys + static_cast<uint64_t>(after);
     for (uint64_t other = static_cast<uint64_t>(after) * 10;
@@ -186,8 +189,8 @@ TEST_CASE("a store that is opened for reading changes nothing") {
   CHECK(bed.try_open(Contents::kNew, true) == -EINVAL);
 }
 
-// The tail goes on behind what the state has of it. What is set there is not the state's, also in
-// the bytes of a value.
+// The tail goes on behind the part that the state has. Later records do not belong to the state,
+// and neither do records that lie in the bytes of a value.
 TEST_CASE("a flush does not end the segment that is being filled") {
   Backing bed;
   Store* store = bed.open(Contents::kNew);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Readers and cleaning that other threads overtake: the device holds a read back until another
-// thread has changed what is read, or can do no more.
+// Readers and cleaning that other threads overtake. The device delays a read until another thread
+// has changed what is read, or cannot go on.
 #include <errno.h>
 
 #include <atomic>

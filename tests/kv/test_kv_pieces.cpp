@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values in pieces: a state saved in the middle of a set or delete, clear(), a failure, iterations
-// over keys, which meet no piece, and reads of a part.
+// Values in pieces: a state that is saved in the middle of a set or delete, clear(), a failure,
+// iterations over keys, which give no pieces, and reads of a part.
 #include <errno.h>
 
 #include <algorithm>

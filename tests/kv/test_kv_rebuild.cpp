@@ -23,8 +23,8 @@ namespace {
 
 constexpr uint64_t kBlock = 4096;
 
-// A store with a past: several opens, overwritten values, deleted pairs, large ones, cleaned
-// segments. Of what is durable by itself, some lies in the log behind the state.
+// A store with a past: several opens, overwritten values, deleted pairs, large pairs, cleaned
+// segments. With durable sets, some pairs lie in the log behind the state.
 struct Past : kv_test::Bed {
   std::map<std::string, std::string> now;
   std::map<std::string, std::set<std::string>> ever;
@@ -68,7 +68,8 @@ struct Found : Swept {
   bool log_ends_early = false;  // and what it held behind that is named
 };
 
-// Opens it damaged. false: only the salvage of its log was at stake, which kv-salvage is for.
+// Opens the damaged store. false: the state is sound and only the log is damaged, which kv-salvage
+// tests.
 bool salvage(Past& past, Found* found, bool* opens) {
   const std::vector<char> damaged = past.memory;
   const int plain = past.try_open(Contents::kExisting, true);
@@ -88,8 +89,8 @@ bool salvage(Past& past, Found* found, bool* opens) {
   return true;
 }
 
-// No value is wrong or silently old, no deleted pair comes back silently. Returns how many pairs
-// are missing, all of which were told of.
+// Checks that no value is wrong, that old values and deleted pairs are reported, and that each
+// missing pair is reported. Returns how many pairs are missing.
 uint64_t missing_of(const Past& past, const Found& found) {
   for (const auto& [key, value] : found.pairs) {
     const auto ever = past.ever.find(key);
@@ -151,8 +152,8 @@ void flip_in_each_block(Durability durability) {
   }
 }
 
-// Blocks of the state become noise, zeros, or have a bit changed; now and then one of records, too.
-// How many pairs were doubtful.
+// Blocks of the state, and sometimes a block of records, become noise or zeros or get a bit
+// flipped. Returns how many pairs were doubtful.
 uint64_t damage_some(Past& past, unsigned rounds, uint64_t seed, bool many_parts) {
   const std::vector<char> sound = past.memory;
   std::vector<uint64_t> state = blocks_of_state(past, many_parts ? 64 * kKiB : kBlock);
@@ -217,7 +218,7 @@ TEST_CASE("kv-rebuild: of the records of one open the newest is taken") {
   uint64_t doubtful = 0;
   for (uint64_t i = 0; i < state.size(); ++i) {
     past.memory = sound;
-    // Two of a part: one would be computed from the others.
+    // Two blocks of a part: a single one would be computed from the others.
     for (const uint64_t block : {state[i], state[i == 0 ? 1 : i - 1]})
       memset(past.memory.data() + block, 0, kBlock);
     Found found;
@@ -248,9 +249,9 @@ TEST_CASE("kv-rebuild: a state of which a block cannot be read") {
   }
 }
 
-// Where nothing else is left that says so: the list of segments is gone, and each other block is of
-// the state before.
-TEST_CASE("kv-rebuild: what an older state left in a block is not believed") {
+// The list of segments is gone, and each block in turn is from the state before, which only its own
+// content can tell.
+TEST_CASE("kv-rebuild: a block that an older state left is not believed") {
   constexpr unsigned kKeys = 1500, kChanges = 150;
   Past past(4 * kMiB, Durability::kFlush);
   past.options.expected_keys = 16;
@@ -292,8 +293,9 @@ TEST_CASE("kv-rebuild: what an older state left in a block is not believed") {
   }
 }
 
-// The state is gone, and of both large values of a key the pieces. The records of the older one's
-// deletes have the pieces' keys; they are no pieces, so the value before it is what can be read.
+// The state is gone, and the pieces of both large values of a key. The records of deletes of the
+// older value's pieces have the keys of these pieces, but are no pieces. So the value before it is
+// the one that can be read.
 TEST_CASE("kv-rebuild: the record of a piece's delete is not taken for the piece") {
   Past past(4 * kMiB, Durability::kEach);
   Store* store = past.open(Contents::kNew);

@@ -72,18 +72,45 @@ void opens_again(Place& place) {
 
 constexpr uint64_t kBudgets[] = {4'200'000, 4'400'000, 5'300'000};
 
+void check_full_index(uint64_t dram, bool deletes) {
+  Place place(dram);
+  Store* store = place.open(Contents::kNew);
+  const uint64_t end = fill(store, 0);
+  if (deletes) churn(store, end, 60'000);
+  REQUIRE(store->flush() == 0);
+  opens_again(place);
+}
+
+// share: of the keys that are set before the state is saved, in percent. Each durable set takes a
+// block, so most of the keys are set before.
+void check_durable_sets(uint64_t dram, uint64_t share) {
+  Place place(dram);
+  Store* store = place.open(Contents::kNew);
+  const uint64_t end = fill(store, 0);
+  for (uint64_t key = end / 100 * share; key < end; ++key) (void)store->del(bytes_of(name(key)));
+  REQUIRE(store->flush() == 0);
+  store = place.open(Contents::kExisting, Durability::kEach);
+  churn(store, fill(store, end), 1000);
+  opens_again(place);
+}
+
 }  // namespace
 
 TEST_CASE("kv-reopen: a full index opens again with the same DRAM, also after many deletes") {
-  for (const uint64_t dram : kBudgets)
-    for (const bool deletes : {false, true}) {
-      Place place(dram);
-      Store* store = place.open(Contents::kNew);
-      const uint64_t end = fill(store, 0);
-      if (deletes) churn(store, end, 60'000);
-      REQUIRE(store->flush() == 0);
-      opens_again(place);
-    }
+  check_full_index(kBudgets[0], false);
+  check_full_index(kBudgets[1], true);
+}
+
+TEST_CASE("kv-reopen: a full index of durable sets opens again after a kill with the same DRAM") {
+  check_durable_sets(kBudgets[0], 89);
+  check_durable_sets(kBudgets[1], 93);
+}
+
+TEST_CASE("kv-reopen: full indexes of more sizes open again", "[.full]") {
+  for (const uint64_t dram : kBudgets) {
+    for (const bool deletes : {false, true}) check_full_index(dram, deletes);
+    for (const uint64_t share : {uint64_t{93}, uint64_t{89}}) check_durable_sets(dram, share);
+  }
 }
 
 TEST_CASE("kv-reopen: a set that a full index refuses takes no space of the log") {
@@ -106,24 +133,6 @@ TEST_CASE("kv-reopen: a set that a full index refuses takes no space of the log"
   CHECK((rc == 0 || rc == -ENOSPC));
 }
 
-// Each durable set takes a block, so most of the keys are set before.
-TEST_CASE("kv-reopen: a full index of durable sets opens again after a kill with the same DRAM") {
-  for (const uint64_t dram : {kBudgets[0], kBudgets[1]}) {
-    // the share of the keys that are set before the state is saved, in percent
-    for (const uint64_t share : {uint64_t{93}, uint64_t{89}}) {
-      Place place(dram);
-      Store* store = place.open(Contents::kNew);
-      const uint64_t end = fill(store, 0);
-      for (uint64_t key = end / 100 * share; key < end; ++key)
-        (void)store->del(bytes_of(name(key)));
-      REQUIRE(store->flush() == 0);
-      store = place.open(Contents::kExisting, Durability::kEach);
-      churn(store, fill(store, end), 1000);
-      opens_again(place);
-    }
-  }
-}
-
 namespace {
 
 constexpr unsigned kThreads = 16;  // the sets of many threads share a commit, and so a block
@@ -142,35 +151,41 @@ unsigned set_until_full(Store* store, uint64_t first) {
   return failed;
 }
 
-}  // namespace
-
 // Deletes leave gaps in chains that took all memory; a replay finds the chains without gaps, and
 // splits buckets for the memory that this leaves, which the chains of other shards need then.
+void check_full_before_durable_sets(uint64_t dram) {
+  Place place(dram);
+  Store* store = place.open(Contents::kNew);
+  uint64_t end = 0;
+  for (unsigned refused = 0; refused < kRefusalsMost; ++end)
+    refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
+  REQUIRE(store->flush() == 0);
+  store = place.open(Contents::kExisting, Durability::kGroup);
+  in_parallel(kThreads, [&](unsigned number) {
+    for (uint64_t key = number; key < end; key += kThreads)
+      if (is_deleted(key)) (void)store->del(bytes_of(name(key)));
+  });
+  REQUIRE(store->flush() == 0);
+  const uint64_t left = store->count();
+  CHECK(set_until_full(store, end) == 0);
+  CHECK(store->count() > left);
+  opens_again(place);
+}
+
+}  // namespace
+
 TEST_CASE("kv-reopen: an index that was full before the first durable set opens again") {
-  for (const uint64_t dram : kBudgets) {
-    Place place(dram);
-    Store* store = place.open(Contents::kNew);
-    uint64_t end = 0;
-    for (unsigned refused = 0; refused < kRefusalsMost; ++end)
-      refused = store->set(bytes_of(name(end)), {}) == 0 ? 0 : refused + 1;
-    REQUIRE(store->flush() == 0);
-    store = place.open(Contents::kExisting, Durability::kGroup);
-    in_parallel(kThreads, [&](unsigned number) {
-      for (uint64_t key = number; key < end; key += kThreads)
-        if (is_deleted(key)) (void)store->del(bytes_of(name(key)));
-    });
-    REQUIRE(store->flush() == 0);
-    const uint64_t left = store->count();
-    CHECK(set_until_full(store, end) == 0);
-    CHECK(store->count() > left);
-    opens_again(place);
-  }
+  check_full_before_durable_sets(kBudgets[0]);
+}
+TEST_CASE("kv-reopen: larger indexes that were full before the first durable set open again",
+          "[.full]") {
+  for (const uint64_t dram : {kBudgets[1], kBudgets[2]}) check_full_before_durable_sets(dram);
 }
 
 namespace {
 
-// Walks over the store as often as there is time, at least once. Returns how many of the keys below
-// `full` that stay did not come exactly once.
+// Walks over the store until `ends`, at least once. Returns how many of the keys below `full` that
+// stay did not come exactly once.
 unsigned walk_until(Store* store, uint64_t full, const std::atomic<bool>& ends) {
   unsigned wrong = 0;
   do {

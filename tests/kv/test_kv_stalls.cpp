@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writers during a save of the state. The device stops when the state's root is to be written, so a
-// save is under way as long as a test needs. The work of other writers is counted; no time is
-// judged. At 80% full no large pair is refused.
+// save lasts as long as a test needs. The test counts the work of other writers and measures no
+// time. At 80% full no large pair is refused.
 #include <errno.h>
 
 #include <atomic>
@@ -23,8 +23,8 @@ namespace {
 
 constexpr uint64_t kPatienceNs = 20'000'000'000;  // beyond it a writer counts as held up
 
-// Holds the writes of roots while `closed`, those of the log while `log_closed`, but for one that
-// release_one lets go.
+// Delays the writes of roots while `closed`, and those of the log while `log_closed`, except for
+// one that release_one lets go.
 struct Gate {
   std::atomic<bool> closed{false};
   std::atomic<unsigned> waiting{0};
@@ -104,9 +104,9 @@ TEST_CASE("kv-stalls: large pairs are set while a state is saved") {
   }
 }
 
-// A set is being made durable when a save takes its moment, and the device stands still: no shard
-// is locked that long.
-TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") {
+// A set is being made durable when a save fixes its moment, and the device stands still. No shard
+// is locked for that long.
+TEST_CASE("kv-stalls: calls that need no commit go on while a save waits for one") {
   constexpr uint64_t kSetsAtAll = 2, kCalls = 500;
   Stage stage(Durability::kEach);
   std::atomic<uint64_t> set{0}, calls{0};
@@ -132,8 +132,7 @@ TEST_CASE("kv-stalls: what needs no commit goes on while a save waits for one") 
   CHECK(set <= kSetsAtAll);
 }
 
-// The writer that saves is one; what the others write until the log is as long as it may be has
-// room.
+// One writer saves. The log has room for what the others write until it reaches its longest length.
 TEST_CASE("kv-stalls: a log that grows long holds up the one writer that saves") {
   Stage stage(Durability::kEach, 4 * kMiB);
   stage.gate.closed = true;
@@ -162,8 +161,8 @@ TEST_CASE(
   CHECK(Stage::comes([&] { return other == kMore; }));
 }
 
-// Only the holder of the mutex of cleaning learns that the store is full: how many flushes take it
-// meanwhile.
+// Only the thread that holds the cleaning mutex learns that the store is full, and flushes keep
+// taking it.
 TEST_CASE("kv-stalls: a thread that flushes again and again lets a writer have its turn") {
   constexpr uint64_t kFlushesMost = 500;
   Stage stage(Durability::kFlush);
@@ -189,8 +188,7 @@ TEST_CASE("kv-stalls: a thread that flushes again and again lets a writer have i
   CHECK(most <= 20);
 }
 
-// Cleaning ahead is for those that take room, a step each; a set in its place and a delete take
-// none.
+// Only calls that take room clean ahead, one step each. A set in place and a delete take none.
 TEST_CASE("kv-stalls: a set in its place neither cleans for others nor is delayed by it") {
   constexpr uint64_t kKeys = 5000;
   StoreOptions options;
@@ -215,7 +213,8 @@ TEST_CASE("kv-stalls: a set in its place neither cleans for others nor is delaye
   store->close();
 }
 
-// Pairs of one to 16 segments of 64 KiB, a hundredth of all. Pairs are deleted for them anywhere.
+// Pairs of one to 16 segments of 64 KiB, each at most a hundredth of the log. Pairs all over the
+// log are deleted for them.
 TEST_CASE("kv-stalls: large pairs of many lengths find room at 80% full") {
   constexpr uint64_t kSegments = 1500, kBytes = kSegments * 64 * kKiB, kLongest = kMiB, kKeys = 300;
   for (const bool kept : {false, true}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks over a store on a device, one behaviour a case: what is read in the order of the log, while
-// sets, deletes, cleaning and the growth of the index move it.
+// Walks over a store on a device, one behaviour a case: walks read in the order of the log, while
+// sets, deletes, cleaning and the growth of the index move records.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -89,7 +89,7 @@ struct Steps {  // one walk, and how often it gave what
 
 }  // namespace
 
-TEST_CASE("kv-walk: what lies on the device is read by segments, once, and each key comes once") {
+TEST_CASE("kv-walk: cold records are read by segments, once, and each key comes once") {
   const OnDevice kv;
   kv.fill(20'000);
   const uint64_t before = kv.store->device_ios();
@@ -260,9 +260,9 @@ TEST_CASE("kv-walk: where the budget leaves no buffers a walk reads record by re
   CHECK(kv.store->device_ios() - before > keys / 4);
 }
 
-TEST_CASE("kv-walk: what a long key took is given back when the walk has gone on") {
+TEST_CASE("kv-walk: memory of a long key is given back when the walk goes on") {
   constexpr uint64_t kLong = 12 * kMiB;
-  // By no memory of its own: what AddressSanitizer keeps of it counts, too.
+  // Uses no heap memory: AddressSanitizer keeps freed memory, which would count.
   const auto resident = [] {
     unsigned long long pages = 0;
     char text[100] = "";

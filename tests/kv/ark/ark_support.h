@@ -38,7 +38,7 @@ struct Store {
     return ark_set(ark, key.size(), data_of(key), value.size(), data_of(value),
                    res ? res : &ignored);
   }
-  // "(none)" where there is none; "(error)".
+  // The value; "(none)" if the key is not there, "(error)" after an error.
   std::string get(const std::string& key) const {
     int64_t length = 0;
     int rc = ark_exists(ark, key.size(), data_of(key), &length);

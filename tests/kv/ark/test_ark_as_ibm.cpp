@@ -297,7 +297,7 @@ TEST_CASE(
     fill(store, 30'000, 4000);
     CHECK(told(store, ark_allocated) > 120u << 20);
     CHECK(store.get("29999") == std::string(4000, 'v'));
-    for (int i = 0; i < 5; ++i) fill(store, 20'000, 4000);
+    for (int i = 0; i < 3; ++i) fill(store, 20'000, 4000);
     CHECK(told(store, ark_allocated) < 300u << 20);  // what is dead is cleaned
   }
   setenv("LUNAR_KV_SIZE", "32m", 1);

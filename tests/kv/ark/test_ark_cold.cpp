@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // libarkdb, asynchronous gets of records that lie on a device: many at one time, their order with
-// sets, durable ones too, reads that fail, callbacks that issue. The device is sim:, slow and wrong
-// on request, or a file.
+// sets (durable ones as well), reads that fail, callbacks that issue. The device is a file, or sim:
+// with latency and errors.
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ std::string value_of(size_t key, size_t version) {
   return text;
 }
 
-// 16 MB of records on a device, with 8 MiB of DRAM; with ARK_KV_PERSIST_LOAD those that are there.
+// 16 MB of records on a device, with 8 MiB of DRAM. With ARK_KV_PERSIST_LOAD it sets none.
 struct ColdStore : Store {
   explicit ColdStore(const std::string& faults, int threads = 4)
       : ColdStore("sim:128m" + faults, threads, 0) {}
@@ -82,7 +82,7 @@ struct Get {
 
 }  // namespace
 
-// One after the other no two reads end within the time that one takes, however busy the machine is.
+// If reads were made one after the other, no two would end within the time of one, on any machine.
 TEST_CASE("ark-cold: many gets of few threads are under way at one time") {
   constexpr uint64_t kLatencyMs = 10;
   ColdStore store(",latency_us=" + std::to_string(kLatencyMs * 1000), 1);
@@ -114,12 +114,12 @@ namespace {
 
 constexpr size_t kChanging = 5400;  // keys; every third of them is set
 
-// Gets that gave a wrong value, gets that failed, sets that failed.
+// The numbers of gets that gave a wrong value, of gets that failed, of sets that failed.
 struct Outcome {
   std::atomic<int> wrong{0}, failed{0}, sets{0};
 };
 
-// Three threads, of each key of theirs: get, get, set, get, with nothing waited for in between.
+// Three threads issue get, get, set, get for each of their keys, without waiting in between.
 void get_and_set(const ColdStore& store, Outcome* outcome) {
   lunar_test::in_parallel(size_t{3}, [&](size_t t) {
     Finished done;
@@ -165,9 +165,8 @@ TEST_CASE(
   }
 }
 
-// Sets wait for commits on threads of the pool, gets for the ring of one. A process that ends
-// without ark_delete has saved nothing at its end: what comes back is what the commits made
-// durable.
+// Sets wait for commits on threads of the pool, gets for the ring of one thread. A process that
+// ends without ark_delete saves nothing at its end, so only committed pairs come back.
 TEST_CASE("ark-cold: gets and sets by group commit keep their order, and what was set comes back") {
   const File file(128 << 20);
   { const ColdStore store(file.path, 4, ARK_KV_PERSIST_STORE); }
@@ -219,7 +218,7 @@ struct Callers {
 
 }  // namespace
 
-// A set waits for a commit or the device, and with it what its thread has under way.
+// A set waits for a commit or the device, and would delay all commands of its thread.
 TEST_CASE("ark-cold: sets go to other threads than gets, where there are more than CPUs") {
   const int threads = static_cast<int>(std::thread::hardware_concurrency()) + 4;
   ColdStore store("", threads);
@@ -302,8 +301,7 @@ std::set<int> descriptors() {
   return found;
 }
 
-// Gets of all kinds, issued by this thread. How many gave something else than the value or an
-// error.
+// Issues gets of all kinds from this thread. Returns how many gave neither the value nor an error.
 int read_all(const ColdStore& store, ARI* walk) {
   Finished done;
   std::atomic<int> wrong{0}, failed{0};

@@ -112,8 +112,8 @@ TEST_CASE("ark-fork: under load the child's store is whole and stands still") {
     const pid_t pid = ark_fork(store.ark);
     REQUIRE(pid >= 0);
     if (pid == 0) {
-      // Without the heap: that of AddressSanitizer stays locked in a child by a thread that was in
-      // it.
+      // Does not use the heap, because AddressSanitizer's stays locked in a child if another thread
+      // was in it.
       for (int turn = 0; turn < 2; ++turn) {
         for (int i = 0; i < 100; ++i) {
           char value[200];
@@ -147,8 +147,8 @@ TEST_CASE("ark-fork: a store on a device does not fork, and says so") {
   CHECK(store.get("a") == "b");
 }
 
-// Not with ThreadSanitizer: any program's forked child crashes in it where its last thread returns
-// from its start routine.
+// Not with ThreadSanitizer: there, a forked child of any program crashes when its last thread
+// returns from its start routine.
 #ifndef __SANITIZE_THREAD__
 TEST_CASE(
     "ark-fork: a callback that forks and returns in the child ends it there, and nothing runs "
@@ -188,7 +188,8 @@ TEST_CASE("ark-fork: in a child of a plain fork all handles are closed") {
   CHECK(store.get("a") == "b");
 }
 
-// Descriptors of this process that are command rings. No allocation: a child of threads asks.
+// Descriptors of this process that are command rings. Allocates nothing, because a child of threads
+// calls it.
 static int rings() {
   int count = 0;
   for (int fd = 0; fd < 256; ++fd) {
@@ -264,7 +265,7 @@ TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
       char key[32];
       int64_t length = 0;
       REQUIRE(ark_first(store.ark, sizeof key, &length, key) !=
-              nullptr);  // reads ahead by a ring, too
+              nullptr);  // also reads ahead, by a ring
       pid = fork();
       REQUIRE(pid >= 0);
       if (pid == 0) {  // until the parent's end of the pipe is closed
