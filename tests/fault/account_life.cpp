@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// account_life: a member is alive as long as its memory is there, and its charge is given back
-// then.
+// account_life: a member is alive as long as its memory exists. Then its charge is given back.
 //
-// A plain process whose first thread ends while others go on is alive, at every moment of that
-// thread's end, in this pid namespace or another one. The kernel marks a thread's robust mutexes
-// first, closes its descriptors then, and makes it a zombie last. The first thread of the member
-// has a descriptor table of its own with thousands of files in it, so that the time between is
-// long, and we sweep all the while.
+// A process whose first thread ends while others go on is alive at every moment of that thread's
+// end, in this pid namespace or another one. The kernel first marks a thread's robust mutexes, then
+// closes its descriptors, and at last makes it a zombie. The member's first thread has its own
+// descriptor table with thousands of files, so that this takes long, and the test sweeps all the
+// time.
 //
-// The memory of a process that is killed takes as long to be freed as we like: another process
-// shares it (CLONE_VM).
+// The memory of a killed process can be kept as long as the test needs: another process shares it
+// (CLONE_VM).
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -36,7 +35,7 @@ int64_t taken(const Account& account) { return account.cap_pages() - account.fre
 
 void* go_on(void* told) {
   char byte;
-  // until we are told to end
+  // until the test tells it to end
   (void)!read(static_cast<int>(reinterpret_cast<intptr_t>(told)), &byte, 1);
   _exit(0);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// account_reap: a process that reaps a dead member of the account is killed, at one instruction
-// after the other, and the next one must come to the same sums and links. So is one that takes and
-// gives: nothing of it stays taken.
+// account_reap: a process that reaps a dead member of the account is killed at one instruction
+// after another. The next process that reaps must come to the same sums and links. The same for a
+// process that takes and gives: nothing of it stays taken.
 //
-// Idea. A tree of three: we, a child that dies with DRAM, LUN space and pieces of a device, and its
-// child, which lives on. A fourth process sweeps, traced: it makes N steps and is killed. Then we
-// sweep. What the dead one had must be back, once; the pieces must be the grandchild's; and the
-// grandchild must be ours, at the fork epoch of the dead one.
+// Idea. A tree of three: the test, a child that dies with DRAM, LUN space and pieces of a device,
+// and its child, which lives on. A fourth process sweeps under ptrace, makes N steps and is killed.
+// Then the test sweeps. What the dead child had must have come back once, the pieces must belong to
+// the grandchild, and the grandchild must belong to the test, at the fork epoch of the dead child.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ pid_t fork_member(Account& account, uint32_t epoch, F body) {
 
 void reap(pid_t pid) { REQUIRE(waitpid(pid, nullptr, 0) == pid); }
 
-// A child that dies, with one that lives on: its pid.
+// Makes a child that dies and its child, which lives on. Returns the latter's pid.
 pid_t make_orphan(Account& account) {
   int ready[2];
   REQUIRE(pipe(ready) == 0);
@@ -72,8 +72,7 @@ pid_t make_orphan(Account& account) {
   return orphan;
 }
 
-// Does that in another process and kills it after `steps` instructions. False: it was through
-// before.
+// Runs `body` in another process and kills that after `steps` instructions. False: it ended before.
 template <class F>
 bool kill_after(Account& account, unsigned steps, F body) {
   const pid_t burier = fork_member(account, 1, [&] {
@@ -160,7 +159,7 @@ TEST_CASE("account-reap") {
   printf("%u kills within %u steps of reaping\n", kills, steps);
   steps = kills = 0;
   for (bool killed = true; killed; ++kills) {
-    steps += 1 + static_cast<unsigned>(random.below(2));
+    steps += 1 + static_cast<unsigned>(random.below(4));
     uint64_t ticket = 0;
     const int child = account.reserve_child(kGrandchildEpoch, &ticket);
     REQUIRE(child >= 0, "reserve_child: %d", child);

@@ -29,8 +29,8 @@ void expect_of_child(F&& body) {
   tier::expect_exit(tier::fork_child(body));
 }
 
-// A thread fills the first page of a chunk whose touch is what charges it (MAP_NORESERVE), and the
-// child has the page before it is charged (test_release_delay_us): there it is charged too.
+// A thread fills the first page of a chunk that is charged when it is touched (MAP_NORESERVE). The
+// child has the page before it is charged (test_release_delay_us), so it is charged there as well.
 TEST_CASE("first-touch-is-charged") {
   tier::start_tier(kDram, kLun, nullptr, "test_release_delay_us=20000");
   constexpr uint64_t kChunks = 10;
@@ -55,7 +55,7 @@ TEST_CASE("first-touch-is-charged") {
   }
 }
 
-// A thread pins and unpins pages: in the child as many are pinned as it counts.
+// A thread pins and unpins pages. In the child, the count of pinned pages is right.
 TEST_CASE("pins-change") {
   tier::start_tier(kDram, kLun);
   constexpr uint64_t kPinned = 8 * tier::kMega;
@@ -74,8 +74,8 @@ TEST_CASE("pins-change") {
     });
 }
 
-// Of another thread: a fork handler that is older than the pager's, and so runs after it, lets it
-// begin and waits. It has not ended when the kernel copies.
+// Starts the work of another thread from a fork handler. The handler is older than the pager's, so
+// it runs after it. The work has not ended when the kernel copies the process.
 std::atomic<bool> g_begin{false};
 
 void let_other_begin() {
@@ -86,7 +86,7 @@ void wait_for_begin() {
   while (!g_begin.load()) usleep(100);
 }
 
-// A thread makes the heap by its first allocation. The child allocates, too.
+// A thread makes the heap by its first allocation while another forks. The child allocates as well.
 TEST_CASE("first-allocation") {
   REQUIRE(pthread_atfork(let_other_begin, nullptr, nullptr) == 0);
   tier::start_tier(kDram, kLun);
@@ -107,9 +107,9 @@ TEST_CASE("first-allocation") {
   allocate();
 }
 
-// Pages that were evicted come back, and are zeroed, before the thread that brought them in
-// releases them (test_installed_delay_us): one stays so, in the other a word is written. The child
-// has them as they are then, not as they were on the LUN or in their frames.
+// Evicted pages come back and are zeroed before the thread that brought them in releases them
+// (test_installed_delay_us). One page stays zero, into the other a word is written. The child has
+// this content, not that of the LUN or of frames.
 struct Zeroed : tier::VersionedPages {
   static constexpr uint64_t kPages = 2048;  // more than there are frames
   Zeroed() : VersionedPages(kPages * lunar_page_bytes()) {
@@ -128,7 +128,7 @@ struct Zeroed : tier::VersionedPages {
   }
 };
 
-// By a fault, of the thread that forks.
+// By a fault of the thread that forks.
 TEST_CASE("zeroed-after-a-fault") {
   tier::start_tier(kDram, kLun, nullptr, "handlers=1,test_installed_delay_us=100000");
   Zeroed pages;
@@ -190,10 +190,10 @@ void touch_in_the_midst(bool written) {
 TEST_CASE("touch-in-the-midst") { touch_in_the_midst(false); }
 TEST_CASE("written-in-the-midst") { touch_in_the_midst(true); }
 
-// The program has dropped a page by a raw system call, and a handler has put zeros there, which the
-// page's slot is no copy of (test_installed_delay_us). The child has the word that still names the
-// slot, and writes there what it held: the slot is kept for it, whatever the parent writes
-// meanwhile.
+// The program has dropped a page by a raw system call, and a handler has put zeros there
+// (test_installed_delay_us), so the page's slot holds other content. The child has the word that
+// still names the slot, and writes the slot's content to the page. The slot must be kept for the
+// child, whatever the parent writes.
 TEST_CASE("slot-of-a-dropped-page") {
   constexpr uint64_t kSmallLun = 64 * tier::kMega;
   tier::start_tier(kDram, kSmallLun, nullptr, "handlers=1,test_installed_delay_us=1000000");
@@ -208,7 +208,7 @@ TEST_CASE("slot-of-a-dropped-page") {
   REQUIRE(tier::stamp_holds(pages.at(3), pages.page, 3, 1), "content of the page");
   while (lunar::pager_page_state(pages.at(3)) != static_cast<int>(lunar::PageState::kResident))
     usleep(1000);
-  // Slots are taken in runs: those next to it are free.
+  // Slots are taken in runs, so those next to it are free.
   REQUIRE(lunar_discard(pages.at(0), 3 * pages.page) == 0);
   REQUIRE(lunar_discard(pages.at(4), 508 * pages.page) == 0);
   REQUIRE(syscall(SYS_madvise, pages.at(3), pages.page, MADV_DONTNEED) == 0);
@@ -238,8 +238,8 @@ TEST_CASE("slot-of-a-dropped-page") {
   REQUIRE(status == 0, "the child ended with status %x", status);
 }
 
-// A child opens its LUN at its first dirty eviction, while a thread of it commits and gives back:
-// what is committed is charged there, no more and no less.
+// A child opens its LUN at its first dirty eviction, while a thread of it commits and gives back.
+// Exactly what is committed is charged there.
 TEST_CASE("commits") {
   tier::start_tier(kDram, kLun);
   constexpr uint64_t kHeld = 48 * tier::kMega, kPiece = tier::kMega, kPieces = 32;

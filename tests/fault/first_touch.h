@@ -14,7 +14,7 @@
 
 namespace tier {
 
-// Committed and accessible, and nothing of it touched.
+// Committed and accessible memory that nothing has touched.
 inline lunar::Region* make_charged_on_touch(uint64_t chunks) {
   const size_t bytes = chunks * lunar::kChunkPages * lunar_page_bytes();
   lunar::Region* region = nullptr;
@@ -24,7 +24,7 @@ inline lunar::Region* make_charged_on_touch(uint64_t chunks) {
   return region;
 }
 
-// A thread that began to touch 2 ms ago: a handler has its fault, and is held up by a test switch.
+// A thread that began a touch 2 ms ago. A handler has its fault, and a test switch delays it.
 template <class Touch>
 std::thread begin_touch(Touch touch) {
   std::atomic<bool> touching{false};

@@ -70,7 +70,8 @@ void catch_with_fork() {
   sigaction(SIGUSR1, &action, nullptr);
 }
 
-// In a child: this thread, which has just ended its operation, and others do more of them at once.
+// In a child: this thread, which has just completed its operation, and others start more of them at
+// once.
 [[noreturn]] void end_child(uint64_t at) {
   constexpr uint64_t kPart = 64;
   auto others = lunar_test::start_threads(uint64_t{2}, [=](uint64_t t) {
@@ -145,7 +146,7 @@ void waiting_for_room() {
       end_child(0);
     }
   });
-  // It waits once nothing changes any more.
+  // It waits when nothing changes any longer.
   for (int64_t before = -1, now = 0; tid == 0 || now != before; usleep(100000)) {
     before = now;
     now = lunar::counters().resident.load();

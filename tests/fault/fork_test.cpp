@@ -32,7 +32,7 @@ using tier::expect_exit;
 using tier::fork_child;
 using tier::Random;
 
-constexpr uint64_t kMemory = 96 * tier::kMega, kDram = 32 * tier::kMega, kLun = 1536 * tier::kMega;
+constexpr uint64_t kMemory = 60 * tier::kMega, kDram = 20 * tier::kMega, kLun = 1536 * tier::kMega;
 const uint64_t g_seed = tier::run_seed();
 
 struct Pages : tier::VersionedPages {
@@ -105,8 +105,8 @@ TEST_CASE("child-discards-and-allocates") {
   pages.check_all("parent");
 }
 
-// The child holds still: what the parent rewrites meanwhile must stay readable for it, and needs
-// room of its own.
+// The child sleeps. The pages that the parent rewrites must stay readable for the child, and need
+// space of their own.
 TEST_CASE("sleeping-child-keeps-its-version") {
   start();
   Pages pages(kMemory);
@@ -175,11 +175,11 @@ Holdings holdings(Pages& pages) {
 }
 
 // The resources of the process after its first fork, which may leave a descriptor or a table
-// behind, once the reservation for the child has come back: the housekeeping thread returns it a
-// moment after the child's end.
+// behind. The housekeeping thread returns the reservation for the child a moment after the child's
+// end.
 Holdings settled(Pages& pages, const Holdings& alone) {
   Holdings now{};
-  for (int i = 0; i < 50; ++i) {
+  for (unsigned i = 0; i < tier::scaled(50); ++i) {
     now = holdings(pages);
     if (now.lun_charged == alone.lun_charged && now.promised == alone.promised &&
         now.dram <= alone.dram)
@@ -195,7 +195,7 @@ Holdings settled(Pages& pages, const Holdings& alone) {
 
 void expect_back(Pages& pages, const Holdings& before, const char* after) {
   Holdings now{};
-  for (int i = 0; i < 50; ++i) {
+  for (unsigned i = 0; i < tier::scaled(50); ++i) {
     now = holdings(pages);
     if (now.slots == before.slots && now.dram <= before.dram &&
         now.lun_charged == before.lun_charged && now.promised == before.promised &&
@@ -215,7 +215,8 @@ TEST_CASE("killed-child-gives-everything-back") {
   Pages pages(kMemory);
   pages.check_all("parent");
   Holdings before = holdings(pages);
-  for (int round = 0; round < 5; ++round) {
+  const int rounds = lunar_test::has_option("--long") ? 10 : 2;
+  for (int round = 0; round < rounds; ++round) {
     pid_t child = fork_child([&] {
       for (uint32_t version = 50;; ++version)
         for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, version);
@@ -227,7 +228,7 @@ TEST_CASE("killed-child-gives-everything-back") {
     REQUIRE(waitpid(child, nullptr, 0) == child);
     pages.check_all("parent of a killed child");
   }
-  expect_back(pages, before, "five killed children");
+  expect_back(pages, before, "killed children");
   REQUIRE(tier::validate());
 }
 
@@ -256,9 +257,9 @@ TEST_CASE("fifty-forks-leave-nothing-behind") {
   REQUIRE(tier::validate());
 }
 
-// Four threads write and evict while a fifth forks. A page's two counters rise one after the other,
-// so a child that has a page of one moment sees them equal or one apart, and never less than what
-// was there before the fork.
+// Four threads write and evict while a fifth forks. A page's two counters rise one after the other.
+// A child has each page as of one moment, so it sees the counters equal or one apart, and never
+// below their values before the fork.
 TEST_CASE("fork-among-writers") {
   start();
   size_t page = lunar_page_bytes();
@@ -286,7 +287,7 @@ TEST_CASE("fork-among-writers") {
     }
   });
   std::thread forker([&] {
-    for (int round = 0; round < (lunar_test::has_option("--long") ? 30 : 5); ++round) {
+    for (int round = 0; round < (lunar_test::has_option("--long") ? 30 : 2); ++round) {
       usleep(100000);
       std::vector<uint64_t> before(count);
       for (uint64_t i = 0; i < count; ++i) before[i] = model[i].load();
@@ -325,7 +326,7 @@ void generations() {
                     pages.check_all("descendant");
                     for (uint64_t i = depth; i < pages.count; i += 6) pages.write(i, 100 + depth);
                     pages.check_all("descendant, after its writes");
-                    if (depth < 5) go(pages, depth + 1);
+                    if (depth < (lunar_test::has_option("--long") ? 8 : 3)) go(pages, depth + 1);
                     pages.check_all("descendant, without its own");
                   }),
                   "descendant");
@@ -335,9 +336,9 @@ void generations() {
   pages.check_all("ancestor");
 }
 
-// A daemon's double fork: the child between goes, and what its child reads still lies in its
-// grandparent's LUN. The grandparent rewrites all of it meanwhile, so that slots given up would be
-// used again.
+// A daemon's double fork. The child between ends, and the pages that its child reads still lie in
+// the grandparent's LUN. The grandparent rewrites all pages, so that slots would be used again if
+// they were given up.
 TEST_CASE("double-fork-keeps-its-pages") {
   start();
   Pages pages(kMemory);
@@ -366,8 +367,8 @@ TEST_CASE("double-fork-keeps-its-pages") {
   pages.check_all("grandparent, at the end");
 }
 
-// Each generation reads all, writes a part, forks the next and goes: more generations than a page
-// word can tell apart, with pages left of all of them.
+// Each generation reads all pages, writes a part, forks the next one and ends. There are more
+// generations than a page word can tell apart, and pages are left of all of them.
 void chain_of_generations(const char* lun, unsigned generations) {
   tier::start_tier(kDram, kLun, lun);
   Pages pages(kMemory / 2);
@@ -392,7 +393,7 @@ void chain_of_generations(const char* lun, unsigned generations) {
   }
   if (pid == 0) {
     // Nothing of an ancestor's threads and devices stays mapped (17 mappings and 0.9 MiB a
-    // generation), but the tables of the 15 LUNs that pages lie on at most.
+    // generation), except the tables of at most 15 LUNs that pages lie on.
     const AddressSpace late = address_space();
     REQUIRE(late.mappings <= early.mappings + 60 && late.bytes <= early.bytes + 20 * tier::kMega,
             "%u generations have added %d mappings and %lld KiB", generations - 20,
@@ -411,10 +412,12 @@ void chain_of_generations(const char* lun, unsigned generations) {
   pages.check_all("ancestor");
 }
 
-TEST_CASE("hundred-generations") { chain_of_generations(nullptr, 100); }
+TEST_CASE("many-generations") {
+  chain_of_generations(nullptr, lunar_test::has_option("--long") ? 100 : 40);
+}
 
-// On a file with Lunar's format, in which each process has a virtual LUN: those of 15 ancestors
-// stay, with what each had reserved.
+// On a file with Lunar's format, each process has a virtual LUN. Those of 15 ancestors stay, with
+// the space that each had reserved.
 TEST_CASE("generations-on-virtual-luns") {
   char path[] = "/var/tmp/lunar-generations-XXXXXX";
   const int file = mkstemp(path);
@@ -426,8 +429,8 @@ TEST_CASE("generations-on-virtual-luns") {
   if (rc != 0) SKIP("disk-space", strerror(rc));
 }
 
-// A timer forks wherever the main thread happens to be, mostly inside the pager: in a discard, a
-// commit, an eviction.
+// A timer forks at any place of the main thread, mostly inside the pager: in a discard, a commit,
+// an eviction.
 volatile sig_atomic_t g_forks_in_handler = 0;
 
 void fork_in_handler(int) {
@@ -509,8 +512,8 @@ TEST_CASE("spawn-is-served") {
   }
 }
 
-// A prepare handler that was there before the pager's runs after it, when nothing is evicted any
-// more: here it waits for a lock (jemalloc's does), whose holder waits for DRAM.
+// A prepare handler that was registered before the pager's runs after it, when evictions have
+// stopped. Here it waits for a lock (jemalloc's handler does), whose holder waits for DRAM.
 pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
 std::atomic<bool> g_forks{false};
 void take_lock() {
@@ -547,9 +550,9 @@ TEST_CASE("lock-holder-waits-for-room") {
   pages.check_all("parent");
 }
 
-// A fork handler that was registered before the pager's touches pages in the child before that is
-// served. If one of them is evicted, the child ends with a line, however many there are, and
-// whatever is done there.
+// A fork handler that was registered before the pager's touches pages in the child before they are
+// served. If one of them is evicted, the child ends with one line, for any number of pages and any
+// kind of access.
 enum class Early { kNothing, kWrite, kClear, kRead };
 Early g_early = Early::kNothing;
 std::vector<char*> g_touched_early;
@@ -600,8 +603,8 @@ TEST_CASE("touched-before-it-is-served") {
   }
 }
 
-// Threads touch new pages while a fork goes on: they come in write-protected, and are written to
-// before the handler that filled them releases them (test_release_delay_us). Nothing may wait
+// Threads touch new pages while a fork goes on. The pages come in write-protected, and are written
+// to before the handler that filled them releases them (test_release_delay_us). No thread may wait
 // forever.
 TEST_CASE("first-touches-beside-forks") {
   start("handlers=4,test_release_delay_us=1000");

@@ -131,7 +131,7 @@ struct Memory : tier::VersionedPages {
   void write_next(uint64_t i) { write(i, versions[i] + 1); }
 };
 
-// Every way into the pager, from two threads.
+// Calls every function of the pager, from two threads.
 void exercise(Memory& m, uint64_t seed, int rounds) {
   lunar_test::in_parallel(2u, [&](unsigned t) {
     tier::Random random(seed * 2 + t);
@@ -175,7 +175,7 @@ TEST_CASE("hygiene") {
   REQUIRE(read(ends[0], &byte, 1) == 0,
           "the pipe has no end: a service thread holds the program's descriptor");
 
-  // A fork's child is served by threads with the same manners.
+  // The threads that serve a forked child keep the same rules.
   pid_t child = fork();
   if (child == 0) {
     exercise(m, seed + 1, 2000);
@@ -185,7 +185,7 @@ TEST_CASE("hygiene") {
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
 
-  // The program closes whatever it finds: faults are still answered.
+  // The program closes all descriptors that it finds. Faults are still answered.
   for (int fd = 3; fd < 4096; ++fd) close(fd);
   tier::Random random(seed);
   for (int k = 0; k < 5000; ++k) {

@@ -78,7 +78,7 @@ TEST_CASE("evict-at-once") {
   for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
   REQUIRE(lunar_evict(base, kPages * page) == kPages);
   for (uint64_t i = 0; i < kPages; i += 16) {
-    // we have it, while the handler still holds it
+    // the page is there, and the handler still holds it
     REQUIRE(tier::stamp_holds(base + i * page, page, i, 1), "page %lu is wrong", i);
     const int64_t evicted = lunar_evict(base, kPages * page);
     REQUIRE(evicted == 1, "page %lu: %lld pages were evicted, not the one that was resident", i,
@@ -88,8 +88,8 @@ TEST_CASE("evict-at-once") {
 
 // ---- evicted_beside_borders ---------------------------------------------------------------------
 
-// Pages that are read-only or inaccessible leave, and those between them, whether they are gathered
-// or moved.
+// Read-only and inaccessible pages leave, and the pages between them as well, whether pages are
+// gathered or moved.
 TEST_CASE("evicted-beside-borders") {
   constexpr uint64_t kPages = 256;
   tier::start_tier(64 * kMega, 256 * kMega, nullptr, "handlers=1");
@@ -169,7 +169,8 @@ TEST_CASE("guard-beside-fault") {
 
 // ---- evicted_bytes ------------------------------------------------------------------------------
 
-// lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too.
+// lunar_stats counts what is evicted now. That is less than the slots in use, because copies of
+// resident pages also have slots.
 void evicted_bytes() {
   constexpr uint64_t kBytes = 8 * kMega;
   tier::start_tier(64 * kMega, 256 * kMega);
@@ -256,8 +257,8 @@ long full_scans() {
   return n;
 }
 
-// Writers count in pages of equal content while these are evicted and ksmd is at work. What was
-// lost.
+// Writers count in pages of equal content while these are evicted and ksmd works. Returns how many
+// counts were lost.
 uint64_t count_beside_ksmd(char* base, uint64_t pages) {
   size_t page = lunar_page_bytes();
   constexpr unsigned kWriters = 2;
@@ -291,8 +292,7 @@ uint64_t count_beside_ksmd(char* base, uint64_t pages) {
   return lost;
 }
 
-// The kernel's own map takes the place of pages that are being evicted: what is written there then
-// stays.
+// An ordinary mapping replaces pages that are being evicted. What is written there then stays.
 void map_over_beside_eviction(bool unreadable) {
   tier::start_tier(32 * kMega, 256 * kMega, nullptr, "test_evict_delay_us=300");
   const size_t page = lunar_page_bytes();
@@ -316,8 +316,8 @@ void map_over_beside_eviction(bool unreadable) {
   }
 }
 
-// A process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it; later:
-// switched on when the tier is at work) loses no write, as tiered pages are never merged.
+// A process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= does; later: switched
+// on when the tier works) loses no write, because tiered pages are never merged.
 void ksm_in_this_process(bool later) {
   constexpr uint64_t kBytes = 8 * kMega;
   if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0)
@@ -334,16 +334,16 @@ void ksm_in_this_process(bool later) {
   }
   if (later) {
     if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) SKIP("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
-    // its next batch is when the pager sees it
+    // the pager sees the change at its next batch
     REQUIRE(lunar_evict(base, page) == 1 && base[0] != 0);
   }
-  double end = tier::seconds() + 60;
+  const double end = tier::seconds() + tier::scaled(60);
   while (merged_kib(witness) < static_cast<long>(kBytes / 1024 / 2)) {
-    if (tier::seconds() > end) SKIP("ksm", "ksmd has not come to merge anything for 60 s");
+    if (tier::seconds() > end) SKIP("ksm", "ksmd has not come to merge anything for a minute");
     usleep(50000);
     ++g_progress;
   }
-  // Whatever is mergeable has been looked at twice by then.
+  // By then, the kernel has looked at every mergeable page twice.
   for (long until = full_scans() + 3; full_scans() < until && tier::seconds() < end; ++g_progress)
     usleep(50000);
   long merged = merged_kib(base);
@@ -356,7 +356,7 @@ void ksm_in_this_process(bool later) {
   REQUIRE(tier::validate());
 }
 
-// The settings are put back however the process with the tier ends.
+// The settings are restored also if the process with the tier fails.
 void ksm(bool later) {
   KsmSetting pages_to_scan("pages_to_scan", "20000"), pause("sleep_millisecs", "1"),
       run("run", "1");
@@ -393,7 +393,7 @@ bool is_lost(volatile char* page, bool store) {
   return false;
 }
 
-// Its hash is turned, so what the LUN gives back does not match.
+// Changes the page's hash, so that the content on the LUN does not match.
 void lose(char* page) {
   int64_t evicted = 0;
   for (int i = 0; i < 100 && (evicted = lunar_evict(page, lunar_page_bytes())) == 0; ++i)
@@ -402,7 +402,7 @@ void lose(char* page) {
           lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kResident));
   lunar::Region* region = lunar::region_find(page);
   region->table.hash(region->page_of(page).value) ^= 1;
-  // Out of its frame too, by evicting as much as there are frames.
+  // Also removes it from its frame, by evicting as many pages as there are frames.
   for (int i = 0;
        lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kEvicted) && i < 8;
        ++i) {
@@ -431,9 +431,9 @@ unsigned lines_with(const std::string& log, const char* words) {
   return lines;
 }
 
-// A page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in
-// children too, and a discard brings it back as zeros. One line names it, with its slot and why,
-// however often it is touched; only that page is lost.
+// A page that cannot be read back raises SIGBUS at a touch and gives EFAULT or EHWPOISON in system
+// calls, also in children. A discard brings it back as zeros. One line names it, with its slot and
+// the reason, however often it is touched. Only that page is lost.
 TEST_CASE("lost-page") {
   constexpr uint64_t kPages = 64, kLost = 5, kRounds = 3;
   std::string log = "/var/tmp/lunar-test-XXXXXX";
@@ -484,7 +484,7 @@ TEST_CASE("lost-page") {
   REQUIRE(tier::validate());
 }
 
-// Neighbours that are read in one go are checked one by one: only the damaged page is lost.
+// Neighbours that are read in one command are checked one by one: only the damaged page is lost.
 TEST_CASE("lost-page-of-a-run") {
   constexpr uint64_t kPages = 64, kLost = 21;
   tier::start_tier(16 * kMega, 128 * kMega, nullptr, "log_file=/dev/null");
@@ -515,8 +515,8 @@ std::string last_words(Body body) {
   return text;
 }
 
-// A call of the program's own takes tiered memory away while it is evicted and faulted in. `says`:
-// what the line names.
+// The program itself takes tiered memory away by a raw call while it is evicted and faulted in. The
+// line contains `says`.
 template <class Call>
 void refused(Call call, const char* says) {
   const std::string text = last_words([&call] {
@@ -564,8 +564,8 @@ TEST_CASE("raw-call") {
 
 char* g_region = nullptr;
 
-// The kernel's copy of the maps has a hole where memory was moved or unmapped: between the pager's
-// step of a fork and the copy, so that the parent's event comes too late for the child. (The parent
+// Memory is moved or unmapped between the pager's step of a fork and the kernel's copy, so the
+// child's maps have a hole there, and the parent's event comes too late for the child. (The parent
 // has no event here.)
 TEST_CASE("hole-in-fork") {
   const std::string text = last_words([] {

@@ -80,7 +80,7 @@ TEST_CASE("given-back") {
     REQUIRE(most == 0 || table_bytes() <= most, "the tables have grown to %lu KiB after %lu MiB",
             table_bytes() / 1024, at / kMega);
   }
-  for (int i = 0; i < 500 && table_bytes() > kMega; ++i) usleep(10000);
+  for (unsigned i = 0; i < tier::scaled(500) && table_bytes() > kMega; ++i) usleep(10000);
   REQUIRE(table_bytes() <= kMega, "the tables of nothing take %lu KiB", table_bytes() / 1024);
   REQUIRE(base[0] == 0 && base[kBytes - 1] == 0, "what was given up is there");
   REQUIRE(tier::validate());
@@ -144,7 +144,8 @@ TEST_CASE("forked") {
         REQUIRE(tier::stamp_holds(base + i * kChunk + kMega, page, i, 2), "of the child: page %lu",
                 i);
       REQUIRE(lunar_discard(base, kChunks * kChunk) == 0);
-      for (int i = 0; i < 500 && table_bytes() > before + kKept; ++i) usleep(10000);
+      for (unsigned i = 0; i < tier::scaled(500) && table_bytes() > before + kKept; ++i)
+        usleep(10000);
       REQUIRE(table_bytes() <= before + kKept, "the child's tables");
       REQUIRE(base[kMega] == 0, "what the child gave up is there");
       REQUIRE(tier::validate(), "the child's page table");
@@ -181,7 +182,7 @@ TEST_CASE("forked-early") {
       for (uint64_t at = 0; at < kBytes; at += leaf) base[at] = 1;
       REQUIRE(lunar::pager_discard(base, kBytes, lunar::Discard::kContents) == 0);
     }
-    for (int i = 0; i < 500 && table_bytes() > kMega; ++i) usleep(10000);
+    for (unsigned i = 0; i < tier::scaled(500) && table_bytes() > kMega; ++i) usleep(10000);
     REQUIRE(table_bytes() <= kMega, "the child's tables of nothing take %lu KiB",
             table_bytes() / 1024);
     _exit(0);
@@ -202,12 +203,12 @@ TEST_CASE("shrunk") {
   REQUIRE(lunar_set_dram(48 * kMega) == 0, "a budget that holds the page tables was refused");
   for (uint64_t at = 0; at < kBytes; at += leaf) base[at] = 1;  // all tables that there may be
   REQUIRE(lunar_region_destroy(base, kBytes) == 0);
-  for (int i = 0; i < 500 && lunar_set_dram(16 * kMega) != 0; ++i) usleep(10000);
+  for (unsigned i = 0; i < tier::scaled(500) && lunar_set_dram(16 * kMega) != 0; ++i) usleep(10000);
   REQUIRE(tier::stats().dram_budget_bytes == 16 * kMega, "what was given back is still promised");
 }
 
-// A process that is not active keeps the new budget too: the account has it, and what would be
-// above it when plain becomes tiered memory, and leaves DRAM.
+// A process that is not active also keeps to the new budget, which the account has. Memory above it
+// becomes tiered and leaves DRAM.
 TEST_CASE("shrunk-early") {
   constexpr uint64_t kBytes = 96 * kMega;
   create_inactive(256 * kMega);
@@ -227,7 +228,7 @@ TEST_CASE("shrunk-early") {
     REQUIRE(tier::stamp_holds(base + i * page, page, i, 1), "page %lu", i);
 }
 
-// Pages are dealt out to the threads, so that the owners of a leaf's pages are several.
+// Pages are distributed over the threads, so that a leaf's pages have several owners.
 TEST_CASE("reused") {
   constexpr unsigned kThreads = 4;
   constexpr uint64_t kPages = 4096, kSteps = 12'000;

@@ -36,7 +36,7 @@ void frames() {
     int status = 0;
     const std::string text = lunar_test::stderr_of(
         [dram] {
-          // their windows are fixed pages too
+          // their windows are also fixed pages
           tier::start_tier(dram, 4 * dram, nullptr, "handlers=1");
           char* base = new_region(2 * dram);
           const uint64_t page = lunar_page_bytes();
@@ -83,7 +83,7 @@ TEST_CASE("lun-space") {
           REQUIRE(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1),
                   "what was written is not there");
       }
-  // The space that is given back can be allocated again, and no more.
+  // The space that is given back can be allocated again, but no more than that.
   REQUIRE(lunar_region_destroy(pieces.back(), kPiece) == 0);
   REQUIRE(lunar_region_create(kPiece) != nullptr, "the space of a region that is gone is not free");
   REQUIRE(lunar_region_create(kPiece) == nullptr, "more than there is");

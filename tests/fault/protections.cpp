@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// protections CASE [--off]: what keeps gather-evict from losing writes, each with its switch.
+// protections CASE [--off]: each protection of gather-evict against lost writes, with its switch.
 //
 //   cow          children are forked while threads count in pages that are being evicted. A page
 //                shared by a fork is made exclusive first, or what is written between the gather
@@ -13,7 +13,7 @@
 //   direct       large O_DIRECT reads into memory that is being evicted: the same for pins of the
 //                moment
 //
-// --off takes the protection away (test_no_cow_remedy, test_no_pin_rule): then the loss must be
+// --off switches the protection off (test_no_cow_remedy, test_no_pin_rule). Then the loss must be
 // seen, or the test would prove nothing.
 #include <fcntl.h>
 #include <liburing.h>
@@ -128,7 +128,8 @@ bool block_holds(const char* at, uint64_t file_offset) {
   return tier::stamp_holds(at, kBlock, file_offset, 1);
 }
 
-// Evicts what others read into, without a pause, and keeps DRAM short by memory of its own.
+// Evicts, without a pause, the pages that others read into, and uses memory of its own to keep DRAM
+// short.
 class Harasser {
  public:
   Harasser(char* base, uint64_t bytes)
@@ -154,8 +155,8 @@ class Harasser {
   std::thread thread_;
 };
 
-// Reads go on, on a machine that has other work too, until the harasser has met what this is about:
-// pinned pages, or a loss where nothing protects.
+// Reads go on until the harasser has met pinned pages or, without protection, a loss; this may take
+// longer on a busy machine.
 class Enough {
  public:
   explicit Enough(bool off) : off_(off) {}

@@ -63,7 +63,7 @@ Sight look(uint64_t page) {
   return sight;
 }
 
-// Stores may meet a lost page too.
+// A store may also find a lost page.
 bool store(uint64_t page, uint32_t version) {
   if (sigsetjmp(t_lost, 1) != 0) {
     t_loading = 0;
@@ -178,7 +178,7 @@ void set_up(const Settings& settings, uint64_t seed) {
   // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that
   // failed writes retire.
   std::string uri = "sim:512m,seed=" + std::to_string(seed);
-  // There are some thirty reads to a write: a short run wants more of what befalls writes.
+  // There are about thirty reads to each write, so a short run needs more faults of writes.
   uri += settings.off ? ",corrupt=50"
          : settings.ios <= 100'000
              ? ",read_error=150,write_error=30,torn=50,misdirect=50,corrupt=150"
@@ -213,7 +213,7 @@ TEST_CASE("sim-faults") {
     return counted.read_errors > 0 && counted.write_errors > 0 && counted.torn > 0 &&
            counted.misdirected > 0 && counted.corrupted > 0;
   };
-  // A short run may have to go on a little until each kind has come.
+  // A short run may have to go on until each kind of fault has come.
   auto enough = [&] { return done() >= ios && (off || all_kinds() || done() >= 8 * ios); };
   double start = tier::seconds();
   {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // written_elsewhere CASE: threads of a forked child write into tiered memory of its parent by
-// process_vm_writev, twice the budget's worth a round, in parts that lie askew, while the parent
-// presses its own pages out. Nothing that was written is lost, and no call waits for memory forever
+// process_vm_writev, twice the budget in each round, in parts that are not aligned, while the
+// parent evicts its own pages. No written byte is lost, and no call waits for memory forever
 // (parts). Also:
-//
 //   answered     the child writes messages, which the parent takes out of its memory as soon as it
 //                sees them: each arrives once
 //   stopped      the parent is stopped in the middle of an eviction: the write is refused, and not
@@ -36,8 +35,8 @@ constexpr uint64_t kMessages = 1000;
 
 std::atomic<uint64_t> g_progress{0};
 
-// [from, from + bytes) of this process to `to` of that one, as two parts each, cut at different
-// places.
+// Writes [from, from + bytes) of this process to `to` of the other, as two parts on each side that
+// are cut at different places.
 void write_there(pid_t pid, char* from, char* to, size_t bytes) {
   const size_t a = bytes / 3, b = bytes / 2 + 7;
   const iovec mine[] = {{from, a}, {nullptr, 0}, {from + a, bytes - a}},
@@ -62,7 +61,7 @@ void write_wrong(pid_t pid, char* to) {
   REQUIRE(lunar::pager_write_elsewhere(nowhere) == -1 && errno == EFAULT);
   const long flags[6] = {pid, reinterpret_cast<long>(&mine), 1, reinterpret_cast<long>(half), 1, 1};
   REQUIRE(lunar::pager_write_elsewhere(flags) == -1 && errno == EINVAL);
-  // The list itself lies nowhere, and a part has no length that can be.
+  // The list has no address, or a part has an impossible length.
   const long no_list[6] = {pid, reinterpret_cast<long>(&mine), 1, 4096, 1, 0};
   REQUIRE(lunar::pager_write_elsewhere(no_list) == -1 && errno == EFAULT);
   const iovec endless[] = {{to, 1000}, {to, SIZE_MAX}};
@@ -71,7 +70,7 @@ void write_wrong(pid_t pid, char* to) {
   REQUIRE(lunar::pager_write_elsewhere(length) == -1 && errno == EINVAL);
 }
 
-// Its share of a round's parts: every kWriters-th one.
+// A writer's share of a round's parts: every kWriters'th one.
 void write_share(pid_t parent, char* target, uint64_t writer, uint64_t round) {
   std::vector<char> content(kPart);
   for (uint64_t at = writer * kPart; at < kTarget; at += kWriters * kPart) {
@@ -164,8 +163,8 @@ void take_parts(char* target) {
   REQUIRE(lost == 0, "%lu bytes lost what was written into them", lost);
 }
 
-// A write to a process that runs, and is nearly always in the middle of an eviction, arrives. One
-// to a stopped process either arrives or is refused.
+// A write to a running process, which is nearly always in the middle of an eviction, arrives. A
+// write to a stopped process either arrives or is refused.
 [[noreturn]] void be_stopper(pid_t parent, char* target) {
   char byte = 1;
   const iovec mine{&byte, 1}, theirs{target, 1};
@@ -206,8 +205,9 @@ void note_in_batch(char* target) {
   const uint64_t batches = lunar::counters().batches.get();
   std::thread evict(
       [&] { REQUIRE(lunar_evict(target, lunar_page_bytes()) == 1, "no page is evicted"); });
-  uint64_t before = 0;
-  do before = lunar::sys::now_ns();
+  // the batch has not begun at `before`, however long this thread waits for a CPU
+  uint64_t before = 0, now = lunar::sys::now_ns();
+  do before = now, now = lunar::sys::now_ns();
   while (lunar::counters().batches.get() == batches);
   sleep(1);  // it counts the batch just before it begins
   lunar::pager_note_pinning("the test does");
@@ -217,7 +217,7 @@ void note_in_batch(char* target) {
           waited / 1000000, kLongNs / 1000000);
 }
 
-// While others evict, so that a batch is under way nearly always.
+// Runs `run` while another thread causes evictions, so that a batch is nearly always under way.
 void under_pressure(const char* delay, uint64_t written, void (*run)(char*)) {
   tier::start_tier(16 * kMega, 512 * kMega, nullptr, (std::string("log=error") + delay).c_str());
   const tier::Watchdog watchdog(g_progress, 60);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cap_member: what dram_cap_tree_test.py runs under a small budget. Every page written is read
-// back: a word of the page tells which process wrote it and when.
+// cap_member: the program that dram_cap_tree_test.py runs under a small budget. It reads back every
+// page that it writes: a word of the page tells which process wrote it and when.
 //
 //   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent
 //                                   rewrites everything at once, while the children are idle; then
@@ -43,7 +43,7 @@ uint64_t stamp(uint64_t writer, uint64_t page, uint64_t round) {
   return (x ^ (x >> 29)) | 1;
 }
 
-// The whole page, so that it neither compresses to zero nor equals another.
+// Writes the whole page, so that it neither compresses to zero nor equals another.
 void write_page(char* page, uint64_t value) {
   auto* words = reinterpret_cast<uint64_t*>(page);
   for (uint64_t i = 0; i < kPage / 8; i += 8) words[i] = value + i;
@@ -134,7 +134,7 @@ int burst(uint64_t pages) {
   return 0;
 }
 
-// The other process: holds its memory, says so, and ends so many milliseconds after it is told to.
+// The other process holds its memory, says so, and ends so many milliseconds after it is told to.
 int hold(uint64_t pages, int told, int said, const char* how, unsigned ms) {
   char* base = take(pages);
   fill(base, pages, 0, 0);

@@ -3,10 +3,10 @@
 // kernel's count.
 //
 // Idea. Sixteen threads write, read, prefetch, touch and pin eight times the budget, while a
-// sampler looks without a pause: what is charged never passes the cap, and the process' resident
-// set grows by no more than the cap and a little. Then the budget changes under load: when
-// lunar_set_dram returns, the new cap holds. LUNAR_SEED=N replays the choices. `--seconds N`: of
-// the burst.
+// sampler looks without a pause. What is charged never exceeds the cap, and the resident set of the
+// process grows by little more than the cap. Then the budget changes under load: when
+// lunar_set_dram returns, the new cap holds. LUNAR_SEED=N replays the choices. `--seconds N`: the
+// length of the burst.
 #include <fcntl.h>
 
 #include <algorithm>

@@ -187,10 +187,9 @@ def script_of(directory, text):
 
 # Children that write, the budget, what each writes, in MiB, and how often.
 @pytest.mark.parametrize("children, dram, mib, rounds", [
-    (1, 128, 100, 1), (4, 128, 60, 1), (64, 256, 10, 1),
+    (1, 64, 50, 1), (4, 64, 30, 1), (64, 128, 5, 1),
     *(pytest.param(*row, 6, marks=pytest.mark.slow)
-      for row in ((1, 128, 100), (4, 128, 100), (8, 128, 60),
-                                                                (64, 256, 24)))])
+      for row in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)))])
 def test_forks(children, dram, mib, rounds):
     watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), str(rounds)],
           size="12g")
@@ -198,7 +197,7 @@ def test_forks(children, dram, mib, rounds):
 
 @pytest.mark.parametrize("words, dram, outside", [
     ("burst 96", 64, 0), ("late 44", 64, 0),   # late: a fork handler that allocates
-    ("spawns 60 1900", 64, SLACK_SERVICE), ("ends 300 5", 256, 0),
+    ("spawns 60 1900", 64, SLACK_SERVICE), ("ends 150 5", 128, 0),
     pytest.param("ends 300 36", 256, 0, marks=pytest.mark.slow)])
 def test_members(words, dram, outside):
     watch(words, dram, [MEMBER, *words.split()], outside=outside)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many processes on one physical LUN, killed at random. 16 of them create, grow, shrink and remove
-// named LUNs and grow scratch ones, and write and verify stamped blocks; the parent kills one after
-// the other with SIGKILL and starts it again. Some leave a daemon behind (forked twice) that goes
-// on with its scratch LUN while its parent is killed.
+// Many processes on one physical LUN, killed at random. 16 processes create, grow, shrink and
+// remove named LUNs, grow scratch LUNs, and write and verify stamped blocks. The parent kills one
+// after the other with SIGKILL and starts it again. Some leave a daemon behind (forked twice) that
+// goes on with its scratch LUN when its parent is killed.
 //
-// A block says of which LUN it is, and where in it: a foreign stamp is an extent owned twice, zeros
-// where a stamp was are one lost. What a named LUN grows by must be zeros. At the end the metadata
-// must check clean, the scratch LUNs of the dead be gone, and those of living daemons be there and
-// right.
+// A block names its LUN and its place there. A foreign stamp means that an extent has two owners,
+// zeros in place of a stamp mean that one is lost. New space of a named LUN must be zeros. At the
+// end the metadata must be clean, the scratch LUNs of dead processes gone, and those of living
+// daemons present and right.
 //   lun_churn [--seconds N] [--processes N] [--stripe MEMBERS | --path DEVICE]; what DEVICE holds
 //   is overwritten; LUNAR_SEED= replays the choices (not the timing).
 #include <sched.h>
@@ -89,7 +89,7 @@ void write_stamp(VirtualLun* lun, uint64_t offset) {
   if (n != static_cast<int64_t>(kBlock)) failure("write", errno_name(static_cast<int>(n)));
 }
 
-// must: it was written by this owner, so zeros will not do.
+// must: this owner has written it, so zeros are wrong.
 void check_stamp(VirtualLun* lun, uint64_t offset, bool must) {
   const int64_t n = io(lun, Op::kRead, offset, block);
   if (n != static_cast<int64_t>(kBlock)) return failure("read", errno_name(static_cast<int>(n)));
@@ -208,7 +208,8 @@ void scratch_work() {
 
 [[noreturn]] void worker(uint64_t seed) {
   random_state = seed;
-  // Its scratch LUN shared with a daemon must not be written by both: the worker only reads then.
+  // While it shares its scratch LUN with a daemon, the worker only reads, because only one may
+  // write.
   for (;;) below(3) ? named_work() : scratch_work();
 }
 
@@ -235,7 +236,7 @@ PhysicalLun* look(const char* when) {
 }
 
 void check_result() {
-  // The living: each daemon has its scratch LUN, and reads what it wrote. From now on none ends by
+  // Each living daemon has its scratch LUN and reads what it wrote. From now on none ends by
   // itself.
   shared->daemons_verify.store(true);
   sys::sleep_ns(400'000'000);
@@ -294,7 +295,7 @@ void check_result() {
 }  // namespace
 
 TEST_CASE("lun-churn") {
-  const uint64_t seconds = option("--seconds", 5), processes = option("--processes", 16),
+  const uint64_t seconds = option("--seconds", 3), processes = option("--processes", 16),
                  members = option("--stripe", 1);
   path = text_option("--path", "");
   random_state = tier::run_seed();

@@ -4,13 +4,14 @@
 //
 //   torn     all writes up to one, that one only in part: some of its 512-byte sectors, a prefix or
 //            any
-//   lost     of what was written since the last flush, and not with fua, only some, each perhaps
-//            torn (a device's cache keeps no order)
+//   lost     only some of the writes since the last flush that had no fua, each perhaps torn
+//            (a device's cache keeps no order)
 //   twice    a crash in the recovery from a crash
 //
-// It must open, check clean, and be the state that was acknowledged last, or the one that was being
-// made: whole, with the content that was flushed, and zeros where a LUN grew.
-//   lun_crash [--histories N] [--variants N]; LUNAR_SEED= replays.
+// The LUN must open and check clean. It must be in the state that was acknowledged last or in the
+// one that was being made: whole, with the content that was flushed, and zeros where a LUN grew.
+//   lun_crash [--histories N] [--variants N] [--every N: crashes at each Nth write];
+//   LUNAR_SEED= replays.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -152,8 +153,7 @@ void History::write_data(const std::string& name) {
   acknowledge(step);
 }
 
-// A LUN without a name that writes over what others had, and sometimes is left behind as by kill
-// -9.
+// A LUN without a name that overwrites what others had. Sometimes it is left behind, as by kill -9.
 void History::scratch() {
   Step step = steps_.back();
   step.data_lun.clear();
@@ -270,8 +270,8 @@ void History::check_result(size_t acknowledged, bool data_too) {
   const bool more = acknowledged + 1 < steps_.size();
   PhysicalLun* lun = open(copy_.data(), Format::kNever, recovery_, undo_);
   if (!lun) {
-    // Before the primary superblock stands there is nothing: blank, or half-written images behind a
-    // blank head.
+    // Before the primary superblock is written the device is blank, or has half-written images
+    // behind a blank head.
     if (!done.formatted && (last_ == -ENODEV || last_ == -EEXIST || last_ == -EBADMSG)) return;
     REQUIRE(false, "does not open: %s", (where_ + said_).c_str());
   }
@@ -285,8 +285,8 @@ void History::check_result(size_t acknowledged, bool data_too) {
     REQUIRE(false, "check: %s", where_.c_str());
   lun->close();
   const Step* is = nullptr;
-  // The newer first: where both look the same, content tells (a write under way may be there or
-  // not).
+  // The newer state first: if both look the same, content decides (a write under way may have
+  // arrived or not).
   if (more && matches(steps_[acknowledged + 1].after, list)) is = &steps_[acknowledged + 1];
   const bool old_too = matches(done.after, list);
   REQUIRE(is || old_too, "neither what was acknowledged nor what was being made: %s",
@@ -351,9 +351,11 @@ void History::crash_at(size_t event, unsigned variant) {
 uint64_t History::crash_everywhere(unsigned variants) {
   for (MemoryDevice* raw : raws_) delete raw;
   raws_.clear();
+  const uint64_t every = option("--every", 4);
+  uint64_t writes = below(every);
   for (size_t i = 0; i < events_.size(); ++i) {
     const Kind kind = events_[i].kind;
-    if (kind == Kind::kWrite || kind == Kind::kDiscard) {
+    if ((kind == Kind::kWrite || kind == Kind::kDiscard) && writes++ % every == 0) {
       for (unsigned variant = 0; variant < variants; ++variant) crash_at(i, variant);
     }
     if (kind != Kind::kFlush) continue;

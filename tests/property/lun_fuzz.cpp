@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metadata that rotted, was mixed up or forged is never believed. Sound images of a physical LUN,
-// some as a crash left them, are changed at random and opened:
+// and some that a crash left, are changed at random and opened:
 //
 // - bits, runs of bytes, sectors and blocks swapped or copied, also from other moments of the same
 //   LUN's life
 // - fields of superblocks, headers, entries and the extent table, with every checksum made right
 // - devices that shrank or grew
 //
-// Each is refused, with a line, or opens as exactly what was acknowledged (repaired: byte for
-// byte). Where whole slots of other moments were put in, another acknowledged moment may result
-// (image N + 1 in one slot is what a crash leaves): not detectable. Not tried for the same reason:
-// forging an image whose second copy is not sound, or both copies alike.
+// Each image is refused with a line, or opens as exactly what was acknowledged (repaired: byte for
+// byte). Where whole slots of other moments were put in, another acknowledged moment may result,
+// because image N + 1 in one slot is what a crash leaves. For the same reason the test does not
+// forge an image whose second copy is not sound, or both copies alike.
 //   lun_fuzz [--count N] [--first N]; LUNAR_SEED= replays; a failing image is number N of its seed.
 #include <signal.h>
 #include <sys/time.h>
@@ -177,7 +177,7 @@ void forge_super() {
   if (below(3) == 0) memcpy(device.data() + geometry.backup_offset(), super, sizeof *super);
 }
 
-// One copy of one image says something else, with right checksums.
+// Changes one copy of one image, with right checksums.
 void forge_image() {
   MetadataImage image{slot(static_cast<unsigned>(below(4))), &geometry};
   media::LunEntry& entry = image.entries()[below(below(2) ? 6 : geometry.entry_count)];

@@ -5,7 +5,7 @@
 // Idea. One thread plays the trace on a region of four times the budget; the same trace runs
 // through a simulated FIFO of budget/page pages (more than the pager can hold resident: frames and
 // tables come out of its budget). Misses are pages read from the LUN, read-ahead included.
-// LUNAR_SEED=N replays.
+//   policy [--accesses N]; LUNAR_SEED=N replays.
 #include <math.h>
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 namespace {
 
 constexpr uint64_t kMemory = 128 * tier::kMega, kDram = kMemory / 4;
-constexpr uint64_t kAccesses = 500000, kWarm = 150000;
+constexpr uint64_t kWarm = 150'000;
 
-// Ranks by a table of cumulated weights; which page has which rank is shuffled.
+// Draws ranks by a table of cumulated weights. The ranks of pages are shuffled.
 class Zipf {
  public:
   Zipf(uint64_t count, double theta, tier::Random& random) : cumulated_(count), page_of_(count) {
@@ -62,7 +62,7 @@ class Fifo {
 }  // namespace
 
 TEST_CASE("policy") {
-  uint64_t seed = tier::run_seed();
+  const uint64_t seed = tier::run_seed(), accesses = lunar_test::option("--accesses", 150'000);
   tier::start_tier(kDram, 4 * kMemory);
   size_t page = lunar_page_bytes();
   uint64_t pages = kMemory / page;
@@ -76,7 +76,7 @@ TEST_CASE("policy") {
   tier::Watchdog watchdog(done, 60);
   uint64_t fifo_misses = 0;
   lunar_stats before{};
-  for (uint64_t i = 0; i < kWarm + kAccesses; ++i, ++done) {
+  for (uint64_t i = 0; i < kWarm + accesses; ++i, ++done) {
     if (i == kWarm) {
       before = tier::stats();
       fifo_misses = 0;
@@ -92,11 +92,12 @@ TEST_CASE("policy") {
   }
   lunar_stats after = tier::stats();
   uint64_t misses = after.major_faults + after.prefetched - before.major_faults - before.prefetched;
+  const auto count = static_cast<double>(accesses);
   printf(
       "zipf(0.99), %lu accesses, %lu pages: pager read %lu pages (hit ratio %.2f %%; second "
       "chances %lu), FIFO of the whole budget %lu (%.2f %%)\n",
-      kAccesses, pages, misses, 100.0 - 100.0 * static_cast<double>(misses) / kAccesses,
+      accesses, pages, misses, 100.0 - 100.0 * static_cast<double>(misses) / count,
       after.second_chances - before.second_chances, fifo_misses,
-      100.0 - 100.0 * static_cast<double>(fifo_misses) / kAccesses);
+      100.0 - 100.0 * static_cast<double>(fifo_misses) / count);
   REQUIRE(misses * 100 < fifo_misses * 93, "hardly better than FIFO");
 }

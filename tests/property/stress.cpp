@@ -184,7 +184,7 @@ void touch_or_evict(Worker& w) {
   }
 }
 
-// The kernel itself meets missing pages: the source or target of a system call.
+// The kernel accesses missing pages: the source or target of a system call.
 void system_call(Worker& w) {
   uint64_t first, n = some_run(w, 16, &first);
   PageLocks hold(first, n);
@@ -264,7 +264,7 @@ void work_blocks(Worker& w) {
   block.bytes = bytes;
 }
 
-// A region of its own that comes and goes.
+// A region that only this thread uses, and that it destroys.
 void work_region(Worker& w) {
   uint64_t pages = 1 + w.random.below(256);
   char* at = tier::new_region(pages * g.page);
