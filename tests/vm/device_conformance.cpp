@@ -263,7 +263,9 @@ void discard(Device* device, const Way& way) {
   Command command = command_of(Op::kDiscard, kMiB + 64 * kKiB, nullptr, 0, 3);
   command.length = 256 * kKiB;
   const int64_t result = way.run(command);
-  if (!device->capabilities().discard) {
+  // A block device whose queue is not shown (no /sys) says that it cannot, and may nevertheless.
+  const bool unknown = strcmp(device->kind(), "block") == 0 && result == 0;
+  if (!device->capabilities().discard && !unknown) {
     REQUIRE(result < 0, "discard gave %ld, and the device says that it cannot", result);
     return;
   }
@@ -367,8 +369,9 @@ void outside(Device* device, const Way& way) {
       Command over = command_of(Op::kDiscard, size - kPage, nullptr, 0);
       over.length = bytes;
       result = way.run(over);
-      const bool may = result == 0 && strcmp(device->kind(), "block") == 0;
-      REQUIRE(may || result == (device->capabilities().discard ? -EINVAL : -EOPNOTSUPP),
+      const bool block = strcmp(device->kind(), "block") == 0;
+      REQUIRE((block && (result == 0 || result == -EINVAL)) ||
+                  result == (device->capabilities().discard ? -EINVAL : -EOPNOTSUPP),
               "a discard of %lu across the end gave %ld", bytes, result);
     }
     result = way.run(command_of(Op::kWrite, size - kPage, &part, 1));

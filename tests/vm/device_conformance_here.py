@@ -68,6 +68,8 @@ def main():
         loop = loop_device(below)
         if loop:
             scratch.append(loop)
+        else:
+            print("skip: loop: no loop device can be made here")
         try:
             # scratch use first: it wants a disk that holds nothing
             runs = [(uri, "--scratch") for uri in scratch]
