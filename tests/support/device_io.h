@@ -46,7 +46,7 @@ inline int64_t one(lunar::Context* context, const lunar::Command& command) {
   return response.tag == command.tag ? response.result : -1002;
 }
 
-// One command of one buffer: by `context`, or by transfer() where there is none.
+// One command with one buffer, by `context`, or by transfer() without one.
 inline int64_t io(lunar::Device* device, lunar::Op op, uint64_t offset, void* buffer,
                   uint64_t bytes = kPage, lunar::Context* context = nullptr) {
   const iovec part = {buffer, bytes};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeviceModel: random commands on an area of a device, several in flight and never over each other,
-// by a context and by transfer(), each checked against a model in memory.
+// DeviceModel: random commands on an area of a device, by a context and by transfer(). Several are
+// in flight, never on the same blocks. Each result is checked against a model in memory.
 // Threading: one thread a model; several models on areas of their own. May not: be used by code
 // that ships.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace lunar_test {
 
-// Where direct I/O may go.
+// Aligned for direct I/O.
 template <class T>
 struct PageAllocator {
   using value_type = T;
@@ -28,7 +28,7 @@ using PageVector = std::vector<char, PageAllocator<char>>;
 
 class DeviceModel {
  public:
-  // `unit`: what offsets and lengths are multiples of.
+  // Offsets and lengths are multiples of `unit`.
   DeviceModel(lunar::Device* device, uint64_t first, uint64_t bytes, uint64_t seed,
               lunar::ContextOptions options = {.depth = 16}, size_t unit = 4096)
       : device_(device),
@@ -50,7 +50,8 @@ class DeviceModel {
     for (uint64_t at = 0; at < model_.size(); at += kPiece)
       if (!transfer(lunar::Op::kWrite, at, zeros.data())) ++errors;
   }
-  // `count` commands; largest: units of one. Failures are counted; the model is as before them.
+  // `count` commands of at most `largest` units each. A failed command is counted and leaves the
+  // model as it was.
   void run(unsigned count, unsigned largest, unsigned transfer_one_in = 8) {
     for (unsigned i = 0; i < count; ++i) {
       if (random_() % transfer_one_in == 0)
@@ -61,7 +62,7 @@ class DeviceModel {
     }
     while (context_->in_flight()) collect(true);
   }
-  // Everything, read through the device. True when equal to the model.
+  // Reads the whole area through the device. True if it equals the model.
   bool verify() {
     PageVector in(kPiece);
     for (uint64_t at = 0; at < model_.size(); at += kPiece)
@@ -70,7 +71,7 @@ class DeviceModel {
         return false;
     return true;
   }
-  // All of the above, in commands of up to 12 KiB, then in some of up to 1.2 MB.
+  // clear(), run() with commands of up to 12 KiB and of up to 1.2 MB, verify().
   bool holds(unsigned count) {
     clear();
     run(count, static_cast<unsigned>(3 * 4096 / unit_));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices by URI, for unit tests: what opens and what is refused, and a directory for what is to be
-// opened. Threading: a test's.
+// Devices by URI, for unit tests: opens, refusals, and a directory for files. Threading: the test's
+// thread.
 #pragma once
 #include <fcntl.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ inline const char* disk_directory() {
   return given ? given : "/var/tmp";
 }
 
-// On a disk; gone at the end.
+// A directory on a disk, removed at the end.
 struct Directory {
   std::string path = std::string(disk_directory()) + "/lunar-test-XXXXXX";
   Directory() { REQUIRE(mkdtemp(path.data()) != nullptr); }

@@ -16,7 +16,7 @@ inline std::string output_of(const std::string& command) {
   return pipe && pclose(pipe) == 0 ? line : "";
 }
 
-// Empty name when the host has none to give.
+// The name is empty if the host gives no loop device.
 struct Loop {
   std::string name;
   explicit Loop(const std::string& file)

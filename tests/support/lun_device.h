@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// MemoryDevice: a raw Device over memory that outlives it, so that one device can be opened again
-// and again; it may record what is written, refuse to discard, fail, wait. For the tests of lun/
-// and kv/. Threading: transfer, mark and snapshot from any thread; the rest while there is no
-// other.
+// MemoryDevice: a raw Device over memory that outlives it, so that a device can be opened many
+// times. It can record its writes, refuse to discard, fail, wait. For the tests of lun/ and kv/.
+// Threading: transfer, mark and snapshot by any thread; the rest while no other thread uses it.
 #pragma once
 #include <cerrno>
 #include <cstdint>
@@ -40,7 +39,8 @@ class MemoryDevice : public lunar::Device {
   std::vector<DeviceEvent>* undo = nullptr;  // what was there before each write and discard
   int64_t fail_after = -1;  // so many writes and flushes succeed, then they end with -EIO
   uint64_t unreadable = 0;  // a block: reads of it end with -EIO. 0: none
-  // Called with each command, without the lock. 0: it goes on; else that is what it ends with.
+  // Called with each command, without the lock. 0: the command goes on; otherwise it is the
+  // command's result.
   std::function<int64_t(const lunar::Command&)> before;
   uint64_t reads = 0, read_bytes = 0, written_bytes = 0;  // what was transferred
   bool closed = false;
@@ -58,7 +58,7 @@ class MemoryDevice : public lunar::Device {
     command.length = length;
     (void)transfer(command);
   }
-  // Between an open and the next.
+  // Only while the device is not open.
   void move_to(char* memory, uint64_t bytes) {
     memory_ = memory;
     bytes_ = bytes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that carries virtual LUNs, and ways into it. For the tests of lun/.
+// A file that carries virtual LUNs, and functions that open it. For the tests of lun/.
 #pragma once
 #include <stdlib.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 
 namespace lunar_test {
 
-// In the current directory's file system; gone at the end.
+// A file in the current directory, removed at the end.
 struct LunFile {
   std::string path;
   explicit LunFile(uint64_t bytes) {

@@ -18,7 +18,7 @@ void run_numbered(Body& body, Number number) {
     body();
 }
 
-// So many threads, each with a copy of `body`. The end of the result's life, or its clear(), waits
+// `count` threads, each with a copy of `body`. The end of the result's life, or its clear(), waits
 // for them.
 template <class Number, class Body>
 [[nodiscard]] std::vector<std::jthread> start_threads(Number count, Body body) {

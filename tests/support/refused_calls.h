@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A filter that refuses system calls (EPERM, unless another answer is given), for the calling
-// thread or all threads, and those that they make.
+// A filter that refuses system calls (EPERM unless another answer is given) in the calling thread
+// or all threads, and in threads and processes that they start.
 #pragma once
 #include <errno.h>
 #include <linux/filter.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time limits inside of tests, on machines that are slower than usual (emulated): multiplied by
-// TEST_TIMEOUT_SCALE, as those of tests/support/watch.py are. For limits only: what a test
-// measures, it measures unscaled.
+// Time limits inside tests on machines that are slower than usual (emulated): multiplied by
+// TEST_TIMEOUT_SCALE, like those of tests/support/watch.py. Only for limits: measured times are not
+// scaled.
 // Threading: any. May not: be used by code that ships.
 #pragma once
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The standard error of a piece of code that runs in a child and may end its process.
+// The standard error of code that runs in a child and may end its process.
 // Threading: one thread. May not: be used by code that ships.
 #pragma once
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 
 namespace lunar_test {
 
-// `status` is waitpid()'s. A body that skips makes the test skip. A failure to set up ends the
+// *status becomes waitpid()'s. If the body skips, the test skips. A failure to set up ends the
 // test.
 template <class Body>
 std::string stderr_of(Body&& body, int* status = nullptr) {

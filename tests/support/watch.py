@@ -59,6 +59,12 @@ def is_root():
     return os.geteuid() == 0
 
 
+def has_sys_resource():
+    """May raise limits: root in many containers may not."""
+    capabilities = re.search(r"^CapEff:\s*(\w+)", read_file("/proc/self/status"), re.MULTILINE)
+    return capabilities is not None and int(capabilities[1], 16) >> 24 & 1 == 1
+
+
 def has_memory_cgroup():
     if not is_root():
         return False
@@ -105,6 +111,7 @@ EXPECTED = {
     "userfaultfd": has_userfaultfd,
     "io_uring": has_io_uring,
     "root": is_root,
+    "sys-resource": has_sys_resource,
     "memory-cgroup": has_memory_cgroup,
     "tmpfs": lambda: os.path.ismount("/dev/shm"),
     "ptrace": lambda: False,         # refused in many containers

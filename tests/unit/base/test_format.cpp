@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bounded formatter against snprintf, and where it is meant to differ. ErrorText and the errno
-// tables ride on it.
+// The bounded formatter against snprintf, and where it differs on purpose. ErrorText and the errno
+// tables use it.
 #include <errno.h>
 #include <limits.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounce buffers of more than 64 KiB lie in huge pages, each by itself, however many threads take
-// them; and what they use is bounded.
+// Bounce buffers of more than 64 KiB lie in huge pages of their own, however many threads take
+// them, and use a bounded amount of memory.
 #include "tests/catch.h"
 
 #include <sys/resource.h>

@@ -80,7 +80,7 @@ class History {
 
   size_t any(size_t size) { return std::uniform_int_distribution<size_t>(0, size - 1)(random_); }
 
-  // Sequences of a group come out of order now and then.
+  // Sequences of a group sometimes come out of order.
   void issue_one() {
     const bool late =
         any(8) == 0 && next_ > 3 && !active_.count(next_ - 2) && !done_.count(next_ - 2);
@@ -292,7 +292,7 @@ TEST_CASE(
     REQUIRE(table.find_like(-1, Reads::read_of(i), &found) == 0);
     CHECK(table[found].io.lba == i);
   }
-  // the one behind the last found is over, and its entry is another command's
+  // the command behind the last one found has ended, and another command has its entry
   REQUIRE(table.find_like(-1, Reads::read_of(20), &found) == 0);
   REQUIRE(table.find_like(-1, Reads::read_of(21), &found) == 0);
   const uint32_t behind = 22;

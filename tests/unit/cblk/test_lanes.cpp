@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes of blocking I/O: many threads where the system gives no ring more.
+// Lanes of blocking I/O: many threads when the system refuses more rings.
 #include "tests/catch.h"
 
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate's look at collections, on forged ones: as a server lays them out they fit, and no longer
-// when a word of them is moved, wild or says something else than the rest.
+// The gate's probe of collections, on forged ones. Collections laid out as in a server fit. They do
+// not fit when a word is moved, wild or contradicts the others.
 #include <cstring>
 
 #include "adapters/gate/collection_probe.h"
@@ -138,7 +138,7 @@ TEST_CASE("probe: a stream") {
   CHECK(fits());
 }
 
-TEST_CASE("probe: what does not fit once is not looked into again, other kinds are") {
+TEST_CASE("probe: a kind that did not fit once is not probed again, other kinds are") {
   ForgedList forged;
   ForgedDict dict;
   const auto list = object(1, kQuicklist, &forged.list), hash = object(4, kHashTable, &dict.dict);

@@ -76,7 +76,7 @@ TEST_CASE("prefixes: up to the first colon or digit") {
   CHECK(prefix("session") == "session");
 }
 
-TEST_CASE("prefixes: what is asked for often stays among names that come once") {
+TEST_CASE("prefixes: a frequent prefix stays among names that come once") {
   Prefixes prefixes;
   for (int i = 0; i < 20000; ++i) {
     note(prefixes, "often:" + std::to_string(i), i % 4 == 0);

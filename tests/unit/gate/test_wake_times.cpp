@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t kShort = 50'000, kLong = 5'000'000;
 
-// As often as a decision takes: a wake-up at `now`, whose requests are taken `after` later.
+// As many wake-ups at `now` as a decision needs, whose requests are taken `after` later.
 bool decided(WakeTimes& times, uint64_t after) {
   bool late = false;
   for (unsigned i = 0; i < WakeTimes::kLookedAt; ++i) {
@@ -59,7 +59,7 @@ TEST_CASE("a wake-up whose requests an awake thread has taken is not late") {
   CHECK_FALSE(late);
 }
 
-TEST_CASE("requests that nobody was woken for do not count") {
+TEST_CASE("requests for which no thread was woken do not count") {
   WakeTimes times;
   for (unsigned i = 0; i < 4 * WakeTimes::kLookedAt; ++i) {
     CHECK_FALSE(times.waited_for());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CommitAhead: every page that was asked for is committed once, and nothing else but the block that
-// is begun; also if the commit fails, after gaps, and among threads.
+// CommitAhead: every page that was asked for is committed once, and nothing else except the rest of
+// the block that is begun; also if the commit fails, after gaps, and with several threads.
 #include "heap/commit_ahead.h"
 
 #include <atomic>

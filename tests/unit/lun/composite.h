@@ -44,7 +44,7 @@ inline Device* open(const std::string& uri, Format format = Format::kIfBlank) {
   return device;
 }
 
-// The line of a refusal; status by *error.
+// The line of a refusal; its status goes to *error.
 inline std::string refusal(const std::string& uri, int* error = nullptr,
                            Format format = Format::kNever) {
   Device* device = nullptr;
@@ -65,7 +65,7 @@ inline Device* member(Device* device, unsigned i) {
   return static_cast<CompositeDevice*>(device)->member(i);
 }
 
-// A fresh name for memory, so that tests do not meet.
+// A new name of memory, so that tests do not share it.
 inline std::string fresh() {
   static unsigned count = 0;
   return "t" + std::to_string(++count);

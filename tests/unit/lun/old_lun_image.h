@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A physical LUN of 4 MiB as the first version of the format left it: written by a Lunar that knew
-// neither feature bits nor types. It carries "alpha" (128 KiB), "beta" (64 KiB), and a scratch LUN
-// of 2 MiB whose owner was killed. What is not in a run is zeros.
-// Threading: constants.
+// A physical LUN of 4 MiB as the first version of the format left it: written by a Lunar without
+// feature bits and types. It has "alpha" (128 KiB), "beta" (64 KiB), and a scratch LUN of 2 MiB
+// whose owner was killed. Bytes that are in no run are zeros.
 #pragma once
 #include <cstdint>
 #include <vector>

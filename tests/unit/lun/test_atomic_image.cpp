@@ -30,7 +30,7 @@ ImageSpec spec_of(char kind = 'T') {
 
 ImagePlaces places_of(unsigned copies) { return {copies, {4096, 64 * kKiB}}; }
 
-// The body says one number all over.
+// A body that repeats one number.
 struct Same final : ImageValidator {
   const char* fault(const media::ImageHeader&, const char* body) override {
     return memcmp(body, body + 8, kBody - 8) == 0 ? nullptr : "two numbers";
@@ -101,8 +101,8 @@ TEST_CASE("atomic image: what was committed is what is loaded, and all slots are
   }
 }
 
-// A change from `old` to `fresh` is stopped while slot by slot is written, each at every sector, by
-// its head, its tail, or with a hole.
+// A change from `old` to `fresh` is stopped while each slot in turn is written, at each sector: its
+// head, its tail, or all but a hole is written.
 TEST_CASE(
     "atomic image: a write torn at any sector leaves the image before it or the one after it") {
   for (unsigned copies : {1u, 2u}) {
@@ -150,7 +150,7 @@ TEST_CASE(
   }
 }
 
-// Changes, with the power off at the n-th write or flush; then again while it recovers.
+// Changes with a power loss at the nth write or flush, and another one during the recovery.
 TEST_CASE("atomic image: a power loss at any step keeps what was acknowledged") {
   for (const char* cache : {"", ",cache=64k", ",cache=4k"}) {
     for (unsigned copies : {1u, 2u}) {
@@ -188,8 +188,8 @@ TEST_CASE("atomic image: a power loss at any step keeps what was acknowledged") 
   }
 }
 
-// A process was killed after its write and before it was durable; the next one reads the image from
-// the cache, and builds on it.
+// A process was killed after its write and before it was durable. The next one reads the image from
+// the cache and builds on it.
 TEST_CASE(
     "atomic image: what a killed process left in the cache is durable before the next change goes "
     "over its "

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The format and other versions of it: feature bits, types, images of the first version and what
-// its readers make of ours; that looking writes nothing; and what check() counts in images that
-// cannot be.
+// The format and its other versions: feature bits, types, images of the first version, and how its
+// readers take present images. Looking writes nothing. check() counts problems in impossible
+// images.
 #include <errno.h>
 
 #include <cstring>
@@ -75,8 +75,8 @@ struct FormatBed : lunar_test::LunInMemory {
   }
 };
 
-// How many of the four images a reader of the first version takes for whole: written anew from that
-// version's rules.
+// How many of the four images are whole for a reader of the first version. The rules are written
+// anew from that version.
 unsigned first_version_accepts(const std::vector<char>& bed) {
   const auto word = [&](uint64_t at) {
     uint64_t out;
@@ -136,7 +136,7 @@ TEST_CASE(
   CHECK(first_version_accepts(bed.memory) == 4);
   FormatBed other;
   other.set_feature(1);
-  // of two generations the older: no --repair of its goes back to that
+  // the older of two generations: the first version's --repair does not go back to it
   CHECK(first_version_accepts(other.memory) == 2);
   REQUIRE(bed.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
   CHECK(first_version_accepts(bed.memory) == 2);

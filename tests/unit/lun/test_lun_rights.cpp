@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that a heap goes to is not every user's to read: its rights are fixed, or it is refused
-// (lun/scratch_open.cpp).
+// A file that holds a heap must not be readable for every user: its rights are fixed, or it is
+// refused (lun/scratch_open.cpp).
 #include <errno.h>
 #include <sys/stat.h>
 #include <sys/types.h>

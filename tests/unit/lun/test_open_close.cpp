@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs that open and close devices for as long as they live: nothing of a device stays.
+// Programs that open and close devices for as long as they live: no resource of a device stays.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ int open_once(const std::string& uri) {
   return status;
 }
 
-// So many opens, after some that make what stays once.
+// Opens and closes a device `opens` times, after some rounds that create what stays.
 void opens_leave_nothing(const std::string& uri, int opens, bool refused = false) {
   INFO(uri);
   const int expected = open_once(uri);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several paths to one device: what is taken for one, failover under load, probing, counters.
+// Several paths to one device: which devices count as one, failover under load, probing, counters.
 #include <errno.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ std::vector<PathInfo> paths_of(Device* device) {
 
 }  // namespace
 
-TEST_CASE("paths: only what is one device is taken for one") {
+TEST_CASE("paths: only paths to the same device are taken for one device") {
   int error = 0;
   CHECK(has(refusal("paths:sim:4m;sim:4m", &error), "blank"));
   CHECK(error == -ENODATA);
@@ -126,7 +126,7 @@ TEST_CASE("paths: no I/O fails under load while one path works") {
   for (int round = 0; round < 12; ++round) {  // at least one works at any time
     const unsigned well = static_cast<unsigned>(random() % 3);
     sim(member(device, well)).set_failing(false, false);
-    // Every command that met the old failures is done before new ones come.
+    // All commands that failed before have ended when new failures begin.
     for (std::atomic<unsigned>& one : runs) {
       const unsigned before = one;
       for (int i = 0; i < 20000 && one < before + 2; ++i) sys::sleep_ns(1'000'000);

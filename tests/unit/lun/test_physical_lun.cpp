@@ -162,7 +162,7 @@ TEST_CASE("physical: superblock copies repair each other") {
   bed.backup().uuid[3] ^= 1;
   CHECK(bed.open(Format::kNever) == 0);
   CHECK(bed.memory == sound);
-  // Erased: only by name.
+  // An erased superblock is repaired only if --repair asks for it.
   memset(bed.memory.data(), 0, 4096);
   CHECK(bed.open(Format::kNever) == -EBADMSG);
   CHECK(bed.says("--repair"));

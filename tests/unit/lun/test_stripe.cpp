@@ -38,7 +38,7 @@ TEST_CASE("stripe: random commands of all sizes come back as the model says") {
     if (uri != uris[0]) CHECK(device->size_bytes() == members * 3 * kMiB);
     for (const bool shared : {false, true})
       CHECK(DeviceModel(device, 0, device->size_bytes(), seed(), {.depth = 16, .shared = shared})
-                .holds(600));
+                .holds(300));
     device_close(device);
     device = open(uri, Format::kNever);  // it is still that stripe
     device_close(device);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual LUNs: life and death, and size.
+// Virtual LUNs: creation, removal, size.
 #include <fcntl.h>
 #include <grp.h>
 #include <signal.h>
@@ -126,7 +126,7 @@ TEST_CASE("virtual: a small reserve after a large one is had without a change") 
   lun->close();
 }
 
-TEST_CASE("virtual: what a former owner wrote is never read through a zeroed LUN") {
+TEST_CASE("virtual: a former owner's data is never read through a zeroed LUN") {
   for (bool discard : {true, false}) {
     // without discard more than what is written at once: extents are staged
     const uint64_t bytes = 80 * kMiB;
@@ -149,7 +149,7 @@ TEST_CASE("virtual: what a former owner wrote is never read through a zeroed LUN
     memset(device.data() + 2 * kMiB, 0x77, bytes - 4 * kMiB);
     lun = open(named("all", info.usable_bytes));
     CHECK(zeros(lun, 0, info.usable_bytes));
-    // Growing again over what it had itself, in the middle of an extent.
+    // Grows again over its own former space, in the middle of an extent.
     ErrorText why;
     Buffer buffer(128 * kKiB);
     memset(buffer.at, 1, buffer.bytes);
@@ -360,7 +360,7 @@ TEST_CASE("virtual: two nodes of one device are one device") {
   VirtualLunInfo seen;
   REQUIRE(other->list(&seen, 1, 0) == 1);
   CHECK(seen.in_use);
-  // A scratch LUN made by the one is not dead to the other.
+  // A scratch LUN that was made through one node is not dead for the other.
   VirtualLun* scratch = must(first, named("", 2 * kMiB));
   REQUIRE(other->list(&seen, 1, 1) == 1);
   CHECK(seen.in_use);

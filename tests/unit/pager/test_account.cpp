@@ -41,7 +41,7 @@ class Tree {
     REQUIRE(ftruncate(fd_, sizeof(AccountShared)) == 0);
   }
   ~Tree() { close(fd_); }
-  // A further look at the account, not a member yet.
+  // Another mapping of the account, not a member yet.
   Account& look() {
     accounts_.push_back(std::make_unique<Account>());
     REQUIRE(accounts_.back()->open(fd_, static_cast<uint64_t>(cap_), kLunCap) == 0);
@@ -215,7 +215,8 @@ TEST_CASE("LUN space: to the byte, for all members together") {
   CHECK(two.lun_free() == kLunCap);
 }
 
-TEST_CASE("what a child inherits is charged to it: as a copy where there is room, else as shared") {
+TEST_CASE(
+    "inherited pages are charged to the child: as a copy if there is room, otherwise as shared") {
   Tree tree;
   Account& parent = tree.member();
   REQUIRE(parent.take(400, 0));
@@ -357,7 +358,7 @@ TEST_CASE("pieces: adjacent ones, lowest first, given back to the process that n
   CHECK(one.carve(kCarvePieces + 1) == -ENOSPC);
 }
 
-TEST_CASE("what another member has written into the words that are indices leads nowhere") {
+TEST_CASE("wild indices that another member has written are not followed") {
   Tree tree;
   Account& account = tree.member();
   REQUIRE(account.take(10, 0));
@@ -418,8 +419,7 @@ TEST_CASE("a request for room is answered once, by the next member that gives ba
   }
 }
 
-TEST_CASE(
-    "a fork that made no child, and says so to nobody, gives all of it back at the next sweep") {
+TEST_CASE("a failed fork that is not reported gives all of it back at the next sweep") {
   Tree tree;
   Account& parent = tree.member();
   uint64_t ticket = 0;
@@ -453,8 +453,8 @@ TEST_CASE("without a descriptor of the account none of the others is taken for d
   CHECK(taken(one) == 0);
 }
 
-// A child that adopts its member, takes `fixed` pages, says so ("y"), and lives until nothing more
-// can be told.
+// A child that adopts its member, takes `fixed` pages, says so ("y"), and lives until the pipe is
+// closed.
 static pid_t fork_adopter(const Tree& tree, int index, uint64_t ticket, int64_t fixed,
                           const int (&told)[2], int said) {
   const pid_t pid = fork();

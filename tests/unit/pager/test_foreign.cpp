@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Foreign ranges against an array of marks, one per page; a reader meanwhile never finds what has
-// never been. LUNAR_SEED=N replays a run.
+// Foreign ranges against an array of marks, one per page. A reader at the same time never finds a
+// range that never existed. LUNAR_SEED=N replays a run.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>

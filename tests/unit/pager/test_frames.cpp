@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frame pool: which frame is free, in which order clean ones are used again, which has a slot
-// after a release, and a move of the page meanwhile: where a frame's page is, is read as one.
-// LUNAR_SEED=N replays a run.
+// The frame pool: which frame is free, in which order clean frames are used again, which frame has
+// a slot after a release, and a move of the page at the same time. LUNAR_SEED=N replays a run.
 #include <sys/mman.h>
 
 #include <atomic>

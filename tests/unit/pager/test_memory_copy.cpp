@@ -49,13 +49,13 @@ TEST_CASE("memory copy: a child of vfork only runs in its parent's, a forked one
   CHECK_FALSE(sys::memory_is_parents());
 }
 
-TEST_CASE("memory copy: what is pinned counts for the memory in which it is") {
+TEST_CASE("memory copy: pinned pages count for the memory that they belong to") {
   const uint64_t before = sys::own_pinned_bytes();
   sys::note_own_pinned(kPinned);
   const pid_t copies = fork();
   if (copies == 0) _exit(sys::own_pinned_bytes() == 0 ? 0 : 1);
   CHECK(status_of(copies) == 0);
-  const pid_t shares = vfork();  // VmPin is the memory's, too
+  const pid_t shares = vfork();  // VmPin belongs to the shared memory
   if (shares == 0) {
     sys::note_own_pinned(kPinned);
     _exit(0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page table of a process that is not active: words come with the first use and go when all
-// pages of a leaf are empty; a leaf that somebody may still look at is not used again; committed
-// memory is counted. LUNAR_SEED=N replays a run.
+// The page table of a process that is not active. Words are committed at the first use and given
+// back when all pages of a leaf are empty. A leaf that a reader may still use is not used again.
+// Committed memory is counted. LUNAR_SEED=N replays a run.
 #include <atomic>
 #include <map>
 #include <memory>

@@ -325,7 +325,7 @@ TEST_CASE("property: threads never own the same slot, and all come back") {
   CHECK(scratch.lun.validate());
 }
 
-TEST_CASE("what a LUN has beyond 16 TiB is not used, and a line says so") {
+TEST_CASE("space of a LUN beyond 16 TiB is not used, and a line says so") {
   for (const uint64_t bytes : {kTiB, 20 * kTiB}) {
     lunar_test::MemoryDevice device(nullptr, bytes);  // no I/O reaches it
     int ends[2];

@@ -22,8 +22,8 @@ struct Walk {
   ReadAhead fault(uint64_t page, int thread = kThread, bool first_touch = false) {
     return streams.on_fault(thread, &one, page, first_touch);
   }
-  // Faults of a reader that finds each window in memory: the next one is behind the last window.
-  // Its last answer.
+  // Faults of a reader that finds each window in memory, so the next fault is behind the last
+  // window. Returns the last answer.
   ReadAhead follow(uint64_t page, int64_t stride, unsigned faults, int thread = kThread) {
     ReadAhead ahead;
     for (unsigned i = 0; i < faults; ++i) {
@@ -69,8 +69,8 @@ TEST_CASE("a walk doubles its window up to 64 pages and stays there") {
 TEST_CASE("a fault that the last window should have covered starts over") {
   Walk walk;
   walk.follow(1000, 1, 8);
-  // The page before the end of the last window: it was brought in, and is gone again. Nothing says
-  // that a walk goes on.
+  // The page before the end of the last window was read and evicted again. A fault on it does not
+  // show that a walk goes on.
   Walk inside;
   uint64_t page = 1000;
   ReadAhead ahead;

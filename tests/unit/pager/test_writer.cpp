@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The evictor's writer: an activation that fails is tried again, and a forked child opens what its
-// parent has had.
+// The evictor's writer and its buffers.
 #include "pager/evict/write.h"
 #include "pager/state/state.h"
 #include "sys/arena.h"

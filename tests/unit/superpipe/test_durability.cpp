@@ -111,7 +111,7 @@ struct Way {
   int64_t flush() const { return run(command_of(Op::kFlush, 0, nullptr, 0)); }
 };
 
-// How many of these bytes are `value`.
+// How many of the bytes equal `value`.
 uint64_t count_of(Device* device, uint64_t offset, uint64_t bytes, char value) {
   std::vector<char> in(bytes, '?');
   REQUIRE(io(device, Op::kRead, offset, in.data(), bytes) == static_cast<int64_t>(bytes));

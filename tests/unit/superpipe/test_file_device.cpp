@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LUNs on files and block devices: what is accepted, what is refused for which reason, and that a
-// refusal touches nothing.
+// LUNs on files and block devices: what is accepted, what is refused and why. A refusal changes
+// nothing.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fiemap.h>
@@ -136,7 +136,7 @@ TEST_CASE("a file that holds data is refused and not touched") {
     CHECK(has(refused(path), "holds data"));
     CHECK(contents_of(path) == contents);
   }
-  // A header of ours with other data behind it is not ours any more.
+  // A header of Lunar with other data behind it does not count as Lunar's.
   const std::string path = directory.file("mixed");
   device_close(opened(path));
   std::ofstream(path, std::ios::binary | std::ios::app) << "precious";
@@ -191,7 +191,8 @@ TEST_CASE("one file is one owner's at a time, and its children's") {
   const std::string path = directory.file("lun");
   Device* device = opened(path);
   CHECK(has(refused(path), "in use"));
-  // The lock is the open file's: it outlives the process that took it while a child has the file.
+  // The lock belongs to the open file: it outlives the process that took it while a child has the
+  // file.
   const pid_t child = fork();
   if (child == 0) {
     close(open("/dev/null", O_RDONLY));
@@ -227,7 +228,8 @@ TEST_CASE(
   device_close(opened(path));
 }
 
-TEST_CASE("what is used otherwise is not a scratch LUN, and says for what it is used") {
+TEST_CASE(
+    "a file or device in another use is refused as a scratch LUN, and the line names the use") {
   Directory directory;
   const std::string path = directory.file("lun", "", 8 << 20);
   const auto open_raw = [&](Claim claim, Device** out, ErrorText* why) {
@@ -302,6 +304,8 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
   if (system(("mount " + loop.name + " " + mount_point + " 2>/dev/null").c_str()) == 0) {
     CHECK(has(refused(loop.name), "mounted on"));
     REQUIRE(system(("umount " + mount_point).c_str()) == 0);
+  } else {
+    printf("skip: mount: no file system can be mounted here\n");
   }
   REQUIRE(system(("wipefs -qa " + loop.name).c_str()) == 0);
   zero_head();
@@ -340,7 +344,8 @@ void discard_keeps_space(Device* device, uint64_t bytes, uint64_t full, const Bl
   }
 }
 
-// The same of a file that is formatted, carved with zeros, shrunk, removed, carved again.
+// The same for a file that is formatted, gets a LUN of zeros that shrinks and is removed, and gets
+// it again.
 template <class Blocks>
 void virtual_life_keeps_space(const std::string& path, uint64_t full, const Blocks& blocks) {
   ErrorText why;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mem: grows at its end and never moves, is reached in place, and says what it refuses. What it has
-// in common with other devices: device_conformance.
+// mem: grows at its end and never moves, is accessed in place, and its refusals say why.
+// device_conformance tests the behaviour that all devices share.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>

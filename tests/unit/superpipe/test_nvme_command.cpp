@@ -68,7 +68,7 @@ TEST_CASE("nvme: identify data gives block size, limits and what may be discarde
   CHECK(data.examine(&geometry, &reason) == -ENOTSUP);
 }
 
-TEST_CASE("nvme: what the namespace cannot do is answered without it") {
+TEST_CASE("nvme: a command that the namespace cannot do is answered without it") {
   NvmeGeometry geometry;
   geometry.block_shift = 12;
   geometry.blocks = 100;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mapped memory as a device: what is accepted, who copies and when, no wake-up lost, fork. What it
-// has in common with other devices: device_conformance.
+// Mapped memory as a device: what is accepted, who copies and when, no lost wake-up, fork.
+// device_conformance tests the behaviour that all devices share.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -110,7 +110,7 @@ TEST_CASE(
     CHECK(io(lun.get(), Op::kWrite, kMiB - 4096, out, sizeof out) == 4096);
     CHECK(io(lun.get(), Op::kRead, kMiB - 4096, in, sizeof in) == 4096);
     CHECK(memcmp(in, out, sizeof in) == 0);
-    // Beyond what was reserved there is nothing to store to; that must be an answer, not a signal.
+    // A store beyond the reserved space must get an answer, not a signal.
     CHECK(io(lun.get(), Op::kWrite, 8 * kMiB, out, sizeof out) == -ENOSPC);
     CHECK(io(lun.get(), Op::kRead, 8 * kMiB, in, sizeof in) == -EIO);
     CHECK(lun->reserve(DeviceOffset{lun->size_bytes()}, 4096) == -ENOSPC);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulated device: what it does to I/O is counted, seeded, and of the kind its name says.
+// The simulated device: its faults are counted, follow the seed, and are of the kind that their
+// names say.
 #include <unistd.h>
 
 #include <bit>

@@ -35,7 +35,7 @@ using lunar_test::one;
 using lunar_test::Pages;
 constexpr size_t kFileBytes = 8 * kMiB;
 
-// Whether the kernel counts more pinned memory of this process than it should.
+// Whether the kernel counts more pinned memory for this process than it should.
 bool pins_unaccounted() {
   char text[4096];
   if (sys::read_text("/proc/self/status", text, sizeof text) < 0) return true;

@@ -100,7 +100,7 @@ TEST_CASE("private mappings are counted, and forked as their policy says") {
   CHECK(map_private(0, ForkPolicy::kInherit) == nullptr);
 }
 
-#ifndef __SANITIZE_THREAD__  // which needs mappings, too
+#ifndef __SANITIZE_THREAD__  // which needs mappings of its own
 TEST_CASE("a huge mapping leaves nothing behind where there can be no mapping more") {
   size_t most = 0;
   std::ifstream("/proc/sys/vm/max_map_count") >> most;

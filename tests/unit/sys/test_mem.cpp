@@ -15,7 +15,7 @@ using namespace lunar;
 
 namespace {
 
-// 0, or which claim is answered wrongly.
+// 0, or the number of the claim that has a wrong answer.
 int claim_around_a_hole() {
   constexpr size_t kBytes = 2 * kGiB;
   const size_t page = sys::page_bytes();
@@ -31,7 +31,7 @@ int claim_around_a_hole() {
 
 }  // namespace
 
-TEST_CASE("a claim tells what is mapped wholly, in part and not at all") {
+TEST_CASE("a claim says whether a range is mapped wholly, in part or not at all") {
   CHECK(claim_around_a_hole() == 0);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory controller that counts, and the memory that the groups of a process leave it. The test
-// makes files of its own in the layout of /proc and /sys/fs/cgroup.
+// The memory controller in use, and the memory that the groups of a process leave it. The test
+// makes files in the layout of /proc and /sys/fs/cgroup.
 #include <stdlib.h>
 
 #include <filesystem>

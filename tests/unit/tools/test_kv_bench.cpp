@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench kv`: a value that is not the one that was written is noticed; targets are what they
-// say.
+// `lunar bench kv`: a value that differs from what was written is noticed, and targets are what
+// their names say.
 #include <algorithm>
 #include <cmath>
 #include <set>
