@@ -4,10 +4,10 @@
 #include <errno.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "base/test_switches.h"
 #include "pager/evict/evictor.h"
+#include "pager/fault/out_since.h"
 #include "pager/space/lun_space.h"
 #include "pager/state/install.h"
 #include "pager/state/requests.h"
@@ -21,21 +21,6 @@ namespace {
 
 constexpr unsigned kZeroPages = 128;
 
-// Whether charging has failed for a while, in which the housekeeping thread has given back the
-// charges of dead members.
-class OutSince {
- public:
-  bool for_a_while() {
-    constexpr uint64_t kTryNs = 200000000;
-    const uint64_t now = sys::now_ns();
-    // the first failure, or the last one was long ago
-    if (now - last_.exchange(now) > kTryNs) since_.store(now);
-    return now - since_.load() > kTryNs;
-  }
-
- private:
-  std::atomic<uint64_t> since_{0}, last_{0};
-};
 constinit OutSince g_space_out, g_tables_out;
 
 // Returns the length of the run to fill: while a quarter of the budget is free, fill twice the run
@@ -60,11 +45,11 @@ unsigned fill_run(const PagerState& state, const Region& region, PageIndex page,
 // Gives a page a word. False: there is no DRAM for a leaf now.
 bool reach(PagerState& state, Region& region, uint64_t page, int64_t keep_free, bool is_needed) {
   const int rc = table_reach(state, region, page, page + 1, keep_free);
-  if (rc == -ENOMEM && is_needed && g_tables_out.for_a_while())
+  if (rc == 0) g_tables_out.succeeded();
+  if (rc == -ENOMEM && is_needed && g_tables_out.failed_for_a_while(sys::now_ns()))
     fatal(
         "the page tables take all that they may of the DRAM budget: there is no room for that of "
-        "page "
-        "%p%s; give a larger --dram",
+        "page %p%s; give a larger --dram",
         static_cast<void*>(region.address_of(PageIndex(page))),
         region.on_touch ? ", of a map without reservation (MAP_NORESERVE)"
                         : ", which was not committed");
@@ -74,10 +59,14 @@ bool reach(PagerState& state, Region& region, uint64_t page, int64_t keep_free, 
 // Charges the LUN space of a page that is charged at its first touch. False: there is none now.
 bool charge_touch(PagerState& state, const Region& region, uint64_t page, bool is_needed) {
   const int rc = space_charge(state, 1, false);
-  if (rc == 0) return true;
+  if (rc == 0) {
+    g_space_out.succeeded();
+    return true;
+  }
   // dead members may hold space, or more must be reserved
   housekeeping_wake(state, rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
-  if ((rc == -ENOMEM || state.luns.growth_refused.load()) && is_needed && g_space_out.for_a_while())
+  if ((rc == -ENOMEM || state.luns.growth_refused.load()) && is_needed &&
+      g_space_out.failed_for_a_while(sys::now_ns()))
     fatal(
         "LUN space is used up: none is left for page %p of a map without reservation "
         "(MAP_NORESERVE); %s",
