@@ -386,10 +386,6 @@ void Resolver::install_read(ReadOp& op, unsigned from, unsigned count) {
         break;
       case Installed::kGone:
       case Installed::kRefused:
-        if (run.error == -ENOMEM) {
-          wait_out_stall();
-          break;
-        }
         give_back(op, at, PageState::kEvicted);
         ++done;
         break;

@@ -28,14 +28,14 @@ Installed outcome_of(int error, unsigned pages) {
   }
 }
 
-}  // namespace
-
-void set_stall_reader(void (*read)(void* self), void* self) { t_stall_reader = {read, self}; }
-
 void wait_out_stall() {
   const StallReader reader = t_stall_reader;
   reader.read != nullptr ? reader.read(reader.self) : sys::yield_cpu();
 }
+
+}  // namespace
+
+void set_stall_reader(void (*read)(void* self), void* self) { t_stall_reader = {read, self}; }
 
 Install install(PagerState& state, void* address, const void* content, unsigned pages,
                 bool protect) {

@@ -36,9 +36,8 @@ int protect_pages(PagerState& state, void* address, size_t bytes, bool on);
 // maps.
 void protect_by_halves(PagerState& state, char* from, size_t bytes);
 
-// The kernel fails both calls with EAGAIN while an event is unread. They retry through
-// wait_out_stall(): a thread that has set a reader reads events there, other threads yield.
-void wait_out_stall();
+// The kernel fails both calls with EAGAIN while an event is unread. They retry: a thread that has
+// set a reader reads events meanwhile, other threads yield.
 void set_stall_reader(void (*read)(void* self), void* self);  // of the calling thread
 
 // Asks the thread that has locked the page (`seen` is busy) to wake the threads that wait for it.
