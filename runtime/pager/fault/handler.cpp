@@ -93,8 +93,7 @@ Handler::Next Handler::do_round() {
   if (helper_ && may_rest(load)) return Next::kRest;
   arm_watches(messages);  // before the reads go out, so that one system call submits both
   const bool came = resolver_.progress(false, 0) != 0;
-  return came || !watching_messages_ || inbox_.count() != inbox_.parked() ? Next::kGoOn
-                                                                          : Next::kWait;
+  return came || !must_wait() ? Next::kGoOn : Next::kWait;
 }
 
 void Handler::wait_for_more() {
@@ -108,8 +107,7 @@ void Handler::wait_for_more() {
     state_.account.want_room();
     (void)answer_inbox();
   }
-  if (inbox_.count() == inbox_.parked())
-    (void)resolver_.progress(true, inbox_.parked() != 0 ? kParkedWaitNs : -1);
+  if (must_wait()) (void)resolver_.progress(true, inbox_.parked() != 0 ? kParkedWaitNs : -1);
 }
 
 void Handler::see_what_came() {
@@ -123,7 +121,7 @@ void Handler::see_what_came() {
 }
 
 void Handler::arm_watches(unsigned messages) {
-  if (!watching_messages_ && messages < kMessagesAtOnce) {
+  if (!watching_messages_ && messages < kMessagesAtOnce && reads_messages()) {
     if (resolver_.watch(state_.uffd, kTagMessages) < 0)
       fatal("handler: cannot wait for fault messages");
     watching_messages_ = true;
@@ -186,7 +184,7 @@ unsigned Handler::answer_inbox() {
 
 unsigned Handler::take_messages() {
   sys::UffdMessage messages[kMessagesAtOnce];
-  if (inbox_.count() > Inbox::kMax / 2) return 0;  // messages wait in the kernel's queue
+  if (!reads_messages()) return 0;
   const int n = read_faults(state_, index_, messages, kMessagesAtOnce);
   if (n < 0)
     fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));

@@ -53,6 +53,12 @@ struct Handler {
   bool may_rest(unsigned load);
   void arm_watches(unsigned messages);
   void note_stuck();
+  // False: so many messages are parked that others wait in the kernel's queue.
+  bool reads_messages() const { return inbox_.count() <= Inbox::kMax / 2; }
+  // Whether there is nothing to answer now: no new message, here or in the kernel's queue.
+  bool must_wait() const {
+    return inbox_.count() == inbox_.parked() && (watching_messages_ || !reads_messages());
+  }
   Bell& bell() const { return state_.services.bells[index_]; }
 
   PagerState& state_;
