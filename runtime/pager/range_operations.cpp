@@ -261,6 +261,8 @@ int pager_pin(const void* address, size_t bytes) {
   const int64_t pages = static_cast<int64_t>(range.end - range.first);
   const int64_t cap = state.account.cap_pages();
   if (pages > cap / 2) return -ENOMEM;
+  // A page that cannot be brought in is found before any pin has changed.
+  if (rc = pager_touch(address, bytes); rc < 0) return rc;
   int64_t more = 0;
   for (uint64_t p = range.first; p < range.end; ++p)
     more += !word_of(*range.region, PageIndex(p)).pinned();
@@ -281,8 +283,8 @@ int pager_pin(const void* address, size_t bytes) {
   state.pinned_pages.fetch_add(pages - were_pinned - more);
   for (;;) {
     rc = pager_touch(address, bytes);
-    if (rc < 0) {
-      (void)pager_unpin(address, bytes);
+    if (rc < 0) {  // a page was evicted again before it was pinned, and is lost
+      if (were_pinned == 0) (void)pager_unpin(address, bytes);
       return rc;
     }
     bool all = true;

@@ -189,8 +189,11 @@ int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t
     next = chunk_end(first, end);
     if (!set && !region.table.uses(first, next)) continue;
     if (set && table_reach_waiting(state, region, first, next) < 0) {
+      // pins that were there before stay, and all others with them: which they are is not known
       const int64_t set_here = static_cast<int64_t>(first - begin) - were_pinned;
-      state.pinned_pages.fetch_add(set_here - program_pins(state, region, begin, first, false));
+      const int64_t taken_back =
+          were_pinned == 0 ? program_pins(state, region, begin, first, false) : 0;
+      state.pinned_pages.fetch_add(set_here - taken_back);
       return -ENOMEM;
     }
     sys::ScopedSignalBlock signals;
