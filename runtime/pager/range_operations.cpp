@@ -172,7 +172,9 @@ int discard(PagerState& state, void* address, size_t bytes, Discard what, bool w
     if (!pager_active()) {
       char* from = range.region->address_of(PageIndex(range.first));
       uint64_t length = (range.end - range.first) << state.page_shift;
-      return sys::advise(from, length, drop_advice(what));
+      rc = sys::advise(from, length, drop_advice(what));
+      // without the lock, an activation may have adopted pages before they were dropped
+      if (rc < 0 || lock.plain()) return rc;
     }
   }
   range.end = std::min(range.end, range.region->table_pages.load(std::memory_order_acquire));

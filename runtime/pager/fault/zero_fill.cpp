@@ -116,6 +116,7 @@ void settle_filled(PagerState& state, Region& region, PageIndex page, uint16_t e
 unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned locked,
                      Reservation& room) {
   sys::test_delay(test_switches.reach_delay_us);
+  unsigned gone = 0;
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);
     const uint16_t epoch = exclusive_epoch(state);
@@ -132,6 +133,7 @@ unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned
     const unsigned filled = run.outcome == Installed::kDone ? run.pages : 1;
     if (run.outcome == Installed::kGone) {
       leave_empty(state, region, at, Wake::kAll);
+      ++gone;
     } else {
       for (unsigned i = 0; i < filled; ++i)
         settle_filled(state, region, PageIndex(at.value + i), there ? shared_epoch() : epoch,
@@ -140,7 +142,7 @@ unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned
     }
     done += filled;
   }
-  counters().zero_fills.add(locked);
+  counters().zero_fills.add(locked - gone);
   return locked;
 }
 
