@@ -220,6 +220,22 @@ int pager_evictor_thread() {
   return pager_state().services.evictor_tid.load(std::memory_order_relaxed);
 }
 
+// Whether the budget has room for the part of it that cannot be evicted, `taken` pages of which come
+// yet.
+static bool has_room_to_evict(const PagerState& state, int64_t taken) {
+  const int64_t beside = state.account.cap_pages() - state.account.fixed_total() - taken;
+  return beside >= kTableRoom + state.pinned_pages.load();
+}
+
+// The pages that cannot be evicted and come when this process becomes active, less its plain
+// memory, which can be evicted then. pre: it is not active; the activation lock.
+static int64_t taken_by_activation(const PagerState& state) {
+  const int64_t plain = state.account.plain_pages();
+  const int64_t room = state.account.cap_pages() - state.account.fixed_total() + plain;
+  return own_need(state, is_first_active(state), room).pages() +
+         pages_for_units(g_activation.plain_table_units) - plain;
+}
+
 int pager_set_dram(uint64_t bytes) {
   auto& state = pager_state();
   ErrorText why;
@@ -227,23 +243,23 @@ int pager_set_dram(uint64_t bytes) {
   const int64_t pages = static_cast<int64_t>(bytes >> state.page_shift);
   if (pager_active() && state.pinned_pages.load() > pages / 2) return -EBUSY;
   const int64_t before = state.account.cap_pages();
-  bool must_evict;  // plain memory above a smaller limit, which only an active process evicts
+  const bool shrinks = pages < before;
+  bool must_evict, fits;  // plain memory above a smaller limit, which only an active process evicts
   {
     const CommitLock lock(state);
     state.account.set_cap(pages);  // first: of this and a promise at once, one sees the other
-    must_evict =
-        pages < before && !pager_active() && state.account.plain_pages() > plain_limit(state);
+    must_evict = shrinks && lock.plain() && state.account.plain_pages() > plain_limit(state);
+    fits = !must_evict || has_room_to_evict(state, taken_by_activation(state));
   }
-  const bool can_evict = !must_evict || pager_activate(&why) == 0;
-  if (!can_evict || (pages < before && pages - state.account.fixed_total() <
-                                           kTableRoom + state.pinned_pages.load())) {
+  if (fits && must_evict) fits = pager_activate(&why) == 0;
+  if (!fits || (shrinks && !has_room_to_evict(state, 0))) {
     state.account.set_cap(before);
     return -EBUSY;
   }
   state.dram_bytes = bytes;
-  for (int i = 0; state.account.free_pages() < 0 && i < 600000; ++i) {
+  for (int i = 0; state.account.free_pages() < 0 && i < 600'000; ++i) {
     state.account.raise_pressure();
-    sys::sleep_ns(100000);
+    sys::sleep_ns(100'000);
   }
   return state.account.free_pages() < 0 ? -EBUSY : 0;
 }

@@ -303,6 +303,10 @@ OwnNeed own_need(const PagerState& state, bool first, int64_t room) {
   return {frame_count_for(cap), handlers * nodes, window_pages_for(cap)};
 }
 
+bool is_first_active(const PagerState& state) {
+  return state.fork.generation == 0 && !state.account.others_active();
+}
+
 unsigned window_pages_for(int64_t cap) {
   return static_cast<unsigned>(std::clamp<int64_t>(cap / 64, 64, 256));
 }

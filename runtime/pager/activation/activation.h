@@ -105,5 +105,6 @@ struct OwnNeed {
 // first: the process is the first active one of its tree. room: the part of the cap that is not
 // fixed. Any other process, and a forked child, gets an eighth of what the first one gets.
 OwnNeed own_need(const PagerState& state, bool first, int64_t room);
+bool is_first_active(const PagerState& state);
 
 }  // namespace lunar

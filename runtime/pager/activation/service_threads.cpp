@@ -271,12 +271,12 @@ int no_room(const PagerState& state, ErrorText* why) {
 int start_threads(PagerState& state, ErrorText* why) {
   // A forked child gets an eighth, because it usually saves or execs while its parent goes on. So
   // does a process that becomes active after others.
-  const bool first = state.fork.generation == 0 && !state.account.others_active();
   // The tree's fixed pages must leave room for faults, or all its processes would wait forever. For
   // a forked child the fork's check has reserved its part.
   const int64_t prepaid = state.account.reserved(), before = state.account.own_fixed();
   const OwnNeed need =
-      own_need(state, first, state.account.cap_pages() - state.account.fixed_total() + prepaid);
+      own_need(state, is_first_active(state),
+               state.account.cap_pages() - state.account.fixed_total() + prepaid);
   if (prepaid == 0) {
     if (!state.account.reserve_fixed(need.pages(), kWorkRoom)) return no_room(state, why);
     state.account.use_reserved(need.pages());
