@@ -44,11 +44,11 @@ struct Kept {
   }
 };
 struct KeptPages {
-  sys::SpinLock lock;
+  sys::Mutex lock;  // held for a look at all entries, with a system call each
   Kept entries[kKeptMax];
   unsigned next_look = 0;
-  unsigned until_told = 0;  // entries of kUntilTold
-  bool full_said = false;
+  unsigned until_told = 0;                          // entries of kUntilTold
+  std::atomic<bool> full{false}, full_said{false};  // a thread has found no entry
   std::atomic<bool> gate_closes{false};
 };
 constinit KeptPages g_kept;
@@ -100,13 +100,7 @@ Kept* look_for_gone(PagerState& state, unsigned looks) {
 Kept* free_entry(PagerState& state) {
   Kept* entry = look_for_gone(state, kLooksAtOnce);
   if (entry == nullptr) entry = look_for_gone(state, kKeptMax);
-  if (entry == nullptr && !g_kept.full_said) {
-    g_kept.full_said = true;
-    log_warning(
-        "more than %u threads have their stacks in tiered memory; the ends of these stacks stay in "
-        "DRAM",
-        kKeptMax);
-  }
+  if (entry == nullptr) g_kept.full.store(true, std::memory_order_relaxed);
   return entry;
 }
 
@@ -122,7 +116,7 @@ Kept* entry_of(const void* page, int thread_id, Keep use) {
 // -EAGAIN: the page has no word.
 int pin(PagerState& state, Region& region, PageIndex page, int thread_id, Keep use) {
   const void* address = region.address_of(page);
-  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  sys::Locked<sys::Mutex> lock(g_kept.lock);
   if (Kept* held = use == Keep::kNewThread ? nullptr : entry_of(address, thread_id, use);
       held != nullptr) {
     const bool pinned = word_of(region, page).pinned();
@@ -197,7 +191,7 @@ int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t
       return -ENOMEM;
     }
     sys::ScopedSignalBlock signals;
-    sys::Locked<sys::SpinLock> lock(g_kept.lock);
+    sys::Locked<sys::Mutex> lock(g_kept.lock);
     uint64_t kept[kChunkPages / 64] = {};
     hand_over_pins(state, region, first, next, !set, kept);
     for (uint64_t p = first; p < next; ++p) {
@@ -216,7 +210,7 @@ bool pinned_by_program(Region& region, uint64_t page) {
   if (!word_of(region, PageIndex(page)).pinned()) return false;
   const void* address = region.address_of(PageIndex(page));
   sys::ScopedSignalBlock signals;
-  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  sys::Locked<sys::Mutex> lock(g_kept.lock);
   for (const Kept& entry : g_kept.entries)
     if (entry.thread_id != 0 && entry.page == address && entry.pinned) return false;
   return true;
@@ -242,6 +236,11 @@ void pager_keep(const void* address, size_t bytes, Keep use) {
       else if (table_reach(state, *region, p, p + 1, 0) < 0)
         return;
     }
+    if (g_kept.full.load(std::memory_order_relaxed) && !g_kept.full_said.exchange(true))
+      log_warning(
+          "more than %u threads have their stacks in tiered memory; the ends of these stacks stay "
+          "in DRAM",
+          kKeptMax);
     if (rc < 0) continue;
     touch_pinned(state, *region, PageIndex(p));
     // The entry is added first, so later forks skip the page. A fork that has already read the list
@@ -256,7 +255,7 @@ void pager_exec_failed() {
   auto& state = pager_state();
   const int thread_id = sys::thread_id();
   sys::ScopedSignalBlock signals;
-  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  sys::Locked<sys::Mutex> lock(g_kept.lock);
   for (Kept& entry : g_kept.entries)
     if (entry.thread_id == thread_id && entry.use == Keep::kExec) unpin_kept(state, entry);
 }
@@ -266,7 +265,7 @@ void pager_keep_no_more(const void* address, size_t bytes) {
   const Region* region = own_region(state, address);
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
-  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  sys::Locked<sys::Mutex> lock(g_kept.lock);
   const char* end = static_cast<const char*>(address) + bytes;
   for (uint64_t p = region->page_of(address).value;
        p < region->pages && region->address_of(PageIndex(p)) < end; ++p) {
@@ -284,7 +283,7 @@ void pager_kept_goes_to(const void* address, int child_id, bool a_process) {
   sys::ScopedSignalBlock signals;
   const void* page = region->address_of(region->page_of(address));
   const int thread_id = sys::thread_id();
-  sys::Locked<sys::SpinLock> lock(g_kept.lock);
+  sys::Locked<sys::Mutex> lock(g_kept.lock);
   Kept* entry = entry_of(page, thread_id, Keep::kNewThread);
   if (entry == nullptr) return;
   if (child_id <= 0) return unpin_kept(state, *entry);
@@ -296,7 +295,7 @@ void pager_kept_goes_to(const void* address, int child_id, bool a_process) {
 unsigned kept_pages_gate_closes(const void* const** pages) {
   unsigned count = 0;
   {
-    sys::Locked<sys::SpinLock> lock(g_kept.lock);
+    sys::Locked<sys::Mutex> lock(g_kept.lock);
     g_kept.gate_closes.store(true);
     // all entries, also several of one page: any of them may own the pin
     for (const Kept& entry : g_kept.entries)
@@ -319,6 +318,6 @@ void kept_pages_open(PagerState& state) {
   }
 }
 
-void kept_pages_enter_child() { g_kept.lock.unlock(); }
+void kept_pages_enter_child() { g_kept.lock.reset_in_child(); }
 
 }  // namespace lunar
