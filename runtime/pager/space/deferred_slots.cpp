@@ -50,21 +50,23 @@ uint64_t deferred_slots_bytes(uint64_t slots) { return slots * sizeof(DeferredSl
 int deferred_slots_prepare(PagerState& state) {
   if (!state.luns.ready.load()) return 0;
   const SlotAllocator& lun = state.luns.slots[state.luns.own];
-  sys::Locked<sys::SpinLock> lock(g_deferred.lock);
-  if (g_deferred.entries == nullptr) {
-    g_deferred.capacity = uint64_t{lun.bitmap_words()} * 64;
-    g_deferred.shared = static_cast<uint64_t*>(
-        map_private(lun.bitmap_words() * sizeof(uint64_t), ForkPolicy::kDontFork));
-    g_deferred.entries = static_cast<DeferredSlot*>(
-        map_private(g_deferred.capacity * sizeof(DeferredSlot), ForkPolicy::kDontFork));
-    if (g_deferred.entries == nullptr || g_deferred.shared == nullptr) {
-      unmap_private(g_deferred.shared, lun.bitmap_words() * sizeof(uint64_t));
-      unmap_private(g_deferred.entries, g_deferred.capacity * sizeof(DeferredSlot));
-      g_deferred.entries = nullptr;
-      g_deferred.shared = nullptr;
+  if (g_deferred.entries == nullptr) {  // only this function, one fork at a time, makes it
+    const uint64_t capacity = uint64_t{lun.bitmap_words()} * 64;
+    const size_t shared_bytes = lun.bitmap_words() * sizeof(uint64_t),
+                 entries_bytes = capacity * sizeof(DeferredSlot);
+    void* shared = map_private(shared_bytes, ForkPolicy::kDontFork);
+    void* entries = map_private(entries_bytes, ForkPolicy::kDontFork);
+    if (entries == nullptr || shared == nullptr) {
+      unmap_private(shared, shared_bytes);
+      unmap_private(entries, entries_bytes);
       return -ENOMEM;
     }
+    const sys::Locked<sys::SpinLock> lock(g_deferred.lock);
+    g_deferred.capacity = capacity;
+    g_deferred.shared = static_cast<uint64_t*>(shared);
+    g_deferred.entries = static_cast<DeferredSlot*>(entries);
   }
+  const sys::Locked<sys::SpinLock> lock(g_deferred.lock);
   // No write is in flight now, so every slot that a page of the child may refer to is in use. (So
   // are slots that are still held for children that have ended by now.)
   lun.copy_used(g_deferred.shared, state.fork.oldest_child.load(std::memory_order_acquire) != 0);
