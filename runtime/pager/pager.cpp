@@ -145,8 +145,10 @@ static void forget_attempt(PagerState& state) {
   g_activation.failed.store(false);
 }
 
-// These load libraries or search them, which is not possible later, while the program allocates.
+// These load libraries or search them, which is not possible later, while the program allocates, or
+// make system calls that a seccomp filter may refuse later.
 static void load_early(PagerState& state) {
+  (void)sys::moves_flush_once();
   pager_read_nodes();
   sys::threads_prepare();
   state.page_size = sys::page_bytes();

@@ -46,13 +46,18 @@ int kernel_check(ErrorText* why) {
 
 bool memory_merging() { return syscall(SYS_prctl, PR_GET_MEMORY_MERGE, 0UL, 0UL, 0UL, 0UL) == 1; }
 
-bool moves_flush_once() {
+static bool is_of_6_18() {
   utsname name;
   uint64_t major = 0, minor = 0;
   if (uname(&name) != 0) return false;
   const char* at = parse_digits(name.release, &major);
   if (at != nullptr && *at == '.') (void)parse_digits(at + 1, &minor);
   return major > 6 || (major == 6 && minor >= 18);
+}
+
+bool moves_flush_once() {
+  static const bool answer = is_of_6_18();
+  return answer;
 }
 
 }  // namespace lunar::sys

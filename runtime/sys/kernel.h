@@ -16,7 +16,8 @@ namespace lunar::sys {
 bool memory_merging();
 
 // Whether UFFDIO_MOVE of many pages flushes TLBs once (from Linux 6.18 on) instead of once a page.
-// Only speed depends on this, so the kernel's version decides.
+// Only speed depends on this, so the kernel's version decides. Only the first call makes a system
+// call.
 bool moves_flush_once();
 
 }  // namespace lunar::sys
