@@ -141,6 +141,8 @@ def test_wrong_words(directory):
         refused(["create", f"{path}#x", f"--size={size}"], ["--size"], [path])
         if size not in ("-5m",):
             refused(["resize", f"{path}#first", size], [], [path])
+    # more than any LUN has: the line names what this one has
+    refused(["resize", f"{path}#first", "-3145728t"], ["it has 4 MiB, so"], [path])
     refused(["remove", f"{path}#frist", "--yes"], ["'frist'", "did you mean 'first'?"], [path])
     refused(["resize", f"{path}#zzzzzzzz", "5m"], ["'zzzzzzzz'", "lunar lun list"], [path])
     refused(["create", f"{path}#first", "--size", "1m"], ["first"], [path])   # it is there already

@@ -94,9 +94,8 @@ int lun_resize(int argc, char** argv) {
   if (const auto code = command.parse(argc, argv)) return *code;
   LunName name;
   if (const int code = parse_lun_name(command, uri, true, &name); code != 0) return code;
-  uint64_t unused = 0;  // refuses a bad size before anything is opened
-  if (const int code = wanted_size(command, size, uint64_t{1} << 61, 0, &unused); code != 0)
-    return code;
+  uint64_t unused = 0;  // a size that is bad for LUNs of any size is refused before the open
+  if (const int code = wanted_size(command, size, UINT64_MAX, 0, &unused); code != 0) return code;
   PhysicalLun* physical = nullptr;
   if (const int code = open_physical(command, name.device, &physical); code != 0) return code;
   VirtualLunInfo found;
