@@ -44,8 +44,8 @@ class Wakeups;
 // (otherwise -EOPNOTSUPP: Capabilities::discard). It acts like a write of zeros, but costs less: a
 // block device or namespace may free the space; a file or pmem: keeps it, so that reserved space
 // stays reserved. Not atomic; durable after a flush, like a write. length: not 0. Beyond the end of
-// the device: -EINVAL; a file that may grow by writes may be given space there, and a block device
-// may discard the part that is inside.
+// the device: -EINVAL, with nothing discarded; a file that may grow by writes may be given space
+// there.
 //
 // Order and durability. Commands in flight are unordered, even within one context: B follows A only
 // if it is submitted after A's response. kFlush: every write and discard that completed before the

@@ -86,14 +86,21 @@ struct JoinedFiles {
   const DeviceFiles* files[kMax] = {};  // of the devices, which outlive the context; O_DIRECT
   struct Place {
     uint64_t data_offset = 0;  // of the device's offset 0 in its file
-    bool keep = false;         // a discard keeps the file's space
+    uint64_t bytes = 0;        // of a block device, which has an end; 0: of a file
+    bool keeps_space() const { return bytes == 0; }  // a discard keeps the space of a file
+    // The length for the kernel, which cuts a discard at a block device's end, and refuses (EINVAL)
+    // one of length 0.
+    uint64_t discard_length(uint64_t offset, uint64_t length) const {
+      const bool is_inside = offset <= bytes && length <= bytes - offset;
+      return bytes == 0 || is_inside ? length : 0;
+    }
   } place[kMax];
   unsigned count = 0;
 
-  bool add(const DeviceFiles& device, uint64_t data_offset, bool keep) {
+  bool add(const DeviceFiles& device, const Place& at) {
     if (count == kMax) return false;
     files[count] = &device;
-    place[count++] = {data_offset, keep};
+    place[count++] = at;
     return true;
   }
 };

@@ -403,7 +403,7 @@ void FileDevice::forget() {
 
 int FileDevice::attach(const ContextOptions& options, Context** out) {
   JoinedFiles files;
-  files.add(files_, data_offset_, !block_);
+  files.add(files_, place());
   return attach_joined(files, options, out);
 }
 
@@ -422,9 +422,7 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
   return attached(status, context, out);
 }
 
-bool FileDevice::join(JoinedFiles* files) const {
-  return files->add(files_, data_offset_, !block_);
-}
+bool FileDevice::join(JoinedFiles* files) const { return files->add(files_, place()); }
 
 int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
   if (!growable()) {

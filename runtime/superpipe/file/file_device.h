@@ -32,7 +32,7 @@ class FileDevice final : public NodeDevice {
   // A file given by path serves a whole process tree.
   bool growable() const override { return growable_ && !cut_at_close_; }
   [[nodiscard]] int64_t transfer(const Command& command) override {
-    return transfer_on(fd(), data_offset_, !block_, command);
+    return transfer_on(fd(), place(), command);
   }
   uint32_t io_align() const override { return io_align_; }
   Capabilities capabilities() const override;
@@ -50,6 +50,7 @@ class FileDevice final : public NodeDevice {
   int learn_alignment(const char* path, ErrorText* why);
   int check_size(uint64_t want_bytes, ErrorText* why) const;
   bool can_discard() const;
+  JoinedFiles::Place place() const { return {data_offset_, block_ ? size_bytes_ : 0}; }
   Fua fua() const;
 
   CallPool calls_;  // used if io_uring is refused

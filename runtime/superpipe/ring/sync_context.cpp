@@ -63,8 +63,8 @@ int SyncContext::create(Device* device, const ContextOptions& options, OwnedCont
 
 void SyncContext::release() { unmap_private(this, mapping_bytes_); }
 
-int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command) {
-  const uint64_t at = data_offset + command.offset.value;
+int64_t transfer_on(int fd, const JoinedFiles::Place& place, const Command& command) {
+  const uint64_t at = place.data_offset + command.offset.value;
   const auto parts = static_cast<int>(command.iov_count);
   int64_t result = -EINVAL;
   do {
@@ -76,8 +76,10 @@ int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& comm
         result = sys::writev_at(fd, command.iov, parts, at, command.fua ? RWF_DSYNC : 0);
         break;
       case Op::kDiscard:  // the range must read as zeros, so a block device is punched as well
-        result = keep ? sys::zero_range(fd, at, command.length)
-                      : sys::punch_hole(fd, at, command.length);
+        result = place.keeps_space()
+                     ? sys::zero_range(fd, at, command.length)
+                     : sys::punch_hole(fd, at,
+                                       place.discard_length(command.offset.value, command.length));
         break;
       case Op::kFlush:
         result = sys::sync_data(fd);

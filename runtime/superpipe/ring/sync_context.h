@@ -46,14 +46,13 @@ class SyncContext final : public OwnedContext {
   size_t mapping_bytes_ = 0;
 };
 
-// Carries out `command` on `fd` by blocking system calls; data_offset is added to its offset.
-// Returns bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
-[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command);
+// Carries out `command` on `fd`, whose device lies at `place`, by blocking system calls. Returns
+// bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
+[[nodiscard]] int64_t transfer_on(int fd, const JoinedFiles::Place& place, const Command& command);
 
 // The same on the file that the command names.
 [[nodiscard]] inline int64_t transfer_on(const JoinedFiles& files, const Command& command) {
-  const JoinedFiles::Place& place = files.place[command.file];
-  return transfer_on(files.files[command.file]->file(), place.data_offset, place.keep, command);
+  return transfer_on(files.files[command.file]->file(), files.place[command.file], command);
 }
 
 // Polls the watched descriptors (waiting up to timeout_ns) and makes responses of the ready ones:

@@ -54,7 +54,9 @@ bool UringContext::queue(const Command& command, uint32_t index) {
                                        index, flags);
     }
     case Op::kDiscard:
-      return ring_.queue_discard(file, true, at, command.length, place_[file].keep, index);
+      return ring_.queue_discard(file, true, at,
+                                 place_[file].discard_length(command.offset.value, command.length),
+                                 place_[file].keeps_space(), index);
     case Op::kFlush:
       return ring_.queue_fsync(file, true, index);
   }

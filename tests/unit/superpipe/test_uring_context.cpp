@@ -51,7 +51,7 @@ struct File {
     files.set(0, sys::open_unlinked(lunar_test::disk_directory(), O_RDWR | O_DIRECT));
     REQUIRE(fd() >= 0);
     REQUIRE(sys::allocate_space(fd(), 0, kFileBytes) == 0);
-    joined.add(files, 0, true);
+    joined.add(files, {});
   }
   ~File() { sys::close_file(fd()); }
   int fd() const { return files.file(); }
