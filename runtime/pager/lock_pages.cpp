@@ -15,7 +15,7 @@ PageWord wait_while_busy(const Region& region, uint64_t page) {
   for (unsigned spins = 0;; ++spins) {
     const PageWord seen = region.table.peek(page);
     if (seen.state() != PageState::kBusy) return seen;
-    spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10000);
+    spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10'000);
   }
 }
 

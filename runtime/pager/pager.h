@@ -57,8 +57,8 @@ struct Region;  // opaque here: a virtual range that the pager owns
 
 enum RegionFlags : unsigned {
   kRegionHeap = 0,
-  kRegionChargeOnTouch =
-      1u << 0,  // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
+  // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
+  kRegionChargeOnTouch = 1u << 0,
   // uncommitted memory stays PROT_NONE (maps); without this flag it is accessible up to the highest
   // commit
   kRegionStrict = 1u << 1,
@@ -142,10 +142,10 @@ struct OtherMap {
 void pager_fill_ahead(const void* address);
 [[nodiscard]] int pager_prefetch(const lunar_range* ranges, size_t count);
 enum class Discard : uint8_t {
-  kContents,  // MADV_DONTNEED, MADV_FREE: stops at the first pinned page with -EINVAL, like the
-              // kernel
-  kLocked,    // MADV_DONTNEED_LOCKED: also pinned pages, which stay pinned
-  kMapping,   // the mapping ends, or another takes its place: pins end with it
+  // MADV_DONTNEED, MADV_FREE: stops at the first pinned page with -EINVAL, like the kernel
+  kContents,
+  kLocked,   // MADV_DONTNEED_LOCKED: also pinned pages, which stay pinned
+  kMapping,  // the mapping ends, or another takes its place: pins end with it
 };
 [[nodiscard]] int pager_discard(void* address, size_t bytes, Discard what);
 // Guard pages (MADV_GUARD_INSTALL, MADV_GUARD_REMOVE): the content is lost, and a touch raises

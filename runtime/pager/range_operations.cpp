@@ -344,8 +344,8 @@ void pager_note_pinning(const char* sign) {
 
 long pager_write_elsewhere(const long (&arguments)[6]) {
   Account& account = pager_state().account;
-  const sys::ScopedSignalBlock
-      signals;  // write_elsewhere would not end if a handler left by longjmp
+  // write_elsewhere would not end if a handler left by longjmp
+  const sys::ScopedSignalBlock signals;
   if (!account.write_elsewhere_begin()) {
     LUNAR_LOG_LIMITED(log_warning, 4,
                       "process_vm_writev fails with EAGAIN: a process of this tree was stopped in "

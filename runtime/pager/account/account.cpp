@@ -14,7 +14,7 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kBatchMostNs = 5000000000;       // a batch of a member that runs takes far less
+constexpr uint64_t kBatchMostNs = 5'000'000'000;    // a batch of a member that runs takes far less
 constexpr uint64_t kMagic = 0x34544e43434e4c55ull;  // "ULNCCNT4"
 
 }  // namespace
@@ -46,8 +46,8 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
     shared_->ready.store(2, std::memory_order_release);
   } else {
     for (int i = 0; shared_->ready.load(std::memory_order_acquire) != 2; ++i) {
-      if (i > 10000) return -EIO;  // the process that made it died while setting it up
-      sys::sleep_ns(100000);
+      if (i > 10'000) return -EIO;  // the process that made it died while setting it up
+      sys::sleep_ns(100'000);
     }
     if (shared_->magic != kMagic || shared_->bytes != sizeof(AccountShared)) return -EPROTO;
   }
@@ -191,7 +191,7 @@ bool Account::reserve_fixed(int64_t pages, int64_t room) {
       sweep_settled();
     else
       sys::sleep_ns(
-          static_cast<uint64_t>(attempt * 100000 + static_cast<int>(member_ % 8) * 20000));
+          static_cast<uint64_t>(attempt * 100'000 + static_cast<int>(member_ % 8) * 20'000));
   }
   return false;
 }
@@ -299,7 +299,7 @@ bool batch_ends(const AccountMember& m, uint64_t until) {
   while ((seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen &&
          m.state.load() == kMemberActive) {
     if (sys::now_ns() >= until) return false;
-    sys::sleep_ns(20000);
+    sys::sleep_ns(20'000);
   }
   return true;
 }

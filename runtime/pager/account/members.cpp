@@ -35,13 +35,13 @@ int lock_until(pthread_mutex_t* mutex, const timespec& until) {
 }
 #endif
 
-constexpr uint64_t kAdoptWithinNs = 30000000000;
+constexpr uint64_t kAdoptWithinNs = 30'000'000'000;
 // Counted from the end of the thread that held a member's mutex. kEndingNs: how long a member with
 // a lock counts as ending. kFreedNs: when the memory of a member without a lock counts as free.
-constexpr uint64_t kEndingNs = 2000000000, kFreedNs = 50000000;
-constexpr uint64_t kSettleNs =
-    100000000;                      // how long a member short of memory waits for ending ones
-constexpr long kSoonNs = 20000000;  // only a stopped member holds the lock so long
+constexpr uint64_t kEndingNs = 2'000'000'000, kFreedNs = 50'000'000;
+// how long a member that is short of memory waits for ending ones
+constexpr uint64_t kSettleNs = 100'000'000;
+constexpr long kSoonNs = 20'000'000;  // only a stopped member holds the lock so long
 
 }  // namespace
 
@@ -88,8 +88,8 @@ bool Members::lock_soon() {
   timespec until{};
   clock_gettime(kLockClock, &until);
   until.tv_nsec += kSoonNs;
-  if (until.tv_nsec >= 1000000000) {
-    until.tv_nsec -= 1000000000;
+  if (until.tv_nsec >= 1'000'000'000) {
+    until.tv_nsec -= 1'000'000'000;
     ++until.tv_sec;
   }
   const int rc = lock_until(&shared_->lock, until);
@@ -357,7 +357,7 @@ bool Members::sweep(uint32_t* oldest_child) {
 void Members::sweep_settled() {
   uint32_t ignored = 0;
   const uint64_t end = sys::now_ns() + kSettleNs;
-  while (!sweep(&ignored) && sys::now_ns() < end) sys::sleep_ns(1000000);
+  while (!sweep(&ignored) && sys::now_ns() < end) sys::sleep_ns(1'000'000);
 }
 
 bool Members::child_lives(uint32_t fork_epoch) const {

@@ -252,8 +252,8 @@ int SlotAllocator::charge(uint64_t slots) {
     if (status == -EFBIG)
       LUNAR_LOG_LIMITED(log_warning, 1,
                         "the LUN's file may not grow beyond this process' limit on file sizes: no "
-                        "more memory can be allocated; "
-                        "raise it (ulimit -f, LimitFSIZE=), or give --lun a block device");
+                        "more memory can be allocated; raise it (ulimit -f, LimitFSIZE=), or give "
+                        "--lun a block device");
     if (status < 0) return status == -EFBIG ? status : -ENOMEM;
   }
   return status;

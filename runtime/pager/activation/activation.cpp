@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kSmallPagesMax = 512;  // a process with less stays plain even if the tree is full
 constexpr unsigned kSmallWaitMs = 50;    // how long it waits for active processes to make room
-constexpr uint64_t kRetryNs = 100000000;
+constexpr uint64_t kRetryNs = 100'000'000;
 
 bool huge_pages_always() {
   char text[128];
@@ -55,7 +55,7 @@ bool take_waiting(Account& account, int64_t pages, int64_t limit) {
   for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
     if (account.take_plain(pages, limit)) return true;
     account.raise_pressure();
-    sys::sleep_ns(1000000);
+    sys::sleep_ns(1'000'000);
   }
   return false;
 }
@@ -173,8 +173,8 @@ int plain_reserve_child(PagerState& state, uint64_t* ticket) {
 }
 
 CommitLock::CommitLock(PagerState& state) : state_(state) {
-  constexpr int64_t kLookNs = 10000000;
-  constexpr uint64_t kMakingThreadsNs = 30000000;
+  constexpr int64_t kLookNs = 10'000'000;
+  constexpr uint64_t kMakingThreadsNs = 30'000'000;
   for (;;) {
     locked_ = g_activation.lock.lock_within(kLookNs);
     if (locked_) return;
@@ -283,7 +283,7 @@ void activation_failure(PagerState& state, const ErrorText& why) {
 // leave fewer resident pages. A small budget has several batches of frames as well.
 uint32_t frame_count_for(int64_t cap) {
   const int64_t batches = std::min<int64_t>(cap / 16, 8 * kBatchPages);
-  return static_cast<uint32_t>(std::clamp<int64_t>(std::max(cap / 96, batches), 160, 16384));
+  return static_cast<uint32_t>(std::clamp<int64_t>(std::max(cap / 96, batches), 160, 16'384));
 }
 
 int64_t OwnNeed::pages() const {

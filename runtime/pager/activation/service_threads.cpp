@@ -26,13 +26,13 @@
 namespace lunar {
 namespace {
 
-constexpr int64_t kUnsureNs =
-    50000000;  // while there is a child whose end would not wake this thread
+// while there is a child whose end would not wake this thread
+constexpr int64_t kUnsureNs = 50'000'000;
 // while a member ends, or leaves of page tables wait for the end of scopes
-constexpr int64_t kUnsettledNs = 2000000;
+constexpr int64_t kUnsettledNs = 2'000'000;
 // looks for threads of the program: its last thread still exists when its descriptors are closed
 constexpr unsigned kThreadLooks = 200;
-constexpr int64_t kThreadLookNs = 5000000;
+constexpr int64_t kThreadLookNs = 5'000'000;
 
 // Reserves LUN space ahead of MAP_NORESERVE memory.
 void grow_ahead(PagerState& state) {
@@ -274,9 +274,8 @@ int start_threads(PagerState& state, ErrorText* why) {
   // The tree's fixed pages must leave room for faults, or all its processes would wait forever. For
   // a forked child the fork's check has reserved its part.
   const int64_t prepaid = state.account.reserved(), before = state.account.own_fixed();
-  const OwnNeed need =
-      own_need(state, is_first_active(state),
-               state.account.cap_pages() - state.account.fixed_total() + prepaid);
+  const OwnNeed need = own_need(state, is_first_active(state),
+                                state.account.cap_pages() - state.account.fixed_total() + prepaid);
   if (prepaid == 0) {
     if (!state.account.reserve_fixed(need.pages(), kWorkRoom)) return no_room(state, why);
     state.account.use_reserved(need.pages());

@@ -59,8 +59,8 @@ class Chooser {
   uint64_t hand_page_ = 0;
   sys::SpinLock behind_lock_;
   Behind behind_[kBehindMax] = {};
-  unsigned behind_next_ =
-      0;  // the oldest entry: its pages are taken first, and it is replaced first
+  // the oldest entry: its pages are taken first, and it is replaced first
+  unsigned behind_next_ = 0;
   std::atomic<bool> has_behind_{false};
 };
 

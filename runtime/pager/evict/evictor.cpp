@@ -13,10 +13,10 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kOthersMayEvictNs = 20000000;
+constexpr uint64_t kOthersMayEvictNs = 20'000'000;
 // while pages are shared: such a page is free only when all members have released it
-constexpr uint64_t kRelativesMayEvictNs = 2000000;
-constexpr uint64_t kSweepEveryNs = 50000000;  // while DRAM is short
+constexpr uint64_t kRelativesMayEvictNs = 2'000'000;
+constexpr uint64_t kSweepEveryNs = 50'000'000;  // while DRAM is short
 
 }  // namespace
 
@@ -130,7 +130,7 @@ void Evictor::evict_or_wait(uint32_t pressure_seen) {
 void Evictor::rest_until_resumed() {
   writer_.drain(true);
   resting_.store(1, std::memory_order_seq_cst);
-  while (pause_requests_.load(std::memory_order_acquire) != 0) sys::sleep_ns(20000);
+  while (pause_requests_.load(std::memory_order_acquire) != 0) sys::sleep_ns(20'000);
   resting_.store(0, std::memory_order_seq_cst);
 }
 
@@ -156,7 +156,7 @@ void Evictor::sleep_or_reap(uint32_t pressure_seen) {
       (void)writer_.reap(true);
     } else {
       state_.account.wait_pressure(pressure_seen,
-                                   short_since_ != 0 || writer_.has_failed() ? 2000000 : -1);
+                                   short_since_ != 0 || writer_.has_failed() ? 2'000'000 : -1);
     }
   }
   state_.services.evictor_asleep.store(false, std::memory_order_release);
@@ -165,7 +165,7 @@ void Evictor::sleep_or_reap(uint32_t pressure_seen) {
 void Evictor::pause() {
   pause_requests_.fetch_add(1, std::memory_order_seq_cst);
   state_.account.raise_pressure();
-  while (resting_.load(std::memory_order_seq_cst) == 0) sys::sleep_ns(10000);
+  while (resting_.load(std::memory_order_seq_cst) == 0) sys::sleep_ns(10'000);
 }
 
 void Evictor::resume() { pause_requests_.fetch_sub(1, std::memory_order_acq_rel); }
@@ -179,7 +179,7 @@ int64_t Evictor::evict_range(Region* region, PageIndex first, PageIndex end) {
   range_region_.store(region, std::memory_order_release);
   state_.account.raise_pressure();
   while (range_done_.load(std::memory_order_acquire) == seen)
-    (void)sys::futex_wait(&range_done_, seen, 100000000, false);
+    (void)sys::futex_wait(&range_done_, seen, 100'000'000, false);
   return range_result_;
 }
 

@@ -78,7 +78,7 @@ class Evictor {
   Batch batch_;
   bool going_ = false;  // DRAM was short, and is not at high water yet
   uint64_t swept_ns_ = 0;
-  static constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;
+  static constexpr int64_t kNothingFirstNs = 50'000, kNothingMostNs = 3'200'000;
   int64_t nothing_ns_ = kNothingFirstNs;  // pause between attempts while nothing can be evicted
   // since when DRAM has been short while this member was below its share; 0: it is not
   uint64_t short_since_ = 0;

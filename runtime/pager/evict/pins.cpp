@@ -55,7 +55,7 @@ bool pins_possible() {
   bool found = false;
   if (now >= g_next_status_ns) {
     found = pins_registered();
-    g_next_status_ns = now + 2000000;
+    g_next_status_ns = now + 2'000'000;
   }
   char path[64];
   uint64_t count = sys::directory_size(sys::program_fd_directory(path, sizeof path));
@@ -70,7 +70,7 @@ bool pins_possible() {
     // CPU time, so that waiting for a CPU does not delay later scans
     const uint64_t cost = sys::thread_cpu_ns() - cpu_before;
     g_next_scan_ns = now + cost * 100;
-    g_full_scan_ns = now + 100000000 + cost * 100;
+    g_full_scan_ns = now + 100'000'000 + cost * 100;
   }
   if (found) pins_note(g_seen);
   return found || g_unsure > 0;

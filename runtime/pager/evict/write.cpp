@@ -133,7 +133,7 @@ void Writer::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
 bool Writer::reap(bool wait) {
   if (context_ == nullptr || context_->in_flight() == 0) return false;
   Response responses[32];
-  int n = wait ? context_->wait(responses, 32, 2000000) : context_->reap(responses, 32);
+  int n = wait ? context_->wait(responses, 32, 2'000'000) : context_->reap(responses, 32);
   if (n < 0) fatal_if_refused(n, "io_uring_enter");
   for (int i = 0; i < n; ++i) finish_write(responses[i]);
   return n > 0;
@@ -269,7 +269,7 @@ bool Writer::back_to_dram(uint32_t id, bool must) {
 
 void Writer::drain(bool for_fork) {
   constexpr int kTries = 16;
-  for (int rounds = 0; rounds < 100000; ++rounds) {
+  for (int rounds = 0; rounds < 100'000; ++rounds) {
     if (failed_count_ != 0 && (rounds < kTries || for_fork)) rewrite_failed(rounds >= kTries);
     const bool in_flight = context_ != nullptr && context_->in_flight() != 0;
     if (!in_flight && (failed_count_ == 0 || !for_fork)) break;

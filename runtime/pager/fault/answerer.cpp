@@ -19,10 +19,10 @@ namespace {
 
 // a longer fork is probably blocked by a thread whose fault is parked: a write to a protected page,
 // or one that waits for DRAM
-constexpr uint64_t kForkMaxNs = 50000000, kForkStandsNs = 100000000;
+constexpr uint64_t kForkMaxNs = 50'000'000, kForkStandsNs = 100'000'000;
 // then faults that may exceed the budget per kPassNs
 constexpr unsigned kPassMax = 16;
-constexpr uint64_t kPassNs = 5000000;
+constexpr uint64_t kPassNs = 5'000'000;
 
 bool is_service_thread(const PagerState& state, int tid) {
   if (tid == 0) return false;

@@ -124,7 +124,7 @@ class Backoff {
   void renew() { since_ = 0; }
 
  private:
-  static constexpr uint64_t kLeastNs = 20000, kMostNs = 2000000;
+  static constexpr uint64_t kLeastNs = 20'000, kMostNs = 2'000'000;
   uint64_t since_ = 0;
 };
 
@@ -134,10 +134,10 @@ struct Pass {
   uint64_t page = 0;  // the next page in it, a number of its region
   unsigned begun = 0;
   bool busy = false;  // another thread had locked some page
-  bool no_room =
-      false;  // stopped: there is no DRAM, and no read in flight whose end would free some
-  bool no_ring =
-      false;  // stopped: no command ring can be made (no descriptor or address space left)
+  // stopped: there is no DRAM, and no read in flight whose end would free some
+  bool no_room = false;
+  // stopped: no command ring can be made (no descriptor or address space left)
+  bool no_ring = false;
 };
 
 // Begins to bring in a page: a row for each state of its word. 0 or the page's error; *result is
@@ -204,7 +204,7 @@ int bring_in(PagerState& state, Resolver& r, const PageRange& range, Want want, 
           pass->no_room = true;
           return rc;
         }
-        (void)r.progress(true, 1000000);
+        (void)r.progress(true, 1'000'000);
         break;
     }
   }
@@ -232,7 +232,7 @@ int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Wa
     ++pass->range;
     pass->page = 0;
   }
-  while (r->in_flight() != 0) (void)r->progress(true, 10000000);
+  while (r->in_flight() != 0) (void)r->progress(true, 10'000'000);
   state.evictor->wake_if_low();
   if (r->failed()) {
     r->clear_failed();
@@ -260,7 +260,7 @@ int bring_in_by_faults(PagerState& state, const lunar_range* ranges, size_t coun
 
 int bring_in_ranges(PagerState& state, const lunar_range* ranges, size_t count, Want want) {
   constexpr unsigned kYields = 64;
-  constexpr uint64_t kHintNs = 200000000;  // a prefetch waits so long for room
+  constexpr uint64_t kHintNs = 200'000'000;  // a prefetch waits so long for room
   // A child of vfork makes no ring: the descriptor would be in its own table, and the resolver in
   // the parent's memory.
   if (!descriptors_in_place(state) || sys::memory_is_parents())

@@ -12,11 +12,11 @@ namespace {
 
 constexpr unsigned kLookEvery = 32;       // faults of one thread between looks at where it runs
 constexpr unsigned kDelayLookEvery = 16;  // faults between looks at how long it waited for its CPU
-constexpr int64_t kStarvedNs = 20000;     // a longer wait a fault: other threads want the CPU
-constexpr int64_t kStarvedMostNs = 2000000;  // more than that in sum: they want it for long
-constexpr uint64_t kPauseMinNs = 50000000, kPauseMaxNs = 1000000000;
+constexpr int64_t kStarvedNs = 20'000;    // a longer wait a fault: other threads want the CPU
+constexpr int64_t kStarvedMostNs = 2'000'000;  // more than that in sum: they want it for long
+constexpr uint64_t kPauseMinNs = 50'000'000, kPauseMaxNs = 1'000'000'000;
 // mean time between faults: begins to follow below the first, stops above the second
-constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;
+constexpr uint64_t kOftenGapNs = 300'000, kRareGapNs = 1'000'000, kGapMaxNs = 16'000'000;
 // rounds with several messages before a handler stops following
 constexpr unsigned kBusyRounds = 4;
 

@@ -21,10 +21,11 @@ constexpr unsigned kHotLoad = 5;         // the load (messages and reads) from w
 constexpr unsigned kHotRounds = 16;      // hot rounds before a helper is called
 constexpr unsigned kCalmRounds = 256;    // rounds with a load of at most 1 before a helper rests
 constexpr unsigned kNodeLookEvery = 32;  // faults of a thread between looks at its node
-// Freed DRAM rings the bell. Parked faults are tried again without that, as they may wait for other
-// things
-constexpr int64_t kParkedWaitNs = 5000000;
-constexpr uint64_t kStuckNs = 10000000000;  // no parked fault could be answered for so long: logged
+// Freed DRAM rings the bell. Parked faults, which may wait for other things, are also tried again
+// after this time.
+constexpr int64_t kParkedWaitNs = 5'000'000;
+// no parked fault could be answered for so long: logged
+constexpr uint64_t kStuckNs = 10'000'000'000;
 constexpr int64_t kPinnedMuch = 8;  // the line names pins if more than 1/8 of the budget is pinned
 constexpr uint64_t kTagMessages = 0, kTagBell = 1, kTagProgram = 2;
 
@@ -258,9 +259,8 @@ void Handler::note_stuck() {
   const unsigned writes = state_.frames.being_written();
   log_warning(
       "%u threads have waited for DRAM for %u s: %lld of %lld pages of the budget are taken, %lld "
-      "of "
-      "them by tables and buffers, %lld by pins, and %u wait for their write; %s%s",
-      inbox_.parked(), static_cast<unsigned>((now - stuck_since_) / 1000000000),
+      "of them by tables and buffers, %lld by pins, and %u wait for their write; %s%s",
+      inbox_.parked(), static_cast<unsigned>((now - stuck_since_) / 1'000'000'000),
       static_cast<long long>(cap - state_.account.free_pages()), static_cast<long long>(cap),
       static_cast<long long>(state_.account.fixed_total()), static_cast<long long>(pinned), writes,
       writes > state_.frames.count() / 2 ? "the LUN is slow: look at its disk"

@@ -11,8 +11,8 @@ struct Region;
 // Sets or removes the program's own pins (mlock); pages kept for a thread stay pinned. Returns how
 // many pages were pinned before; or -ENOMEM: they cannot have words. Any program thread.
 int64_t program_pins(PagerState& state, Region& region, uint64_t first, uint64_t end, bool set);
-bool pinned_by_program(Region& region,
-                       uint64_t page);  // and not only for a thread. Any program thread
+// Whether the program has pinned the page: it may be kept for a thread as well. Any program thread.
+bool pinned_by_program(Region& region, uint64_t page);
 void kept_pages_enter_child();
 // Returns the kept pages, which the copy-on-write gate leaves out, in the order of their addresses;
 // some may be there twice. pager_keep waits from now on, until kept_pages_gate_closed.

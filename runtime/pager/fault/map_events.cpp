@@ -33,8 +33,8 @@ void judge_event(const PagerState& state, const sys::UffdMessage& event) {
   if (is_unmap && event.address == g_own_begin.load() &&
       event.address + event.bytes == g_own_end.load())
     return;
-  set_fatal_hook(
-      nullptr);  // without page states, which do not help and take time: other threads run on
+  // without page states, which do not help and take time: other threads run on
+  set_fatal_hook(nullptr);
   const auto* address = reinterpret_cast<const char*>(event.address);
   fatal(
       "%s of %llu KiB of tiered memory at %p by a system call in the program's own code, which "

@@ -25,8 +25,8 @@ namespace lunar {
 namespace {
 
 constexpr uint8_t kReadRetries = 3;
-constexpr int64_t kPollNs = 20000;        // longest wait on one of several rings
-constexpr int64_t kFullRingNs = 1000000;  // longest wait on a ring that is too full to take a read
+// longest waits: on one of several rings, and on a ring that is too full to take a read
+constexpr int64_t kPollNs = 20'000, kFullRingNs = 1'000'000;
 
 }  // namespace
 
@@ -56,7 +56,7 @@ int Resolver::open(const ResolverOptions& options) {
 }
 
 void Resolver::close() {
-  while (ops_in_flight_ != 0) (void)progress(true, 1000000);
+  while (ops_in_flight_ != 0) (void)progress(true, 1'000'000);
   detach();
   state_.account.give_fixed(window_.pages());
   window_.unmap();

@@ -24,7 +24,7 @@ class Streams {
   ReadAhead on_fault(int thread_id, const Region* region, uint64_t page, bool first_touch) {
     uint32_t key = static_cast<uint32_t>(thread_id) * 2 + (first_touch ? 1 : 0);
     Entry* entry = nullptr;
-    uint32_t at = (key * 2654435761u) >> 26;  // 64 entries
+    uint32_t at = (key * 0x9e3779b1u) >> 26;  // 64 entries
     for (unsigned probe = 0; probe < 4; ++probe) {
       Entry& e = entries_[(at + probe) & 63];
       if (e.key == key) {

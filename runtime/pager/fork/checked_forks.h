@@ -19,8 +19,8 @@ struct CheckedFork {
   int64_t fixed, tables, lun_bytes;
 };
 CheckedFork fork_take_checked(PagerState& state);
-void fork_has_member(int member,
-                     uint64_t ticket);  // the member has the child's charges from now on
+// The member has the child's charges from now on.
+void fork_has_member(int member, uint64_t ticket);
 
 // Charges a commit for the children of such forks. pre: the pages are counted as committed. False:
 // there is no LUN space for the children, and nothing is charged.

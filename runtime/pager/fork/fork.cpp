@@ -126,7 +126,7 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
       PageWord seen = word.load(std::memory_order_acquire);
       for (; seen.state() == PageState::kBusy && seen.previous() == PageState::kResident;
            seen = word.load(std::memory_order_acquire))
-        sys::sleep_ns(10000);
+        sys::sleep_ns(10'000);
       while (seen.state() == PageState::kResident && same_epoch_half(seen.epoch(), next) &&
              !word.compare_exchange_weak(seen, seen.with_epoch(kEpochUnknown),
                                          std::memory_order_acq_rel)) {}
@@ -244,8 +244,8 @@ void prepare_locked(PagerState& state, const ForkOrigin& origin) {
 }
 
 void prepare(PagerState& state, const void* child_stack, bool of_libc) {
-  sys::block_signals();  // until parent or child: a signal handler that forks would wait for this
-                         // fork
+  // until parent or child: a signal handler that forks would wait for this fork
+  sys::block_signals();
   state.fork.lock.lock();
   const ForkOrigin origin{__builtin_frame_address(0), child_stack, of_libc};
   g_stack.call([&] { prepare_locked(state, origin); });

@@ -46,7 +46,7 @@ PageWord settled(PagerState& state, const Region& region, uint64_t page, unsigne
       std::atomic_thread_fence(std::memory_order_acquire);
       if (region.table.peek(page).raw == seen.raw) return seen;
     }
-    spins < 100 ? sys::cpu_relax() : sys::sleep_ns(20000);
+    spins < 100 ? sys::cpu_relax() : sys::sleep_ns(20'000);
   }
 }
 

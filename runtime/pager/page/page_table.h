@@ -53,7 +53,7 @@ class TableScope {
   std::atomic<uint32_t>* inside_;
 };
 
-constexpr uint32_t kSegmentLeaves = 16384;  // 4 MiB, for 1 GiB of pages of 4 KiB
+constexpr uint32_t kSegmentLeaves = 16'384;  // 4 MiB, for 1 GiB of pages of 4 KiB
 constexpr uint32_t kSegmentsMax = 4096;
 extern std::atomic<Leaf*> g_leaf_segments[kSegmentsMax];
 

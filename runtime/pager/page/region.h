@@ -30,7 +30,7 @@ constexpr uint64_t kChunkPages = 512;
 constexpr uint64_t chunk_end(uint64_t page, uint64_t end) {
   return std::min((page / kChunkPages + 1) * kChunkPages, end);
 }
-constexpr unsigned kRegionsMax = 65536;
+constexpr unsigned kRegionsMax = 65'536;
 constexpr uint64_t kPatternPages = 64;  // unit of advice on the access pattern
 constexpr unsigned kReadRunMax = 64;    // pages
 

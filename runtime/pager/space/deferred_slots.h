@@ -19,8 +19,8 @@ void slot_release(PagerState& state, unsigned lun, Slot slot);
 void deferred_slots_release(PagerState& state);  // by the housekeeping thread
 uint64_t deferred_slot_count();
 [[nodiscard]] int deferred_slots_prepare(PagerState& state);  // before a fork
-uint64_t deferred_slots_bytes(
-    uint64_t slots);           // the memory that it maps for a LUN of so many slots
+// The memory that deferred_slots_prepare maps for a LUN of so many slots.
+uint64_t deferred_slots_bytes(uint64_t slots);
 void deferred_slots_forget();  // in the child
 
 // Before a fork, under its lock: charges slots for the pages that the child can reach. Their

@@ -12,7 +12,7 @@ void wait_for_sweep(PagerState& state) {
   if (!state.is_active() || sys::in_service_thread()) return;
   const uint32_t before = state.services.sweeps.load(std::memory_order_acquire);
   housekeeping_wake(state, kHousekeepingSweep);
-  constexpr int64_t kSweepWaitNs = 200000000;
+  constexpr int64_t kSweepWaitNs = 200'000'000;
   const uint64_t end = sys::now_ns() + static_cast<uint64_t>(kSweepWaitNs);
   while (state.services.sweeps.load(std::memory_order_acquire) == before && sys::now_ns() < end)
     (void)sys::futex_wait(&state.services.sweeps, before, kSweepWaitNs / 4, false);

@@ -57,7 +57,7 @@ MutatorScope::MutatorScope(PagerState& state, bool wait) : state_(state) {
       return;
     }
     signals_.unblock();
-    while (state.fork.forking.load(std::memory_order_acquire)) sys::sleep_ns(20000);
+    while (state.fork.forking.load(std::memory_order_acquire)) sys::sleep_ns(20'000);
     signals_.block();
   }
 }

@@ -43,7 +43,7 @@ int table_reach_waiting(PagerState& state, Region& region, uint64_t first, uint6
     if (rc == 0) return 0;
     if (!state.is_active() || sys::now_ns() > until) return -ENOMEM;
     evictor_wake(state);
-    sys::sleep_ns(200000);
+    sys::sleep_ns(200'000);
   }
 }
 
