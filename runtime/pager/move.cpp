@@ -215,12 +215,12 @@ void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end,
     const unsigned n = most < end - i ? most : end - i;
     const char* content =
         unreadable.opened() ? unreadable.read(run.source_at(i)) : run.source_at(i);
-    const Install copy = install(state, run.target_at(i), content, n);
-    if (copy.outcome == Installed::kDone)
+    const InstallResult copy = install(state, run.target_at(i), content, n);
+    if (copy.outcome == InstallOutcome::kDone)
       i += copy.pages;
     else if (copy.error == -ENOMEM)
       sys::yield_cpu();
-    else if (copy.outcome == Installed::kBorder)
+    else if (copy.outcome == InstallOutcome::kBorder)
       most = 1;
     else if (copy.error == -EFAULT && !unreadable.opened() && unreadable.open())
       most = 1;  // a raw mprotect has made it unreadable

@@ -58,7 +58,7 @@ bool Account::take_plain(int64_t pages, int64_t limit) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     me().pages.begin(0);
     shared_->used_pages.add(pages);
-    if (there() + unused_promises() <= limit) {
+    if (present_at_most() + unused_promises() <= limit) {
       me().pages.end(pages);
       me().fixed.fetch_add(pages, std::memory_order_relaxed);
       return true;
@@ -90,7 +90,7 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
 // The most pages that may be present. A thread that takes or unshares counts first and then looks:
 // of two at once, one sees the other. Both counts must be from the same moment. Otherwise pages
 // that a fork shared, or pages just given back, would be missing from the result.
-int64_t Account::there() const {
+int64_t Account::present_at_most() const {
   for (;;) {
     int64_t shared = shared_->shared_pages.load(std::memory_order_seq_cst);
     int64_t used = shared_->used_pages.value();

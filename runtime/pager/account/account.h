@@ -69,7 +69,7 @@ class Account : public Members {
   void give(int64_t pages);
   void give_maybe_shared(int64_t pages);  // another process may still share them
   int64_t free_pages() const {
-    return shared_->cap_pages.load(std::memory_order_relaxed) - there();
+    return shared_->cap_pages.load(std::memory_order_relaxed) - present_at_most();
   }
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
   // The fixed pages of all members (frames, windows, plain memory), with the tables that are
@@ -123,7 +123,7 @@ class Account : public Members {
 
  private:
   void charge(AccountMember& member, int64_t pages);
-  int64_t there() const;
+  int64_t present_at_most() const;
   bool fits(int64_t keep_free) const { return free_pages() >= keep_free; }
   int64_t unused_promises() const;
 

@@ -39,7 +39,7 @@ enum MemberState : uint32_t {
 
 // A sum that all members change. Reaping subtracts from it exactly once, although reaping may be
 // repeated: the lowest bit flips in the same step, and records that the subtraction was made.
-// Sequentially consistent: see Account::there.
+// Sequentially consistent: see Account::present_at_most.
 class SharedSum {
  public:
   int64_t value() const { return raw_.load(std::memory_order_seq_cst) >> 1; }

@@ -224,7 +224,7 @@ int launch(PagerState& state, ErrorText* why) {
                          &state.services.housekeeping);
   if (rc == 0) return 0;
   host_fork_bootstrap.store(false);
-  program_end_prepared();
+  program_end_close_reading();
   program_end_forget();
   if (rc == -EINVAL)
     return why->set(rc,
@@ -254,7 +254,7 @@ int make_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   wait_until_served(state);
   // The housekeeping thread's table has these descriptors now; the program's does not need them.
   state.evictor->close_descriptors();
-  program_end_prepared();
+  program_end_close_reading();
   return 0;
 }
 

@@ -294,7 +294,7 @@ bool Evictor::install_for_waiter(Victim& victim) {
   if (!state_.account.take(1, 0)) return false;
   const uint16_t epoch = exclusive_epoch(state_);
   if (install(state_, victim.address(), frames_.memory(victim.frame), 1).outcome !=
-      Installed::kDone) {
+      InstallOutcome::kDone) {
     state_.account.give(1);
     return false;
   }

@@ -255,7 +255,7 @@ bool Writer::back_to_dram(uint32_t id, bool must) {
   LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
   const PageIndex page = region->page_of(address);
   const uint16_t epoch = exclusive_epoch(state_);
-  if (install(state_, address, frames_.memory(id), 1).outcome != Installed::kDone) {
+  if (install(state_, address, frames_.memory(id), 1).outcome != InstallOutcome::kDone) {
     state_.account.give(1);
     release_page(state_, *region, page, seen);
     return false;

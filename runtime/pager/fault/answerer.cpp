@@ -123,7 +123,7 @@ void Answerer::plan(Missing& fault, bool first_touch) {
 
 // The page is resident, being read, or busy.
 void Answerer::after_answer(const Missing& fault, const FillResult& result) {
-  if (result.outcome == Outcome::kBusy) g_fault.watched.is_in_other_hands();
+  if (result.outcome == Outcome::kBusy) g_fault.watched.leave_to_another_thread();
   if (result.outcome == Outcome::kResident)
     g_fault.watched.ends(
         g_fault.watched.take(fault.region.address_of(fault.page), state_.page_size), false);
@@ -174,7 +174,7 @@ void Answerer::check_resident(Region& region, PageIndex page) {
   void* address = region.address_of(page);
   const PageWord seen = region.table.peek(page.value);
   if (seen.state() == PageState::kResident && region.table.lock(page.value, seen)) {
-    const bool dropped = install(state_, address, zero_run(), 1).outcome == Installed::kDone;
+    const bool dropped = install(state_, address, zero_run(), 1).outcome == InstallOutcome::kDone;
     if (dropped) sys::test_delay(test_switches.installed_delay_us);
     // It stays charged and resident. Its slot does not hold the zeros.
     const Slot slot = dropped ? kNoSlot : seen.slot();
@@ -262,9 +262,10 @@ bool Answerer::answer_protected(Region& region, PageIndex page, int thread_id) {
 // event: the added pages are zeros.
 void Answerer::answer_outside(const sys::UffdMessage& message) {
   void* address = reinterpret_cast<void*>(message.address);
-  const bool answered = message.write_protected
-                            ? protect_pages(state_, address, state_.page_size, false) == 0
-                            : install(state_, address, zero_run(), 1).outcome == Installed::kDone;
+  const bool answered =
+      message.write_protected
+          ? protect_pages(state_, address, state_.page_size, false) == 0
+          : install(state_, address, zero_run(), 1).outcome == InstallOutcome::kDone;
   if (!answered) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 

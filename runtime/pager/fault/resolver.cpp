@@ -110,12 +110,12 @@ FillResult Resolver::from_frame(Region& region, PageIndex page, PageWord seen,
   uint16_t epoch = exclusive_epoch(state_);
   const sys::Section::Inside releasing(releases_);
   const bool guarded = fork_guards(state_);
-  const Installed outcome = install(state_, address, frames.memory(id), 1, guarded).outcome;
+  const InstallOutcome outcome = install(state_, address, frames.memory(id), 1, guarded).outcome;
   sys::test_delay(test_switches.installed_delay_us);
-  const bool there = outcome == Installed::kThere;
-  if (outcome != Installed::kDone && !there) {
+  const bool there = outcome == InstallOutcome::kThere;
+  if (outcome != InstallOutcome::kDone && !there) {
     release_page(state_, region, page, seen,
-                 outcome == Installed::kGone ? Wake::kAll : Wake::kWaiters);
+                 outcome == InstallOutcome::kGone ? Wake::kAll : Wake::kWaiters);
     return {Outcome::kNoRoom};
   }
   room.keep(1);
@@ -367,25 +367,25 @@ void Resolver::install_read(ReadOp& op, unsigned from, unsigned count) {
     void* address = op.region->address_of(PageIndex(op.first + at));
     uint16_t epoch = exclusive_epoch(state_);
     const bool guarded = fork_guards(state_);
-    const Install run = install(state_, address, window_.at(op.window + at), step, guarded);
+    const InstallResult run = install(state_, address, window_.at(op.window + at), step, guarded);
     switch (run.outcome) {
-      case Installed::kBorder:
+      case InstallOutcome::kBorder:
         step = 1;
         break;
-      case Installed::kDone:
+      case InstallOutcome::kDone:
         sys::test_delay(test_switches.installed_delay_us);
         for (unsigned i = 0; i < run.pages; ++i) unlock_installed(op, at + i, false, epoch);
         if (guarded) fork_guard_lift(state_, address, run.pages * state_.page_size);
         count_evicted(-static_cast<int64_t>(run.pages));
         done += run.pages;
         break;
-      case Installed::kThere:
+      case InstallOutcome::kThere:
         unlock_installed(op, at, true, shared_epoch());
         count_evicted(-1);
         ++done;
         break;
-      case Installed::kGone:
-      case Installed::kRefused:
+      case InstallOutcome::kGone:
+      case InstallOutcome::kRefused:
         give_back(op, at, PageState::kEvicted);
         ++done;
         break;

@@ -42,7 +42,8 @@ struct WatchedThread {
     while (took > longest &&
            !longest_ns.compare_exchange_weak(longest, took, std::memory_order_relaxed)) {}
   }
-  void is_in_other_hands() {
+  // Another thread brings the page in: the fault is not counted.
+  void leave_to_another_thread() {
     if (since_ns.load(std::memory_order_relaxed) != 0) since_ns.store(0, std::memory_order_relaxed);
   }
 };

@@ -120,18 +120,18 @@ unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned
   for (unsigned done = 0; done < locked;) {
     const PageIndex at(page.value + done);
     const uint16_t epoch = exclusive_epoch(state);
-    const Install run = install(state, region.address_of(at), zero_run(), locked - done);
-    if (run.outcome == Installed::kRefused || run.outcome == Installed::kBorder) {
+    const InstallResult run = install(state, region.address_of(at), zero_run(), locked - done);
+    if (run.outcome == InstallOutcome::kRefused || run.outcome == InstallOutcome::kBorder) {
       // only the first page is needed
-      const unsigned kept = run.outcome == Installed::kBorder ? done + 1 : done;
+      const unsigned kept = run.outcome == InstallOutcome::kBorder ? done + 1 : done;
       for (; locked > kept; --locked)
         leave_empty(state, region, PageIndex(page.value + locked - 1), Wake::kWaiters);
       continue;
     }
     sys::test_delay(test_switches.release_delay_us);
-    const bool there = run.outcome == Installed::kThere;
-    const unsigned filled = run.outcome == Installed::kDone ? run.pages : 1;
-    if (run.outcome == Installed::kGone) {
+    const bool there = run.outcome == InstallOutcome::kThere;
+    const unsigned filled = run.outcome == InstallOutcome::kDone ? run.pages : 1;
+    if (run.outcome == InstallOutcome::kGone) {
       leave_empty(state, region, at, Wake::kAll);
       ++gone;
     } else {

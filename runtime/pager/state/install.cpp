@@ -14,17 +14,17 @@ struct StallReader {
 };
 constinit thread_local StallReader t_stall_reader __attribute__((tls_model("initial-exec")));
 
-Installed outcome_of(int error, unsigned pages) {
+InstallOutcome outcome_of(int error, unsigned pages) {
   switch (error) {
     case -EEXIST:
-      return Installed::kThere;
+      return InstallOutcome::kThere;
     case -ENOENT:
-      return pages > 1 ? Installed::kBorder : Installed::kGone;
+      return pages > 1 ? InstallOutcome::kBorder : InstallOutcome::kGone;
     case -EFAULT:
     case -ESRCH:
-      return Installed::kGone;
+      return InstallOutcome::kGone;
     default:
-      return Installed::kRefused;
+      return InstallOutcome::kRefused;
   }
 }
 
@@ -37,15 +37,15 @@ void wait_out_stall() {
 
 void set_stall_reader(void (*read)(void* self), void* self) { t_stall_reader = {read, self}; }
 
-Install install(PagerState& state, void* address, const void* content, unsigned pages,
-                bool protect) {
+InstallResult install(PagerState& state, void* address, const void* content, unsigned pages,
+                      bool protect) {
   for (;;) {
     const int64_t rc =
         sys::uffd_copy(state.uffd, address, content, pages * state.page_size,
                        protect || state.fork.gate_closing.load(std::memory_order_seq_cst));
     if (rc > 0)
-      return {Installed::kDone, static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size),
-              0};
+      return {InstallOutcome::kDone,
+              static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size), 0};
     const int error = static_cast<int>(rc);
     if (error != -EAGAIN) return {outcome_of(error, pages), 0, error};
     wait_out_stall();

@@ -12,23 +12,24 @@ namespace lunar {
 
 struct PagerState;
 
-enum class Installed {
+enum class InstallOutcome {
   kDone,     // the first `pages` of them are installed
   kThere,    // there is content already: another thread's, or inherited by a fork
   kBorder,   // the run crosses a border of the kernel's maps (mprotect): ask for one page
   kGone,     // the place is another map's, or none: region_map_over or region_destroy was faster
   kRefused,  // for a reason that is not the page's: no memory just now, a closed descriptor
 };
-struct Install {
-  Installed outcome;
+
+struct InstallResult {
+  InstallOutcome outcome;
   unsigned pages;  // kDone only, at least 1
   int error;       // 0 or -errno
 };
 
 // UFFDIO_COPY of `pages` pages; write-protected if `protect`, or while a fork closes the
 // copy-on-write gate. Wakes the threads that wait in the kernel for what it installs.
-[[nodiscard]] Install install(PagerState& state, void* address, const void* content, unsigned pages,
-                              bool protect = false);
+[[nodiscard]] InstallResult install(PagerState& state, void* address, const void* content,
+                                    unsigned pages, bool protect = false);
 
 // Write-protects pages by userfaultfd, or lifts that, which wakes. 0 or -errno.
 int protect_pages(PagerState& state, void* address, size_t bytes, bool on);

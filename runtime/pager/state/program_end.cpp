@@ -30,7 +30,7 @@ int program_end_prepare() {
   return 0;
 }
 
-void program_end_prepared() { sys::close_file(g_end.reading); }
+void program_end_close_reading() { sys::close_file(g_end.reading); }
 
 int program_end_descriptor() { return g_end.reading; }
 

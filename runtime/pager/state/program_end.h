@@ -15,7 +15,9 @@ namespace lunar {
 
 // Before the service threads are started, by a thread of the program. 0 or -errno.
 [[nodiscard]] int program_end_prepare();
-void program_end_prepared();     // called when they have the reading end in their table
+// Closes the reading end in the program's table: the service threads have it in theirs, or were not
+// started.
+void program_end_close_reading();
 int program_end_descriptor();    // the reading end, in the service threads' table
 bool program_end_keeps(int fd);  // whether it is the writing end, in the program's table
 bool program_has_threads();      // checks /proc; called by a service thread
