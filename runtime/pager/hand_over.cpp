@@ -203,14 +203,12 @@ int take_back(PagerState& state, char* at, size_t bytes, bool vacated) {
 }
 
 int take_back_vacated(PagerState& state, char* at, size_t bytes) {
-  int rc = state.foreign.reserve();
-  if (rc == 0) rc = take_back(state, at, bytes, true);
-  if (rc == -EEXIST) return 0;
-  if (rc != -EBUSY) return rc;
-  if (bytes == state.page_size) return 0;
-  const size_t half = round_up(bytes / 2, state.page_size);
-  rc = take_back_vacated(state, at, half);
-  return rc < 0 ? rc : take_back_vacated(state, at + half, bytes - half);
+  return sys::by_halves(at, bytes, -EBUSY, [&state](char* from, size_t part) {
+    int rc = state.foreign.reserve();
+    if (rc == 0) rc = take_back(state, from, part, true);
+    const bool is_mapped = rc == -EEXIST || (rc == -EBUSY && part == state.page_size);
+    return is_mapped ? 0 : rc;
+  });
 }
 
 // Calls plain() before activation, which cannot begin meanwhile, otherwise active().

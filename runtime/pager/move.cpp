@@ -43,16 +43,10 @@ constexpr uint64_t kRunPages = 32;  // present twice while they are copied
 // place stays reserved, and MREMAP_FIXED moves it from there to its target. One call is not enough:
 // the kernel (before 6.17) unmaps a fixed target before it checks whether the source is one map. If
 // the source ends, it is PROT_NONE before the call, and the moved memory becomes accessible again
-// between the two steps. Several maps of the kernel are moved by halving the range. Adds the moved
-// bytes to *done.
-int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
+// between the two steps. Adds the moved bytes to *done. -EFAULT: the source is several maps.
+int remap_one(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
   void *place = nullptr, *out = nullptr;
   int rc = sys::remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr, &place);
-  if (rc == -EFAULT && bytes > sys::page_bytes()) {
-    const size_t half = round_up(bytes / 2, sys::page_bytes());
-    rc = remap(to, from, half, how, done);
-    return rc < 0 ? rc : remap(to + half, from + half, bytes - half, how, done);
-  }
   if (rc < 0) return rc;
   if (how.ends) rc = sys::protect(place, bytes, how.prot);
   if (rc == 0) rc = sys::remap(place, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to, &out);
@@ -64,6 +58,12 @@ int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
     fatal("move: memory at %p cannot be put back (%s)", static_cast<void*>(from), errno_name(rc));
   (void)sys::claim(to, bytes);
   return rc;
+}
+
+int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
+  return sys::by_halves(from, bytes, -EFAULT, [&](char* at, size_t part) {
+    return remap_one(to + (at - from), at, part, how, done);
+  });
 }
 
 int move_plain(char* to, char* from, size_t bytes, const Move& how) {
@@ -246,7 +246,7 @@ void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unread
   for (unsigned i = 0; i < run.count; ++i) resident |= run.was[i].state() == PageState::kResident;
   if (resident) note_dropped(state, run);
   if (resident && (how.prot & PROT_WRITE) != 0 && state.write_protect)
-    protect_by_halves(state, run.source_at(0), run.count * state.page_size);
+    protect_where_possible(state, run.source_at(0), run.count * state.page_size);
   for (unsigned i = 0, end; resident && i < run.count; i = end + 1) {
     for (end = i; end < run.count && run.was[end].state() == PageState::kResident; ++end) {}
     copy_pages(state, run, i, end, unreadable);

@@ -32,7 +32,7 @@ void close_but_kept(PagerState& state, char* from, uint64_t bytes, const void* c
        from < end; ++next) {
     const char* until = next != stop && *next < end ? static_cast<const char*>(*next) : end;
     if (until < from) continue;  // the list has the page twice
-    if (until != from) protect_by_halves(state, from, static_cast<uint64_t>(until - from));
+    if (until != from) protect_where_possible(state, from, static_cast<uint64_t>(until - from));
     from += static_cast<uint64_t>(until - from) + state.page_size;
   }
 }

@@ -174,20 +174,17 @@ bool descriptors_in_place(const PagerState& state) {
   return uffd_in_place(state);
 }
 
-static int register_range(const PagerState& state, const Region& region, char* from,
-                          uint64_t bytes) {
-  int rc = sys::uffd_register(state.uffd, from, bytes, state.write_protect);
-  if (rc != -EINVAL || !region.of_maps()) return rc;
-  // a file or shared memory that a raw call has put there
-  if (bytes == sys::page_bytes()) return 0;
-  uint64_t half = round_up(bytes / 2, sys::page_bytes());
-  rc = register_range(state, region, from, half);
-  return rc < 0 ? rc : register_range(state, region, from + half, bytes - half);
-}
-
 int region_register(const PagerState& state, const Region& region, char* from, uint64_t bytes) {
-  return for_own(state.foreign, from, from + bytes,
-                 [&](char* at, size_t part) { return register_range(state, region, at, part); });
+  const auto register_some = [&](char* at, size_t part) {
+    const int rc = sys::uffd_register(state.uffd, at, part, state.write_protect);
+    // a file or shared memory that a raw call has put there
+    const bool is_other = rc == -EINVAL && region.of_maps() && part == state.page_size;
+    return is_other ? 0 : rc;
+  };
+  return for_own(state.foreign, from, from + bytes, [&](char* at, size_t part) {
+    return region.of_maps() ? sys::by_halves(at, part, -EINVAL, register_some)
+                            : register_some(at, part);
+  });
 }
 
 int watch_fresh_range(PagerState& state, void* address, size_t bytes) {

@@ -58,11 +58,12 @@ int protect_pages(PagerState& state, void* address, size_t bytes, bool on) {
   return rc;
 }
 
-void protect_by_halves(PagerState& state, char* from, size_t bytes) {
-  if (protect_pages(state, from, bytes, true) == 0 || bytes <= state.page_size) return;
-  const size_t half = round_up(bytes / 2, state.page_size);
-  protect_by_halves(state, from, half);
-  protect_by_halves(state, from + half, bytes - half);
+void protect_where_possible(PagerState& state, char* from, size_t bytes) {
+  constexpr int kRefused = -ENOENT;
+  (void)sys::by_halves(from, bytes, kRefused, [&](char* at, size_t part) {
+    const bool done = protect_pages(state, at, part, true) == 0;
+    return done || part == state.page_size ? 0 : kRefused;
+  });
 }
 
 bool set_waiter(Region& region, PageIndex page, PageWord seen) {

@@ -33,9 +33,9 @@ struct InstallResult {
 
 // Write-protects pages by userfaultfd, or lifts that, which wakes. 0 or -errno.
 int protect_pages(PagerState& state, void* address, size_t bytes, bool on);
-// Write-protects a range as far as possible: it may cross foreign memory or several of the kernel's
-// maps.
-void protect_by_halves(PagerState& state, char* from, size_t bytes);
+// Write-protects the pages of a range that can be: it may cross foreign memory or several of the
+// kernel's maps.
+void protect_where_possible(PagerState& state, char* from, size_t bytes);
 
 // The kernel fails both calls with EAGAIN while an event is unread. They retry: a thread that has
 // set a reader reads events meanwhile, other threads yield.
