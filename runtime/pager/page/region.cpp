@@ -54,11 +54,11 @@ PageWord word_of(const Region& region, PageIndex page) {
 }
 
 void claim_holes(const Region& region, uint64_t first, uint64_t end) {
-  const int rc = sys::claim(region.address_of(PageIndex(first)), (end - first) * sys::page_bytes());
-  if (rc != -EBUSY || end - first == 1) return;
-  const uint64_t middle = first + (end - first) / 2;
-  claim_holes(region, first, middle);
-  claim_holes(region, middle, end);
+  (void)sys::by_halves(region.address_of(PageIndex(first)), (end - first) * sys::page_bytes(),
+                       -EBUSY, [](char* at, size_t bytes) {
+                         const int rc = sys::claim(at, bytes);
+                         return rc == -EBUSY && bytes > sys::page_bytes() ? rc : 0;
+                       });
 }
 
 int RegionTable::insert(Region* region) {

@@ -103,7 +103,7 @@ struct RegionTable {
 // A page's word, for callers outside of a TableScope.
 PageWord word_of(const Region& region, PageIndex page);
 
-// Reserves (PROT_NONE) the pages of [first, end) where nothing is mapped, by halving.
+// Reserves (PROT_NONE) the pages of [first, end) where nothing is mapped.
 void claim_holes(const Region& region, uint64_t first, uint64_t end);
 
 }  // namespace lunar
