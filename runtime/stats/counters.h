@@ -19,13 +19,12 @@ struct Counters {
   // written by resolvers
   alignas(64) Counter faults;
   Counter zero_fills, major_faults, second_chances, prefetched, budget_waits, read_bytes,
-      read_errors, poisoned, duplicates, forwarded;
-  Counter copies_allowed;  // writes to pages shared since a fork that needed room in the budget
+      read_errors, poisoned, duplicates;
   Counter service_faults;  // by our own threads except the evictor: must stay 0
   // written by the evictor
   alignas(64) Counter evictions;
-  Counter evicted_clean, evicted_zero, evicted_unreadable, written_bytes, write_errors, kept_pinned,
-      made_exclusive, batches;
+  Counter evicted_clean, evicted_zero, written_bytes, write_errors, kept_pinned, made_exclusive,
+      batches;
   alignas(64) std::atomic<int64_t> resident{0}, evicted{0};  // pages, now
   Counter forks;
 };

@@ -271,7 +271,6 @@ void Taker::gather(Batch& batch, const Picks& picks) {
       continue;
     }
     if (victim.outcome != Outcome::kGuard) victim.outcome = Outcome::kDropped;
-    if (i >= spliced.count) counters().evicted_unreadable.add(1);
   }
 }
 

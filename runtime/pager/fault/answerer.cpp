@@ -243,7 +243,6 @@ bool Answerer::answer_protected(Region& region, PageIndex page, int thread_id) {
   if (forking && !passes) return false;
   switch (gate_lift(state_, region, page, pagemap_, passes)) {
     case Lift::kLifted:
-      counters().copies_allowed.add();
       state_.evictor->wake_if_low();
       return true;
     case Lift::kBusy:

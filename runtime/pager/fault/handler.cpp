@@ -241,7 +241,6 @@ Handler& Handler::owner_of(const sys::UffdMessage& message) {
 bool Handler::hand_over(Handler& owner, const sys::UffdMessage& message) {
   if (!owner.inbox_.put(message, false)) return false;
   if (&owner == this) return true;
-  counters().forwarded.add();
   if (const int eventfd = owner.bell().descriptor.load(); eventfd >= 0)
     sys::eventfd_signal(eventfd);
   return true;

@@ -46,7 +46,6 @@ class alignas(64) FramePool {
   [[nodiscard]] int open(uint32_t count, size_t page_size, int node);
 
   char* memory(uint32_t frame) const { return memory_ + static_cast<size_t>(frame) * page_size_; }
-  char* window() const { return memory_; }
   size_t window_bytes() const { return static_cast<size_t>(count_) * page_size_; }
   Frame& at(uint32_t frame) const { return frames_[frame]; }
   uint32_t count() const { return count_; }
