@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "base/units.h"
+#include "sys/fatal.h"
 
 namespace lunar::sys {
 
@@ -20,6 +21,7 @@ size_t page_bytes();  // sysconf(_SC_PAGESIZE), cached
 // Returns 0, or the first other error (for a single page, any).
 template <class Step>
 int by_halves(char* at, size_t bytes, int too_mixed, const Step& step) {
+  LUNAR_DCHECK(bytes != 0 && bytes % page_bytes() == 0);
   const int rc = step(at, bytes);
   if (rc != too_mixed || rc == 0 || bytes == page_bytes()) return rc;
   const size_t half = round_up(bytes / 2, page_bytes());

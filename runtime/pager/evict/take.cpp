@@ -86,6 +86,7 @@ void Taker::close_descriptors() const {
 }
 
 unsigned Taker::take(Batch& batch) {
+  LUNAR_DCHECK(batch.count > 0 && batch.count <= limit_ && frames_.free_count() >= batch.count);
   const bool by_move =
       pins_possible() || splice_refused_ || state_.account.someone_writes_elsewhere();
   split_huge_pages(batch);
@@ -220,6 +221,7 @@ Taker::Picks Taker::move_runs(Batch& batch, bool by_move) {
 
 // Returns how many pages of a run were moved, from the first one on, or -errno.
 int64_t Taker::move(Batch& batch, unsigned at, unsigned run, unsigned staged) {
+  LUNAR_DCHECK(at + run <= batch.count && staged + run <= kBatchPages);
   const size_t page = state_.page_size;
   const char* content = staging_ + staged * page;
   const int64_t rc = sys::uffd_move(state_.uffd, staging_ + staged * page,

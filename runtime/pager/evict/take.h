@@ -6,6 +6,7 @@
 #include "base/units.h"
 #include "pager/evict/batch.h"
 #include "pager/page/frames.h"
+#include "sys/fatal.h"
 #include "sys/mem.h"
 
 namespace lunar {
@@ -37,7 +38,10 @@ class Taker {
   struct Picks {  // some of the batch
     unsigned at[kBatchPages];
     unsigned count = 0;
-    void add(unsigned i) { at[count++] = i; }
+    void add(unsigned i) {
+      LUNAR_DCHECK(count < kBatchPages);
+      at[count++] = i;
+    }
   };
 
   void split_huge_pages(Batch& batch);

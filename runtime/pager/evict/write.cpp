@@ -101,6 +101,7 @@ void Writer::flush() {
 }
 
 void Writer::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
+  LUNAR_DCHECK(count > 0 && count <= kBatchPages && run.first != kNoSlot);
   while (free_op_count_ == 0) (void)reap(true);
   unsigned index = free_ops_[--free_op_count_];
   WriteOp& op = ops_[index];

@@ -9,6 +9,7 @@
 #include "pager/evict/batch.h"
 #include "pager/page/frames.h"
 #include "superpipe/device.h"
+#include "sys/fatal.h"
 
 namespace lunar {
 
@@ -22,8 +23,11 @@ class Writer {
   // Frees frames for the next batch: the oldest clean ones, else waits for writes. False: there are
   // not enough (all writes fail).
   bool make_room(unsigned frames_needed);
-  void add(uint32_t frame_id) { dirty_[dirty_count_++] = frame_id; }  // at most a batch
-  void flush();                                                       // submits what was added
+  void add(uint32_t frame_id) {  // at most a batch before flush()
+    LUNAR_DCHECK(dirty_count_ < kBatchPages);
+    dirty_[dirty_count_++] = frame_id;
+  }
+  void flush();          // submits what was added
   bool reap(bool wait);  // handles finished writes. Returns whether there were any
   // Writes the frames whose write failed once more, to the same slot or another one; after that the
   // pages go back to DRAM. `must`: they go back at once, even beyond the budget.

@@ -5,6 +5,7 @@
 
 #include "pager/account/account.h"
 #include "pager/state/state.h"
+#include "sys/fatal.h"
 
 namespace lunar {
 
@@ -37,6 +38,7 @@ class Reservation {
   Reservation& operator=(const Reservation&) = delete;
   // False: the budget would have fewer than `keep_free` pages free then. Pre: it holds none.
   [[nodiscard]] bool take(unsigned pages, int64_t keep_free) {
+    LUNAR_DCHECK(pages_ == 0);
     if (!account_.take(pages, keep_free)) return false;
     pages_ = pages;
     return true;
@@ -46,7 +48,10 @@ class Reservation {
     if (pages_ > to) account_.give(pages_ - to);
     pages_ = to;
   }
-  void keep(unsigned pages) { pages_ -= pages; }  // they are resident, or belong to a read
+  void keep(unsigned pages) {  // they are resident, or belong to a read
+    LUNAR_DCHECK(pages <= pages_);
+    pages_ -= pages;
+  }
 
  private:
   Account& account_;

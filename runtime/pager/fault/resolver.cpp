@@ -101,6 +101,7 @@ int Resolver::watch(int fd, uint64_t tag) {
 // The page's content is still in a frame: copies it back.
 FillResult Resolver::from_frame(Region& region, PageIndex page, PageWord seen,
                                 const FillRequest& request) {
+  LUNAR_DCHECK(seen.state() == PageState::kInFrame);
   Reservation room(state_.account);
   if (!room.take(1, request.keep_free)) return {Outcome::kNoRoom};
   if (!region.table.lock(page.value, seen)) return {Outcome::kChanged};
@@ -150,6 +151,7 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
 
 FillResult Resolver::start_read(Region& region, PageIndex page, PageWord seen,
                                 const FillRequest& request) {
+  LUNAR_DCHECK(seen.state() == PageState::kEvicted && request.run > 0);
   if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return {Outcome::kNoRoom};
   auto run = static_cast<unsigned>(
       std::min<uint64_t>({request.run, kReadRunMax, region.pages - page.value}));
@@ -258,6 +260,7 @@ int Resolver::progress(bool wait, int64_t timeout_ns) {
 // ---- the end of a read: right pages are installed, wrong pages are read again, three times
 
 void Resolver::release_op(unsigned op_index) {
+  LUNAR_DCHECK(free_op_count_ < kOpsMax && ops_in_flight_ > 0);
   free_ops_[free_op_count_++] = static_cast<uint16_t>(op_index);
   --ops_in_flight_;
 }
@@ -312,6 +315,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
 // fault on one of them begins a read of its own.
 void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
   ReadOp& op = ops_[op_index];
+  LUNAR_DCHECK(bad != 0);
   unsigned first = static_cast<unsigned>(__builtin_ctzll(bad));
   counters().read_errors.add(static_cast<unsigned>(__builtin_popcountll(bad)));
   for (unsigned i = first + 1; i < op.count; ++i)

@@ -115,6 +115,7 @@ void settle_filled(PagerState& state, Region& region, PageIndex page, uint16_t e
 // Fills locked pages with zeros and releases them. Returns how many; the others are empty again.
 unsigned fill_locked(PagerState& state, Region& region, PageIndex page, unsigned locked,
                      Reservation& room) {
+  LUNAR_DCHECK(locked > 0 && locked <= kZeroPages && room.pages() == locked);
   sys::test_delay(test_switches.reach_delay_us);
   unsigned gone = 0;
   for (unsigned done = 0; done < locked;) {

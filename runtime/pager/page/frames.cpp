@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/numa.h"
 
 namespace lunar {
@@ -44,11 +45,13 @@ bool FramePool::take_free(uint32_t* frame) {
 }
 
 void FramePool::put_free(uint32_t frame) {
+  LUNAR_DCHECK(frame < count_ && free_count_ < count_);
   frames_[frame].state.store(FrameState::kFree, std::memory_order_release);
   free_[free_count_++] = frame;
 }
 
 void FramePool::queue_clean(uint32_t frame) {
+  LUNAR_DCHECK(frame < count_ && clean_count_ < count_);
   uint32_t at = clean_head_ + clean_count_;
   clean_[at >= count_ ? at - count_ : at] = frame;
   ++clean_count_;

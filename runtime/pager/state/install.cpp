@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "pager/state/requests.h"
+#include "sys/fatal.h"
 
 namespace lunar {
 namespace {
@@ -39,6 +40,7 @@ void set_stall_reader(void (*read)(void* self), void* self) { t_stall_reader = {
 
 InstallResult install(PagerState& state, void* address, const void* content, unsigned pages,
                       bool protect) {
+  LUNAR_DCHECK(pages > 0 && reinterpret_cast<uintptr_t>(address) % state.page_size == 0);
   for (;;) {
     const int64_t rc =
         sys::uffd_copy(state.uffd, address, content, pages * state.page_size,
@@ -69,12 +71,15 @@ void protect_where_possible(PagerState& state, char* from, size_t bytes) {
 bool set_waiter(Region& region, PageIndex page, PageWord seen) {
   AtomicPageWord* word = region.table.find(page.value);
   if (word == nullptr) return false;
+  LUNAR_DCHECK(seen.state() == PageState::kBusy);
   return seen.waiter() ||
          word->compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel);
 }
 
 void release_page(PagerState& state, Region& region, PageIndex page, PageWord next, Wake wake) {
-  if (page_unlock(region.table.at(page.value), next) || wake == Wake::kAll)
+  AtomicPageWord& word = region.table.at(page.value);
+  LUNAR_DCHECK(word.load().state() == PageState::kBusy && next.state() != PageState::kBusy);
+  if (page_unlock(word, next) || wake == Wake::kAll)
     wake_waiters(state, region.address_of(page), state.page_size);
 }
 
