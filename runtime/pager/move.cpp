@@ -230,7 +230,7 @@ void copy_pages(PagerState& state, const Run& run, unsigned first, unsigned end,
   }
 }
 
-// Pages that the program has dropped by a raw system call become empty: copying them would be a
+// Pages that the program has dropped by a raw call become empty: copying them would be a
 // fault, which would wait for this thread.
 void note_dropped(PagerState& state, Run& run) {
   uint8_t present[kRunPages];

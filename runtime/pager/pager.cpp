@@ -73,7 +73,7 @@ int check_sizes(PagerState& state, ErrorText* why) {
 }
 
 // Returns the account's descriptor; -1: the process makes its own account; else -errno. Searches
-// for it if a raw system call has closed it since the start.
+// for it if a raw call has closed it since the start.
 int account_descriptor(const Options& options, ErrorText* why) {
   if (!has_account(options)) return -1;
   return account_is(account_number()) ? account_number()
@@ -222,8 +222,8 @@ int pager_evictor_thread() {
   return pager_state().services.evictor_tid.load(std::memory_order_relaxed);
 }
 
-// Whether the budget has room for the part of it that cannot be evicted, `taken` pages of which come
-// yet.
+// Whether the part of the budget that cannot be evicted leaves enough of it. `taken`: pages of that
+// part that are not charged yet.
 static bool has_room_to_evict(const PagerState& state, int64_t taken) {
   const int64_t beside = state.account.cap_pages() - state.account.fixed_total() - taken;
   return beside >= kTableRoom + state.pinned_pages.load();

@@ -109,8 +109,8 @@ bool pager_tree_says_once();  // true for the first process of the tree that ask
 void pager_say_limited(size_t bytes);
 
 // These three give places of a region to the kernel and take them back (foreign.h). One call at a
-// time. Hands over a range to the kernel, with its content: it is plain memory from now on, in DRAM
-// and outside of the budget. *done: bytes handed over, also after an error. The caller uncharges
+// time. Hands over a range to the kernel, with its content: it is foreign from now on, in DRAM and
+// outside of the budget. *done: bytes handed over, also after an error. The caller uncharges
 // what was committed (region_forget).
 [[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, bool committed,
                                    size_t* done);

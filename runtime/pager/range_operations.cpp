@@ -62,7 +62,7 @@ int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end
   }
   drop();
   if (all) return 0;
-  // A raw system call has locked some pages, or the range is sealed: page by page.
+  // A raw call has locked some pages, or the range is sealed: page by page.
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
     if (!is_present(was[p - first])) continue;
@@ -338,7 +338,7 @@ int64_t pager_evict(const void* address, size_t bytes) {
 void pager_note_pinning(const char* sign) {
   auto& state = pager_state();
   pins_note(sign);
-  // a process that was forked past Lunar has no evictor
+  // a process that a raw fork made has no evictor
   if (pager_active() && !pager_forked_past_us()) state.account.wait_for_own_batch();
 }
 

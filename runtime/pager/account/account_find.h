@@ -2,7 +2,7 @@
 // Finds the memory of the tree's account. `lunar run` passes it down as an open descriptor of a
 // memfd, named in LUNAR_ACCOUNT as NUMBER:DEVICE:INODE. Programs close descriptors that they do not
 // know (Python's subprocess, daemons). The preload library keeps libc's calls from closing this
-// one. If it was closed by a raw system call, the process searches /proc/PID/fd of other processes
+// one. If it was closed by a raw call, the process searches /proc/PID/fd of other processes
 // of the tree. A process that does not find the account gets no budget of its own, with which the
 // tree would exceed its cap. Threading: at the start of a process, one thread. Allocates nothing.
 #pragma once

@@ -225,7 +225,7 @@ Members::Life Members::life_of(AccountMember& m) const {
   const uint64_t now = sys::now_ns();
   const bool owned = has_mutex && !no_owner(state == kMemberActive ? m.alive : m.starter);
   // An active member whose mutex has an owner is alive: service threads end with the process.
-  // `starter` does not show that: in a child that a raw system call made, libc does not know the
+  // `starter` does not show that: in a child that a raw call made, libc does not know the
   // first thread's id, and the kernel does not know that the thread holds the mutex.
   if (has_lock && !(owned && state == kMemberActive) && !is_locked(index_of(m))) return Life::kDead;
   if (owned) {

@@ -78,7 +78,7 @@ void plain_uncharge_fork(PagerState& state);
 // fork without plain_charge_fork is charged beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
-// Before activation: reserves the parts of regions again that raw system calls have unmapped;
+// Before activation: reserves the parts of regions again that raw calls have unmapped;
 // otherwise the kernel could map the pager's own memory there.
 void close_holes(PagerState& state);
 

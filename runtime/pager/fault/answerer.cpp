@@ -167,7 +167,7 @@ void Answerer::read_ahead(Region& region, PageIndex page, const ReadAhead& ahead
 }
 
 // A message for a page that is marked resident. Either it is late, because another message was
-// answered. Or the program dropped the page by a raw system call, and it must read as zeros, as
+// answered. Or the program dropped the page by a raw call, and it must read as zeros, as
 // without Lunar. A copy of zeros is right in both cases, as it fails on a page that is present.
 void Answerer::check_resident(Region& region, PageIndex page) {
   counters().duplicates.add();
@@ -268,7 +268,7 @@ void Answerer::answer_outside(const sys::UffdMessage& message) {
   if (!answered) (void)sys::uffd_wake(state_.uffd, address, state_.page_size);
 }
 
-// The evictor itself met a missing page, which the program discarded by a raw system call: it gets
+// The evictor itself met a missing page, which the program discarded by a raw call: it gets
 // zeros, whatever the word says.
 void Answerer::answer_evictor(const sys::UffdMessage& message) {
   if (message.write_protected) state_.account.unshare_always(1);  // it is making the page exclusive

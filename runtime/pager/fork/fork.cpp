@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The three fork handlers. They run on the forking thread, which is the only thread in the child.
 // Threads that do not exist there may have held libc's and jemalloc's locks, so nothing here
-// allocates from the host. A plain fork fits on a signal handler's stack of 8 KiB. These handlers
-// need more, so they have a stack of their own.
+// allocates from the host. libc's part of a fork fits on a signal handler's stack of 8 KiB. These
+// handlers need more, so they have a stack of their own.
 #include "pager/fork/fork.h"
 
 #include <langinfo.h>
@@ -289,7 +289,7 @@ void child(PagerState& state, bool of_libc) {
 
 }  // namespace
 
-// False in a process that was forked past Lunar: the kernel alone handles its forks.
+// False in a process that a raw fork made: the kernel alone handles its forks.
 static thread_local bool t_prepared = false;
 
 void pager_fork_prepare(const void* child_stack) {
