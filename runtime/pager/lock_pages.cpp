@@ -2,6 +2,7 @@
 #include "pager/lock_pages.h"
 
 #include <errno.h>
+#include <sys/mman.h>
 
 #include "pager/space/deferred_slots.h"
 #include "pager/space/lun_space.h"
@@ -54,6 +55,43 @@ int lock_pages(PagerState& state, Region& region, uint64_t first, uint64_t end, 
       return -ENOMEM;
     }
   return 0;
+}
+
+int drop_present(const PagerState& state, const Region& region, uint64_t first, uint64_t end,
+                 const PageWord* was, int advice, bool* stays) {
+  constexpr unsigned kRunsMax = 32;
+  iovec runs[kRunsMax];
+  unsigned n = 0;
+  int64_t bytes = 0;
+  bool all = true;
+  const auto drop = [&] {
+    if (n != 0) all &= sys::advise_vector(runs, n, MADV_DONTNEED) == bytes;
+    n = 0;
+    bytes = 0;
+  };
+  for (uint64_t p = first; p < end;) {
+    uint64_t from = p;
+    while (p < end && is_present(was[p - first])) ++p;
+    if (p == from) {
+      ++p;
+      continue;
+    }
+    runs[n] = {region.address_of(PageIndex(from)), (p - from) << state.page_shift};
+    bytes += static_cast<int64_t>(runs[n].iov_len);
+    if (++n == kRunsMax) drop();
+  }
+  drop();
+  if (all) return 0;
+  // A raw call has locked some pages, or the range is sealed: page by page.
+  int rc = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    if (!is_present(was[p - first])) continue;
+    void* address = region.address_of(PageIndex(p));
+    int one = sys::advise(address, state.page_size, advice);
+    stays[p - first] = one < 0 && one != -ENOMEM;  // -ENOMEM: not mapped any more
+    if (stays[p - first] && rc == 0) rc = one;
+  }
+  return rc;
 }
 
 PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was,

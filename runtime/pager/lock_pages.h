@@ -31,6 +31,12 @@ PageWord lock_page_with_content(Region& region, uint64_t page);
 // Gives all pages of [first, end) words, and locks them. 0; -ENOMEM: none is locked.
 [[nodiscard]] int lock_pages(PagerState& state, Region& region, uint64_t first, uint64_t end,
                              PageWord* was);
+// Drops the pages of [first, end) that are present by `was`. It drops no other page, because any
+// thread may fill an empty one meanwhile. advice: MADV_DONTNEED, or MADV_DONTNEED_LOCKED to drop
+// also what a raw call has locked. Sets stays[i] for pages that cannot be dropped. 0, or the first
+// error.
+int drop_present(const PagerState& state, const Region& region, uint64_t first, uint64_t end,
+                 const PageWord* was, int advice, bool* stays);
 // Frees and uncharges all that the pager has of the page's content. Returns the word for
 // release_page.
 PageWord empty_word(PagerState& state, Region& region, uint64_t page, PageWord was, PageState next);

@@ -176,27 +176,17 @@ int lock_run(PagerState& state, Run& run) {
   return rc;
 }
 
-// Drops the present pages. After an error some may be dropped.
-int drop_present(PagerState& state, Region& region, uint64_t first, const PageWord* words,
-                 unsigned count) {
-  const size_t bytes = state.page_size;
-  iovec pages[kRunPages];
-  bool dropped[kRunPages] = {};
-  unsigned n = 0;
-  for (unsigned i = 0; i < count; ++i)
-    if (is_present(words[i])) pages[n++] = {region.address_of(PageIndex(first + i)), bytes};
-  if (n == 0 || sys::drop_pages(pages, n, dropped) == n) return 0;
-  for (unsigned i = 0; i < n; ++i)
-    if (int rc = dropped[i] ? 0 : sys::advise(pages[i].iov_base, bytes, MADV_DONTNEED_LOCKED);
-        rc < 0)
-      return rc;
-  return 0;
+// Drops the present pages of a run's place. After an error some may be dropped.
+int drop_run(const PagerState& state, const Region& region, uint64_t first, const PageWord* words,
+             unsigned count) {
+  bool stays[kRunPages];
+  return drop_present(state, region, first, first + count, words, MADV_DONTNEED_LOCKED, stays);
 }
 
 // Drops the target's old content, with its pins and guard pages, and gives it the source's
 // protection.
 int clear_target(PagerState& state, Run& run, const Move& how) {
-  if (int rc = drop_present(state, run.to, run.target, run.there, run.count); rc < 0) return rc;
+  if (int rc = drop_run(state, run.to, run.target, run.there, run.count); rc < 0) return rc;
   for (unsigned i = 0; i < run.count; ++i) {
     PageWord& there = run.there[i];
     AtomicPageWord& word = run.to.table.at(run.target + i);
@@ -260,7 +250,7 @@ void carry_over(PagerState& state, Run& run, const Move& how, Unreadable& unread
             errno_name(rc));
     (void)sys::advise(run.source_at(i), state.page_size, MADV_GUARD_REMOVE);
   }
-  if (int rc = drop_present(state, run.from, run.source, run.was, run.count); rc < 0)
+  if (int rc = drop_run(state, run.from, run.source, run.was, run.count); rc < 0)
     fatal("move: page %p or one behind it cannot be dropped (%s); its old content would come back",
           static_cast<void*>(run.source_at(0)), errno_name(rc));
   if (how.ends) (void)sys::protect(run.source_at(0), run.count * state.page_size, PROT_NONE);

@@ -34,46 +34,6 @@ int drop_advice(Discard what) {
   return what == Discard::kContents ? MADV_DONTNEED : MADV_DONTNEED_LOCKED;
 }
 
-// Drops the pages of [first, end) that are present by `was`. It drops no other page, because any
-// thread may fill an empty one meanwhile. Marks the pages that cannot be dropped in `stays`. 0, or
-// the first error.
-int drop_present(PagerState& state, Region& region, uint64_t first, uint64_t end,
-                 const PageWord* was, Discard what, bool* stays) {
-  constexpr unsigned kRunsMax = 32;
-  iovec runs[kRunsMax];
-  unsigned n = 0;
-  int64_t bytes = 0;
-  bool all = true;
-  const auto drop = [&] {
-    if (n != 0) all &= sys::advise_vector(runs, n, MADV_DONTNEED) == bytes;
-    n = 0;
-    bytes = 0;
-  };
-  for (uint64_t p = first; p < end;) {
-    uint64_t from = p;
-    while (p < end && is_present(was[p - first])) ++p;
-    if (p == from) {
-      ++p;
-      continue;
-    }
-    runs[n] = {region.address_of(PageIndex(from)), (p - from) << state.page_shift};
-    bytes += static_cast<int64_t>(runs[n].iov_len);
-    if (++n == kRunsMax) drop();
-  }
-  drop();
-  if (all) return 0;
-  // A raw call has locked some pages, or the range is sealed: page by page.
-  int rc = 0;
-  for (uint64_t p = first; p < end; ++p) {
-    if (!is_present(was[p - first])) continue;
-    void* address = region.address_of(PageIndex(p));
-    int one = sys::advise(address, state.page_size, drop_advice(what));
-    stays[p - first] = one < 0 && one != -ENOMEM;  // -ENOMEM: not mapped any more
-    if (stays[p - first] && rc == 0) rc = one;
-  }
-  return rc;
-}
-
 // At once. Not more, because threads with the smallest stacks (16 KiB) free memory as well.
 constexpr uint64_t kDiscardPages = kChunkPages / 2;
 
@@ -89,7 +49,8 @@ int discard_piece(PagerState& state, Region& region, uint64_t first, uint64_t en
     end = p;
     rc = -EINVAL;
   }
-  if (int left = drop_present(state, region, first, end, was, what, stays); left < 0) rc = left;
+  if (int left = drop_present(state, region, first, end, was, drop_advice(what), stays); left < 0)
+    rc = left;
   int64_t resident = 0, maybe_shared = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first];
