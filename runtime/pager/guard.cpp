@@ -55,17 +55,11 @@ int guard_range(PagerState& state, const PageRange& range, bool install, bool wa
     const uint64_t next = chunk_end(p, range.end);
     int rc = install ? table_reach_waiting(state, *range.region, p, next) : 0;
     if (rc < 0) return rc;
-    bool before_activation = false;
-    if (!pager_active()) {
-      sys::Locked<sys::Mutex> lock(g_activation.lock);
-      before_activation = !pager_active();
-      if (before_activation) rc = guard_pages(state, *range.region, p, next, install);
-    }
-    if (!before_activation) {
-      MutatorScope scope(state, wait);
-      if (!scope.entered()) return -EAGAIN;
-      rc = guard_pages(state, *range.region, p, next, install);
-    }
+    const auto change = [&] { return guard_pages(state, *range.region, p, next, install); };
+    rc = plain_or_active(state, change, [&] {
+      const MutatorScope scope(state, wait);
+      return scope.entered() ? change() : -EAGAIN;
+    });
     if (rc < 0) return rc;
     p = next;
   }

@@ -211,16 +211,6 @@ int take_back_vacated(PagerState& state, char* at, size_t bytes) {
   });
 }
 
-// Calls plain() before activation, which cannot begin meanwhile, otherwise active().
-template <class Plain, class Active>
-int before_or_active(PagerState& state, Plain plain, Active active) {
-  if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(g_activation.lock);
-    if (!pager_active()) return plain();
-  }
-  return active();
-}
-
 }  // namespace
 
 int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map) {
@@ -229,7 +219,7 @@ int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap&
   char* at = region->base + offset;
   if (state.foreign.reserve() < 0) return -ENOMEM;
   if (const int rc = forget_advice(state, *region, at, bytes); rc < 0) return rc;
-  return before_or_active(
+  return plain_or_active(
       state,
       [&] {
         const int rc = map_in_place(at, bytes, map);
@@ -245,7 +235,7 @@ int region_hand_over(Region* region, size_t offset, size_t bytes, bool committed
   auto& state = pager_state();
   const uint64_t end = (offset + bytes) >> state.page_shift;
   *done = 0;
-  return before_or_active(
+  return plain_or_active(
       state,
       [&] {
         if (state.foreign.reserve() < 0) return -ENOMEM;
@@ -283,7 +273,7 @@ int region_reclaim(Region* region, size_t offset, size_t bytes, bool vacated) {
     const int rc = state.foreign.reserve();
     return rc < 0 ? rc : take_back(state, at, bytes, false);
   };
-  return before_or_active(state, take, take);
+  return plain_or_active(state, take, take);
 }
 
 }  // namespace lunar

@@ -385,33 +385,13 @@ int move_runs(PagerState& state, const PageRange& to, const PageRange& from, con
   return 0;
 }
 
-}  // namespace
-
-int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
-  auto& state = pager_state();
-  PageRange to, from;
-  int rc = pages_of(state, dst, bytes, true, &to);
-  if (rc == 0) rc = pages_of(state, src, bytes, true, &from);
-  if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed))
-    rc = pager_advise(dst, bytes, LUNAR_NORMAL);
-  if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
-  if (rc == 0 && wipe_any())
-    rc = wipe_move(state, static_cast<char*>(dst), static_cast<char*>(src), bytes);
-  if (rc != 0) return rc;
-  if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(g_activation.lock);
-    if (!pager_active()) {
-      rc = reach_guards(state, to, from);
-      if (rc == 0) rc = move_plain(static_cast<char*>(dst), static_cast<char*>(src), bytes, how);
-      if (rc == 0) move_guard_words(to, from);
-      return rc;
-    }
-  }
+// In an active process.
+int move_tiered(PagerState& state, const PageRange& to, const PageRange& from, const Move& how) {
   if (!descriptors_in_place(state)) return -ENOMEM;
   uint64_t done = 0;
-  rc = move_runs(state, to, from, how, &done);
+  const int rc = move_runs(state, to, from, how, &done);
   if (rc == 0) {
-    MutatorScope scope(state);
+    const MutatorScope scope(state);
     table_retire(state, *from.region, from.first, from.end);
     table_retire(state, *to.region, to.first, to.end);
   }
@@ -420,9 +400,33 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
       now{to.region, to.first, to.first + done};
   uint64_t back = 0;
   if (int undone = move_runs(state, old, now, {how.prot, false, true}, &back); undone < 0)
-    fatal("move: memory at %p was moved only in part and could not be moved back (%s)", src,
-          errno_name(undone));
+    fatal("move: memory at %p was moved only in part and could not be moved back (%s)",
+          static_cast<void*>(from.region->address_of(PageIndex(from.first))), errno_name(undone));
   return rc;
+}
+
+}  // namespace
+
+int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
+  auto& state = pager_state();
+  auto *target = static_cast<char*>(dst), *source = static_cast<char*>(src);
+  PageRange to, from;
+  int rc = pages_of(state, dst, bytes, true, &to);
+  if (rc == 0) rc = pages_of(state, src, bytes, true, &from);
+  if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed))
+    rc = pager_advise(dst, bytes, LUNAR_NORMAL);
+  if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
+  if (rc == 0 && wipe_any()) rc = wipe_move(state, target, source, bytes);
+  if (rc != 0) return rc;
+  return plain_or_active(
+      state,
+      [&] {
+        int moved = reach_guards(state, to, from);
+        if (moved == 0) moved = move_plain(target, source, bytes, how);
+        if (moved == 0) move_guard_words(to, from);
+        return moved;
+      },
+      [&] { return move_tiered(state, to, from, how); });
 }
 
 }  // namespace lunar

@@ -203,11 +203,13 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
   if (region == nullptr) return -EINVAL;
   // MADV_COLLAPSE is not a hint: success would mean a huge page
   const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;
-  if (pager_active()) return refused;
-  sys::Locked<sys::Mutex> lock(g_activation.lock);
-  if (pager_active() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region)))
-    return refused;
-  return sys::advise(address, bytes, advice);
+  return plain_or_active(
+      state,
+      [&] {
+        const bool allowed = advice == MADV_NOHUGEPAGE || plain_allow_huge(state, *region);
+        return allowed ? sys::advise(address, bytes, advice) : refused;
+      },
+      [&] { return refused; });
 }
 
 int pager_pin(const void* address, size_t bytes) {

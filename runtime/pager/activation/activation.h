@@ -42,6 +42,17 @@ void keep_own_files();  // opens the files of /proc/self, which are a process' o
 // Adds the descriptors of these that service threads need as well.
 void standby_descriptors(const PagerState& state, int* out, unsigned* count);
 
+// Calls plain() in a process that is not active, whose activation cannot begin meanwhile; otherwise
+// active(). Returns the result.
+template <class Plain, class Active>
+int plain_or_active(const PagerState& state, Plain plain, Active active) {
+  if (!state.is_active()) {
+    const sys::Locked<sys::Mutex> lock(g_activation.lock);
+    if (!state.is_active()) return plain();
+  }
+  return active();
+}
+
 // The activation lock, for a commit or its reverse. An activation that starts its threads waits for
 // the dynamic linker's lock, and the thread that holds that lock may be the one that commits
 // (dlopen allocates). So a commit waits no longer than kMakingThreadsNs: then it *passes*, and is
