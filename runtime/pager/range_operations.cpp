@@ -212,6 +212,35 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
       [&] { return refused; });
 }
 
+namespace {
+
+bool all_resident(const PageRange& range) {
+  for (uint64_t p = range.first; p < range.end; ++p)
+    if (word_of(*range.region, PageIndex(p)).state() != PageState::kResident) return false;
+  return true;
+}
+
+// Sets the pins of a range. Returns how many pages were pinned before, or -ENOMEM: too much would
+// be pinned.
+int64_t set_pins(PagerState& state, const PageRange& range) {
+  const int64_t cap = state.account.cap_pages();
+  int64_t more = 0;  // pages that are pinned already count once
+  for (uint64_t p = range.first; p < range.end; ++p)
+    more += !word_of(*range.region, PageIndex(p)).pinned();
+  // Beside the pins there must be room for the page tables that are promised.
+  const int64_t beside = cap - state.account.fixed_total() - kTableRoom;
+  const int64_t pinned = state.pinned_pages.fetch_add(more) + more;
+  const bool fits = pinned <= cap / 2 && pinned <= beside;
+  const int64_t before =
+      fits ? program_pins(state, *range.region, range.first, range.end, true) : -ENOMEM;
+  // Other threads may have pinned and unpinned some meanwhile.
+  const int64_t set = before < 0 ? 0 : static_cast<int64_t>(range.end - range.first) - before;
+  state.pinned_pages.fetch_add(set - more);
+  return before;
+}
+
+}  // namespace
+
 int pager_pin(const void* address, size_t bytes) {
   auto& state = pager_state();
   PageRange range;
@@ -222,40 +251,19 @@ int pager_pin(const void* address, size_t bytes) {
     rc = pager_activate(&why);
     if (rc < 0) return rc;
   }
-  // Pages that are pinned already count once.
-  const int64_t pages = static_cast<int64_t>(range.end - range.first);
-  const int64_t cap = state.account.cap_pages();
-  if (pages > cap / 2) return -ENOMEM;
+  if (static_cast<int64_t>(range.end - range.first) > state.account.cap_pages() / 2) return -ENOMEM;
   // A page that cannot be brought in is found before any pin has changed.
   if (rc = pager_touch(address, bytes); rc < 0) return rc;
-  int64_t more = 0;
-  for (uint64_t p = range.first; p < range.end; ++p)
-    more += !word_of(*range.region, PageIndex(p)).pinned();
-  // Beside the pins there must be room for the page tables that are promised.
-  const int64_t beside = cap - state.account.fixed_total() - kTableRoom;
-  if (const int64_t pinned = state.pinned_pages.fetch_add(more) + more;
-      pinned > cap / 2 || pinned > beside) {
-    state.pinned_pages.fetch_sub(more);
-    return -ENOMEM;
-  }
-  // The pages are pinned before they are brought in: the evictor takes no pinned page, except one
-  // that it has locked already. Other threads may have pinned and unpinned some meanwhile.
-  const int64_t were_pinned = program_pins(state, *range.region, range.first, range.end, true);
-  if (were_pinned < 0) {
-    state.pinned_pages.fetch_sub(more);
-    return -ENOMEM;
-  }
-  state.pinned_pages.fetch_add(pages - were_pinned - more);
+  const int64_t were_pinned = set_pins(state, range);
+  if (were_pinned < 0) return -ENOMEM;
+  // The evictor takes no pinned page, except one that it had locked before.
   for (;;) {
     rc = pager_touch(address, bytes);
     if (rc < 0) {  // a page was evicted again before it was pinned, and is lost
       if (were_pinned == 0) (void)pager_unpin(address, bytes);
       return rc;
     }
-    bool all = true;
-    for (uint64_t p = range.first; p < range.end && all; ++p)
-      all = word_of(*range.region, PageIndex(p)).state() == PageState::kResident;
-    if (all) return 0;
+    if (all_resident(range)) return 0;
   }
 }
 

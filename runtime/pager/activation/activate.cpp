@@ -56,37 +56,27 @@ int activate_parts(PagerState& state, ErrorText* why) {
   return 0;
 }
 
-// pre: the lock is held.
-int activate_locked(PagerState& state, ErrorText* why) {
-  if (state.is_active()) return 0;
-  if (sys::now_ns() < g_activation.next_ns.load())
-    return why->set(-EAGAIN, "pager: activation has just failed");
-  const uint64_t began = sys::now_ns();
-  close_holes(state);
-  // From here on plain memory counts as evictable: it does not make activation fail.
-  const int64_t plain = state.account.plain_pages();
-  state.account.plain_to_evictable(plain);
+// Makes all that can fail. After a failure the process is as it was.
+int make_parts(PagerState& state, ErrorText* why) {
   int rc = activate_parts(state, why);
-  if (rc == 0) {
-    uint64_t promised = g_activation.committed.load();
-    rc = state.account.lun_take(static_cast<int64_t>(promised));
-    if (rc < 0) {
-      (void)why->set(rc, "lun: no room for what the program holds already (%s)",
-                     format_size(promised).text);
-    } else {
-      rc = start_threads(state, why);
-      if (rc < 0) state.account.lun_give(static_cast<int64_t>(promised));
-    }
-    // the next attempt charges what is committed until then
-    if (rc < 0) lun_close_own(state);
-  }
+  if (rc < 0) return rc;
+  const auto promised = static_cast<int64_t>(g_activation.committed.load());
+  rc = state.account.lun_take(promised);
   if (rc < 0) {
-    state.account.plain_to_evictable(-plain);
-    activation_failure(state, *why);
-    return rc;
+    (void)why->set(rc, "lun: no room for what the program holds already (%s)",
+                   format_size(static_cast<uint64_t>(promised)).text);
+  } else {
+    rc = start_threads(state, why);
+    if (rc < 0) state.account.lun_give(promised);
   }
-  sys::Locked<sys::Mutex> regions(state.regions.lock);
-  const uint64_t threads_run = sys::now_ns();
+  // the next attempt charges what is committed until then
+  if (rc < 0) lun_close_own(state);
+  return rc;
+}
+
+// Adopts the present pages of all regions. Returns how many. pre: the threads run.
+int64_t adopt_regions(PagerState& state) {
+  const sys::Locked<sys::Mutex> regions(state.regions.lock);
   int64_t found = 0;
   for (Region& region : state.regions) {
     const int64_t adopted = adopt_present(state, region);
@@ -99,6 +89,26 @@ int activate_locked(PagerState& state, ErrorText* why) {
                               : "");
     found += adopted;
   }
+  return found;
+}
+
+// pre: the lock is held.
+int activate_locked(PagerState& state, ErrorText* why) {
+  if (state.is_active()) return 0;
+  if (sys::now_ns() < g_activation.next_ns.load())
+    return why->set(-EAGAIN, "pager: activation has just failed");
+  const uint64_t began = sys::now_ns();
+  close_holes(state);
+  // From here on plain memory counts as evictable: it does not make activation fail.
+  const int64_t plain = state.account.plain_pages();
+  state.account.plain_to_evictable(plain);
+  if (const int rc = make_parts(state, why); rc < 0) {
+    state.account.plain_to_evictable(-plain);
+    activation_failure(state, *why);
+    return rc;
+  }
+  const uint64_t threads_run = sys::now_ns();
+  const int64_t found = adopt_regions(state);
   // So far the charge covered all committed memory; from now on it covers present pages.
   // plain_limit keeps both together below the cap.
   tables_go_live(state);

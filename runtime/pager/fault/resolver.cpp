@@ -265,36 +265,39 @@ void Resolver::release_op(unsigned op_index) {
   --ops_in_flight_;
 }
 
-void Resolver::finish(unsigned op_index, int64_t result) {
-  ReadOp& op = ops_[op_index];
+// Returns a bit for each page of the read whose content is not what was written.
+uint64_t Resolver::bad_pages(const ReadOp& op, int64_t result) const {
+  if (result != static_cast<int64_t>(op.count * state_.page_size))
+    return op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
   uint64_t bad = 0;
-  if (result == -ECANCELED) {  // the kernel deferred it and had no thread for it (RLIMIT_NPROC)
-    const Command again{Op::kRead, state_.luns.slots[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
-    result = state_.luns.devices[op.lun]->transfer(again);
-  }
-  if (result != static_cast<int64_t>(op.count * state_.page_size)) {
-    bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
-  } else if (!test_switches.no_hash_check) {
-    for (unsigned i = 0; i < op.count; ++i)
-      if (page_hash(window_.at(op.window + i)) != op.region->table.hash(op.first + i))
-        bad |= uint64_t{1} << i;
-  }
+  for (unsigned i = 0; i < op.count && !test_switches.no_hash_check; ++i)
+    if (page_hash(window_.at(op.window + i)) != op.region->table.hash(op.first + i))
+      bad |= uint64_t{1} << i;
+  return bad;
+}
+
+// Installs each run of good pages.
+void Resolver::install_good(ReadOp& op, uint64_t bad) {
   const sys::Section::Inside releasing(releases_);
   const uint64_t since = op.fault && bad == 0
                              ? g_fault.watched.take(op.region->address_of(PageIndex(op.first)),
                                                     op.count * state_.page_size)
                              : 0;
-  for (unsigned i = 0; i < op.count;) {
-    if (bad >> i & 1) {
-      ++i;
-      continue;
-    }
-    unsigned n = 1;
-    while (i + n < op.count && !(bad >> (i + n) & 1)) ++n;
-    install_read(op, i, n);
-    i += n;
+  for (unsigned i = 0, end; i < op.count; i = end + 1) {
+    for (end = i; end < op.count && (bad >> end & 1) == 0; ++end) {}
+    if (end != i) install_read(op, i, end - i);
   }
   g_fault.watched.ends(since, true);
+}
+
+void Resolver::finish(unsigned op_index, int64_t result) {
+  ReadOp& op = ops_[op_index];
+  if (result == -ECANCELED) {  // the kernel deferred it and had no thread for it (RLIMIT_NPROC)
+    const Command again{Op::kRead, state_.luns.slots[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
+    result = state_.luns.devices[op.lun]->transfer(again);
+  }
+  const uint64_t bad = bad_pages(op, result);
+  install_good(op, bad);
   if (op.retries == 0) {  // a repeated read was counted before
     counters().major_faults.add(op.fault ? 1 : 0);
     counters().prefetched.add(op.count - (op.fault ? 1u : 0u));

@@ -90,6 +90,8 @@ class Resolver {
   void submit_queued();
   unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
   void finish(unsigned op_index, int64_t result);
+  uint64_t bad_pages(const ReadOp& op, int64_t result) const;
+  void install_good(ReadOp& op, uint64_t bad);
   void finish_failed(unsigned op_index, uint64_t bad, int error);
   void install_read(ReadOp& op, unsigned from, unsigned count);
   void unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch);
