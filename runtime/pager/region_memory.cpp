@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <optional>
 #include <type_traits>
 
 #include "base/format.h"
@@ -112,29 +111,36 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   return 0;
 }
 
-int region_destroy(Region* region) {
-  auto& state = pager_state();
-  if (region->committed_pages.load() != 0) return -EBUSY;
+// In an active process. pre: no page of it is committed.
+static void end_tiered(PagerState& state, Region* region) {
   // Outside of the scope, because it enters scopes of its own: nested, they would wait for a fork
   // that waits for this one.
-  if (pager_active())
-    (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
-  MutatorScope scope(state);
+  (void)pager_discard(region->base, region_size(region), Discard::kMapping);
+  const MutatorScope scope(state);
   // Afterwards no thread holds a page of the region: the evictor rests, and handlers end their
-  // rounds.
-  if (pager_active()) state.evictor->pause();
+  // rounds. (The pause waits for writes, as a fork does that waits for this scope.)
+  state.evictor->pause();
   state.regions.remove(region);
-  if (pager_active()) {
-    state.evictor->resume();
-    for (unsigned i = 0; i < state.services.handler_count; ++i)
-      g_fault.handlers[i]->wait_for_round();
-  }
+  state.evictor->resume();
+  for (unsigned i = 0; i < state.services.handler_count; ++i) g_fault.handlers[i]->wait_for_round();
   {
-    std::optional<OwnUnmap> own;
-    if (pager_active()) own.emplace(state, region->base, region_size(region));
+    const OwnUnmap own(state, region->base, region_size(region));
     (void)sys::unmap(region->base, region_size(region));
   }
   table_retire_all(state, *region);
+}
+
+static void end_plain(PagerState& state, Region* region) {
+  const sys::ScopedSignalBlock signals;
+  state.regions.remove(region);
+  (void)sys::unmap(region->base, region_size(region));
+  table_retire_all(state, *region);
+}
+
+int region_destroy(Region* region) {
+  auto& state = pager_state();
+  if (region->committed_pages.load() != 0) return -EBUSY;
+  plain_or_active(state, [&] { end_plain(state, region); }, [&] { end_tiered(state, region); });
   unmap_tables(*region);
   return 0;  // the Region object stays in the arena, as a late look-up may still read it
 }

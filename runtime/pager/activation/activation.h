@@ -45,7 +45,7 @@ void standby_descriptors(const PagerState& state, int* out, unsigned* count);
 // Calls plain() in a process that is not active, whose activation cannot begin meanwhile; otherwise
 // active(). Returns the result.
 template <class Plain, class Active>
-int plain_or_active(const PagerState& state, Plain plain, Active active) {
+auto plain_or_active(const PagerState& state, Plain plain, Active active) {
   if (!state.is_active()) {
     const sys::Locked<sys::Mutex> lock(g_activation.lock);
     if (!state.is_active()) return plain();
