@@ -10,6 +10,7 @@
 #include "pager/state/requests.h"
 #include "pager/table/table_promise.h"
 #include "sys/arena.h"
+#include "sys/fatal.h"
 
 namespace lunar {
 
@@ -58,33 +59,32 @@ void LeafPool::change_loose(PagerState& state, int64_t units) {
   if (units < 0) (void)promise_change(state, units);
 }
 
-// Adds a leaf for a group of pages that has none. pre: the lock. *must_grow: no segment has a leaf
-// left.
-int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t keep_free,
-                   bool* must_grow) {
-  PageTable& table = region.table;
-  if (table.leaf_of(group) != nullptr) return 0;
-  const uint64_t page = group * kLeafPages;
-  PageTable::Span& span = table.span_of(page);
-  if (free_charged_ == 0 && pending_ != 0) use_again();
-  Place place = find(false);
-  if (place.number == 0) place = find(true);
-  *must_grow = place.number == 0;
-  if (*must_grow) return -EAGAIN;
-  const bool loose = region.on_touch || region.chunk_committed[page / kChunkPages].load(
-                                            std::memory_order_relaxed) <= 0,
-             span_loose = !span.charged &&
-                          (region.on_touch || span.committed.load(std::memory_order_relaxed) <= 0);
-  const int64_t units = (loose ? 1 : 0) + (span_loose ? block_leaves() : 0);
+// Promises and takes the DRAM for a leaf, and for its page of the directory if that has none. pre:
+// the lock. 0; -ENOMEM: it may not be promised; -EAGAIN: there is no DRAM now.
+int LeafPool::charge(PagerState& state, const Region& region, uint64_t page, bool fresh,
+                     int64_t keep_free, Loose* loose) {
+  const PageTable::Span& span = region.table.span_of(page);
+  const auto none = [](const std::atomic<int32_t>& committed) {
+    return committed.load(std::memory_order_relaxed) <= 0;
+  };
+  loose->leaf = region.on_touch || none(region.chunk_committed[page / kChunkPages]);
+  loose->span = !span.charged && (region.on_touch || none(span.committed));
+  const int64_t units = (loose->leaf ? 1 : 0) + (loose->span ? block_leaves() : 0);
   if (units != 0 && !promise_change(state, units)) return -ENOMEM;
-  const int64_t cost = (place.fresh ? 1 : 0) + (span.charged ? 0 : 1);
+  const int64_t cost = (fresh ? 1 : 0) + (span.charged ? 0 : 1);
   if (live_ && cost != 0 && !state.account.take_tables(cost, keep_free)) {
     (void)promise_change(state, -units);
     return -EAGAIN;
   }
   loose_units_ += units;
+  return 0;
+}
+
+// pre: the lock.
+void LeafPool::mark_used(Place place, bool loose) {
   const uint32_t number = place.number - 1, index = number % kSegmentLeaves;
   SegmentBits& bits = bits_of(number);
+  LUNAR_DCHECK(!bits.used.get(index) && bits.charged.get(index) != place.fresh);
   if (place.fresh) {
     bits.charged.set_block(round_down(index, block_leaves()), true);
     ++charged_blocks_;
@@ -96,14 +96,32 @@ int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t ke
   --free_charged_;
   bits.used.set(index, true);
   bits.loose.set(index, loose);
+}
+
+// Adds a leaf for a group of pages that has none. pre: the lock. *must_grow: no segment has a leaf
+// left.
+int LeafPool::take(PagerState& state, Region& region, uint64_t group, int64_t keep_free,
+                   bool* must_grow) {
+  PageTable& table = region.table;
+  if (table.leaf_of(group) != nullptr) return 0;
+  const uint64_t page = group * kLeafPages;
+  if (free_charged_ == 0 && pending_ != 0) use_again();
+  Place place = find(false);
+  if (place.number == 0) place = find(true);
+  *must_grow = place.number == 0;
+  if (*must_grow) return -EAGAIN;
+  Loose loose;
+  if (int rc = charge(state, region, page, place.fresh, keep_free, &loose); rc < 0) return rc;
+  mark_used(place, loose.leaf);
+  PageTable::Span& span = table.span_of(page);
   if (!span.charged) {
     span.charged = true;
-    span.loose = span_loose;
+    span.loose = loose.span;
     ++charged_spans_;
   } else if (span.leaves.load(std::memory_order_relaxed) == 0) {
     --empty_spans_;
   }
-  Leaf& leaf = leaf_at(number);
+  Leaf& leaf = leaf_at(place.number - 1);
   for (AtomicPageWord& word : leaf.words) word.store({}, std::memory_order_relaxed);
   // before the number: a reader that finds a number, and a forked child, finds the span in use
   span.leaves.fetch_add(1, std::memory_order_release);

@@ -62,8 +62,14 @@ class LeafPool {
     uint32_t number = 0;  // 0: none
     bool fresh = false;   // its block is not charged
   };
+  struct Loose {  // was not committed (table_promise.h)
+    bool leaf = false, span = false;
+  };
   Place find(bool fresh);
   bool grow();
+  int charge(PagerState& state, const Region& region, uint64_t page, bool fresh, int64_t keep_free,
+             Loose* loose);
+  void mark_used(Place place, bool loose);
   int take(PagerState& state, Region& region, uint64_t group, int64_t keep_free, bool* must_grow);
   void use_again();
   void free_leaf(uint32_t number);
