@@ -15,6 +15,7 @@
 #include "pager/state/install.h"
 #include "pager/table/tables.h"
 #include "sys/arena.h"
+#include "sys/by_halves.h"
 #include "sys/fatal.h"
 
 namespace lunar {

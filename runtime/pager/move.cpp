@@ -29,6 +29,7 @@
 #include "pager/state/install.h"
 #include "pager/table/tables.h"
 #include "sys/arena.h"
+#include "sys/by_halves.h"
 #include "sys/fatal.h"
 #include "sys/memory_constants.h"
 

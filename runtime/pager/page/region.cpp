@@ -6,6 +6,7 @@
 #include <errno.h>
 
 #include "sys/arena.h"
+#include "sys/by_halves.h"
 
 namespace lunar {
 

@@ -12,6 +12,7 @@
 #include "lun/compose.h"
 #include "pager/state/program_end.h"
 #include "pager/state/requests.h"
+#include "sys/by_halves.h"
 #include "sys/proc.h"
 
 namespace lunar {

@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "pager/state/requests.h"
+#include "sys/by_halves.h"
 #include "sys/fatal.h"
 
 namespace lunar {
@@ -40,7 +41,8 @@ void set_stall_reader(void (*read)(void* self), void* self) { t_stall_reader = {
 
 InstallResult install(PagerState& state, void* address, const void* content, unsigned pages,
                       bool protect) {
-  LUNAR_DCHECK(pages > 0 && reinterpret_cast<uintptr_t>(address) % state.page_size == 0);
+  LUNAR_DCHECK(pages > 0 && round_down(reinterpret_cast<uintptr_t>(address), state.page_size) ==
+                                reinterpret_cast<uintptr_t>(address));
   for (;;) {
     const int64_t rc =
         sys::uffd_copy(state.uffd, address, content, pages * state.page_size,
