@@ -182,7 +182,7 @@ int map_over_pages(PagerState& state, Region& region, uint64_t first, uint64_t e
   return rc;
 }
 
-// What the old map was advised does not hold for the next one of the pager's.
+// The advice for the old map does not hold for the pager's next map there.
 int forget_advice(PagerState& state, const Region& region, char* at, uint64_t bytes) {
   const bool has_patterns = region.has_patterns.load(std::memory_order_relaxed);
   return for_own(state.foreign, at, at + bytes, [has_patterns](char* from, size_t part) {

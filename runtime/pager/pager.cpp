@@ -225,8 +225,8 @@ int pager_evictor_thread() {
 // Whether the part of the budget that cannot be evicted leaves enough of it. `taken`: pages of that
 // part that are not charged yet.
 static bool has_room_to_evict(const PagerState& state, int64_t taken) {
-  const int64_t beside = state.account.cap_pages() - state.account.fixed_total() - taken;
-  return beside >= kTableRoom + state.pinned_pages.load();
+  const int64_t not_fixed = state.account.cap_pages() - state.account.fixed_total() - taken;
+  return not_fixed >= kTableRoom + state.pinned_pages.load();
 }
 
 // The pages that cannot be evicted and come when this process becomes active, less its plain

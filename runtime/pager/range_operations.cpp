@@ -228,9 +228,9 @@ int64_t set_pins(PagerState& state, const PageRange& range) {
   for (uint64_t p = range.first; p < range.end; ++p)
     more += !word_of(*range.region, PageIndex(p)).pinned();
   // Beside the pins there must be room for the page tables that are promised.
-  const int64_t beside = cap - state.account.fixed_total() - kTableRoom;
+  const int64_t not_fixed = cap - state.account.fixed_total() - kTableRoom;
   const int64_t pinned = state.pinned_pages.fetch_add(more) + more;
-  const bool fits = pinned <= cap / 2 && pinned <= beside;
+  const bool fits = pinned <= cap / 2 && pinned <= not_fixed;
   const int64_t before =
       fits ? program_pins(state, *range.region, range.first, range.end, true) : -ENOMEM;
   // Other threads may have pinned and unpinned some meanwhile.

@@ -20,7 +20,7 @@ struct Victim {
     kDropped,   // nothing maps it any more, and its content is in its frame
     kGuard,     // dropped: a guard page that the program made by a raw call
   };
-  // Which write protection keeps it from being made exclusive or moved.
+  // The write protection that keeps it from being made exclusive or moved.
   enum class Protection : uint8_t {
     kNone,     // none that is known
     kProgram,  // its mapping is not writable

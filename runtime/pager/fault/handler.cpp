@@ -269,9 +269,10 @@ void Handler::note_stuck() {
 
 void Handler::dump(int fd) const {
   char line[224];
-  size_t n = format_to(line, sizeof line,
-                       "handler %u: %u reads in flight, %u messages in hand, %u of them parked, ",
-                       index_, resolver_.in_flight(), inbox_.count(), inbox_.parked());
+  size_t n =
+      format_to(line, sizeof line,
+                "handler %u: %u reads in flight, %u messages in its inbox, %u of them parked, ",
+                index_, resolver_.in_flight(), inbox_.count(), inbox_.parked());
   n += follower_.describe(line + n, sizeof line - n);
   n += format_to(line + n, sizeof line - n, "\n");
   (void)sys::write_to_program(fd, line, n);

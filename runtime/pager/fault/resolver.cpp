@@ -35,8 +35,8 @@ int Resolver::open(const ResolverOptions& options) {
   // If the promised page tables leave too little DRAM for another window, the handlers read the
   // pages instead.
   constexpr int64_t kWindowRoom = kTableRoom / 2 + kReadRunMax;
-  const int64_t beside = state_.account.cap_pages() - state_.account.fixed_total();
-  if (!options.required && beside - pages < kWindowRoom) return -ENOMEM;
+  const int64_t not_fixed = state_.account.cap_pages() - state_.account.fixed_total();
+  if (!options.required && not_fixed - pages < kWindowRoom) return -ENOMEM;
   if (options.required)
     state_.account.take_fixed(pages);
   else if (!state_.account.take_fixed_within(pages, kKeepFreePages))

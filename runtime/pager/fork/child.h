@@ -9,7 +9,7 @@
 
 namespace lunar {
 
-// What the prepare handler has made for the child.
+// Made for the child by the prepare handler.
 struct ForkInProgress {
   bool engaged = false;   // prepare ran on an active pager
   int member = -1;        // index of the child's member, or -errno

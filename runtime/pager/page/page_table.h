@@ -59,7 +59,7 @@ extern std::atomic<Leaf*> g_leaf_segments[kSegmentsMax];
 
 class PageTable {
  public:
-  // What one page of the directory covers.
+  // The pages whose leaves one page of the directory names.
   struct Span {
     std::atomic<uint32_t> leaves{0};
     std::atomic<int32_t> committed{0};    // pages (table_promise.h)

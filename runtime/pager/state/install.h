@@ -44,8 +44,8 @@ void set_stall_reader(void (*read)(void* self), void* self);  // of the calling 
 // Asks the thread that has locked the page (`seen` is busy) to wake the threads that wait for it.
 // False: the word has changed.
 [[nodiscard]] bool set_waiter(Region& region, PageIndex page, PageWord seen);
-// Which threads release_page wakes. kAll: every thread waiting for the page, even if the waiter bit
-// is clear, because no UFFDIO_COPY has woken them.
+// The threads that release_page wakes. kAll: every thread waiting for the page, even if the waiter
+// bit is clear, because no UFFDIO_COPY has woken them.
 enum class Wake { kWaiters, kAll };
 // Unlocks a page that the caller has locked: `next` is its word from now on.
 void release_page(PagerState& state, Region& region, PageIndex page, PageWord next,
