@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned kListNodesMax = 2;  // a list of so few nodes is looked up with its key
 
-void list(KeyLookup& lookup, QuicklistNodeView* node) {
+void list_nodes(KeyLookup& lookup, QuicklistNodeView* node) {
   for (unsigned n = 0; node != nullptr && n < kListNodesMax && !lookup.missing->full(); ++n) {
     lookup.list_end(node);
     if (!lookup.have(node, sizeof *node)) return;
@@ -35,7 +35,7 @@ bool look_at_object(KeyLookup& lookup, const ObjectView* object) {
   } else if (object->encoding() == kQuicklist) {
     const auto* quicklist = reinterpret_cast<const QuicklistView*>(at);
     if (lookup.have(quicklist, sizeof *quicklist) && quicklist->nodes <= kListNodesMax)
-      list(lookup, quicklist->head);
+      list_nodes(lookup, quicklist->head);
   } else if (object->encoding() == kStream) {
     (void)lookup.have(at, kStreamBytes);
   }

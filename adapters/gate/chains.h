@@ -11,8 +11,8 @@ namespace lunar::redis {
 // entries, or buckets; a longer chain of colliding keys is left to the server
 constexpr unsigned kChainMax = 64;
 
-// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd,
-// or 2), an entry without value (4).
+// Dictionaries without values (sets of Redis 8) mark their pointers: to a key itself (always odd,
+// or 2), to an entry without value (4).
 struct Marked {
   uintptr_t raw;
   bool is_key() const { return (raw & 3) != 0; }

@@ -157,7 +157,7 @@ void forget(PoolEntry& entry) {
 }
 
 // Copies a key that can be a candidate. False: it is too long, or was chosen before.
-bool take(int database, Slice key, Candidate* out) {
+bool make_candidate(int database, Slice key, Candidate* out) {
   if (key.bytes > kCachedBytes || chosen_before(database, key)) return false;
   out->database = database;
   out->bytes = static_cast<uint8_t>(key.bytes);
@@ -176,7 +176,7 @@ bool choose_at_random(Candidate* out) {
     const DatabaseView* database = gate().layout.database(at);
     const char* key =
         random_key((*e.server.policy & kAllKeys) != 0 ? database->keys : database->expires);
-    if (key != nullptr) return take(at, {key, sds_length(key)}, out);
+    if (key != nullptr) return make_candidate(at, {key, sds_length(key)}, out);
   }
   return false;
 }
@@ -197,7 +197,7 @@ bool choose(Candidate* out) {
   for (unsigned k = kPool; k-- > 0;) {
     PoolEntry& entry = e.own[k];
     if (entry.key == nullptr) continue;
-    const bool good = take(entry.database, {entry.key, sds_length(entry.key)}, out);
+    const bool good = make_candidate(entry.database, {entry.key, sds_length(entry.key)}, out);
     forget(entry);
     if (good) return true;
   }
@@ -205,7 +205,7 @@ bool choose(Candidate* out) {
 }
 
 // Requests the missing pages of a batch, or makes it ready.
-void look_at(Batch& batch) {
+void fetch_missing(Batch& batch) {
   Gate& g = gate();
   NonresidentRanges& missing = batch.fetch.missing;
   missing.clear();
@@ -233,7 +233,7 @@ void fill(Batch& batch, uint64_t now) {
   for (unsigned tries = 0; tries < kBatch && batch.count < kBatch; ++tries)
     if (choose(&batch.candidate[batch.count])) ++batch.count;
   ahead_counters().evictable += batch.count;
-  if (batch.count != 0) look_at(batch);
+  if (batch.count != 0) fetch_missing(batch);
 }
 
 // Removes candidates that the server has not taken from its pool, because they may be in use again.
@@ -260,7 +260,7 @@ bool find_pool() {
 
 void take_fetched() {
   for (Batch& batch : g_eviction.batch)
-    if (batch.state == Batch::State::kFetching && !batch.fetch.under_way) look_at(batch);
+    if (batch.state == Batch::State::kFetching && !batch.fetch.under_way) fetch_missing(batch);
 }
 
 unsigned offered() {

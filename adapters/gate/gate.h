@@ -3,7 +3,7 @@
 // the server's rules stay the same. The gate holds the client's *bytes*, not the command:
 //
 //   read()  ── whole commands, all keys resident ─────────────────────────────► the server's buffer
-//              └─ a cold key: what comes before it goes on; the rest stays here, EAGAIN ─► fetcher
+//              └─ a cold key: input before it goes on; the rest stays here, EAGAIN ─► fetcher
 //   epoll_wait()  ◄── pages are in DRAM: the descriptor counts as readable again, and read()
 //                     returns the bytes
 //

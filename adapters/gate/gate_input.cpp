@@ -133,7 +133,7 @@ bool keep(Connection* c, const char* data, size_t bytes, const Look& look) {
 
 // Keeps the part of the `n` bytes in the server's buffer that must wait. `c`: the connection's
 // entry, all of whose bytes are in the buffer, or nullptr. Returns the result of read().
-ssize_t give(Connection* c, int fd, const char* buffer, size_t n, Look& look) {
+ssize_t pass_good(Connection* c, int fd, const char* buffer, size_t n, Look& look) {
   Gate& g = gate();
   if (look.good != n) {
     if (c == nullptr) c = g.connections.add(fd);
@@ -175,7 +175,7 @@ ssize_t kept_input(Connection* c, Source from, char* buffer, size_t bytes) {
     look.pass_rest();
   }
   if (look.good != 0) end_hold(c);
-  if (all) return give(c, c->fd, buffer, n, look);
+  if (all) return pass_good(c, c->fd, buffer, n, look);
   // The server's buffer takes less than the kept bytes: the rest stays, and is scanned at the next
   // read.
   c->begin += look.good;
@@ -209,7 +209,7 @@ ssize_t input(Source from, char* buffer, size_t bytes) {
   if (!look.possible() || got <= 0) return got;
   const auto n = static_cast<size_t>(got);
   look.scan(n, Look::Time::kFirst);
-  return give(nullptr, from.fd, buffer, n, look);
+  return pass_good(nullptr, from.fd, buffer, n, look);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 //
 //   Redis 7.0    database ─► dict ─► entry (key, object)
 //   Redis 8.0    database ─► store ─► dicts, one, or one per cluster slot ─► entry (key, object)
-//   Valkey 8.1   database ─► store ─► tables, likewise ─► buckets of 7 ─► object with its key
+//   Valkey 8.1   database ─► store ─► tables, as many ─► buckets of 7 ─► object with its key
 //
 // The views below are the gate's own declarations of those versions' structures, found through the
 // program's dynamic symbols and trusted only after they were checked:
@@ -177,7 +177,7 @@ class ServerLayout {
   // The server's progress in the client's input when it is about to read into `buffer`. False: not
   // known.
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
-  // The same for a master's link, whose buffer may begin with what was executed already.
+  // The same for a master's link, whose buffer may begin with bytes that were executed.
   bool progress_of_master(const ClientView& master, const void* buffer, Progress* out) const;
   // The arguments that the server has taken of its current command, up to kArgumentsKept. kCold:
   // not all are in DRAM; *missing has the others.

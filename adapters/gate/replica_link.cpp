@@ -119,7 +119,7 @@ void begin_wave(Connection* c, uint64_t bytes_max) {
 }
 
 // Gives the server whole commands, as many as fit; if the first does not fit, a part of it.
-size_t give(Connection* c, void* buffer, size_t bytes) {
+size_t pass_done(Connection* c, void* buffer, size_t bytes) {
   Link& l = g_link;
   size_t end = c->begin;
   while (l.count != 0 && l.items[l.first].done) {
@@ -202,7 +202,7 @@ ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
     parse_items(*c);
     if (l.outstanding == 0 && l.count != 0) begin_wave(c, client_bytes_max());
   }
-  const size_t n = give(c, buffer, bytes);
+  const size_t n = pass_done(c, buffer, bytes);
   const bool over = n == 0 && l.count == 0 && (l.leave || l.ended);
   const int fd = c->fd;
   settle(c);

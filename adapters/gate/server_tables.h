@@ -46,7 +46,7 @@ class ExpiryTable {
   static const char* key_of(KeyLookup& lookup, const Entry& entry);
 
  private:
-  const DictView* dict_ = nullptr;    // one of these
+  const DictView* dict_ = nullptr;    // one of these two
   const TableView* table_ = nullptr;  // or none
   uint64_t buckets_ = 0;
 };

@@ -115,7 +115,7 @@ struct Start {
   void* argument;
 };
 
-Start take(void* argument) {
+Start enter_thread(void* argument) {
   const Start start = *static_cast<Start*>(argument);
   free(argument);
   mark_thread();
@@ -124,12 +124,12 @@ Start take(void* argument) {
 }
 
 void* begin_thread(void* argument) {
-  const Start start = take(argument);
+  const Start start = enter_thread(argument);
   return start.routine(start.argument);
 }
 
 int begin_c11_thread(void* argument) {
-  const Start start = take(argument);
+  const Start start = enter_thread(argument);
   return start.c11_routine(start.argument);
 }
 

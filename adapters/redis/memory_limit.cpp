@@ -141,7 +141,7 @@ void tell(Context* context, const Space& space, State state, uint64_t wanted) {
             format_size(wanted).text);
 }
 
-Space look() {
+Space measure() {
   Space space = space_now(true);
   const uint64_t step = step_of(space);
   if (space.committed < g_purged_at) g_purged_at = space.committed;
@@ -179,7 +179,7 @@ void follow(Context* context, bool at_load) {
   limits_poll(context);
   const bool was_refused = last_resort_open();
   last_resort_close();
-  const Space space = look();
+  const Space space = measure();
   g_nearly_full = space.capacity != 0 && (was_refused || space.free < space.margin() / 4);
   if (space.capacity != 0) {
     const uint64_t own = limit_own(Limit::kData), base = base_of(space),

@@ -103,7 +103,7 @@ int load(Context* context, String** arguments, int count) {
     return refuse(context, why.text);
   }
   if (settings_load(arguments, count, &why) < 0) return refuse(context, why.text);
-  if (settings_register(context) < 0) return kError;  // the server has said what was wrong
+  if (settings_register(context) < 0) return kError;  // the server has logged why
   if (!commands_free(context))
     return refuse(context, "a command LUNAR exists already; unload the module that has it");
   if (info_register(context) < 0) return refuse(context, "the server refuses a section of INFO");

@@ -55,7 +55,7 @@ using GetBool = int (*)(const char* name, void* data);
 using SetBool = int (*)(const char* name, int value, void* data, String** error);
 using ApplyFunction = int (*)(Context*, void* data, String** error);
 
-// RedisModuleCommandInfo and what it points to, version 1.
+// RedisModuleCommandInfo and its parts, version 1.
 enum ArgumentType : int { kArgumentInteger = 1, kArgumentKey = 3 };
 constexpr int kArgumentOptional = 1 << 0, kArgumentMultiple = 1 << 1;
 struct CommandArgument {

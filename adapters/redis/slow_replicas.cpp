@@ -33,7 +33,7 @@ struct Watched {
 };
 Watched g_watched;
 
-// The value behind " name=" in a line, or nullptr.
+// The value after `name` (" NAME=") in a line, or nullptr.
 const char* field_of(const char* line, size_t length, const char* name) {
   const void* at = memmem(line, length, name, strlen(name));
   return at == nullptr ? nullptr : static_cast<const char*>(at) + strlen(name);

@@ -25,8 +25,8 @@ struct Space {
   uint64_t forked = 0;  // promised to children that live
   uint64_t end = 0, edge = 0, limit = 0;
   uint64_t used = 0;     // by the server's own count
-  uint64_t counted = 0;  // of that, what it compares with maxmemory
-  uint64_t clients = 0;  // of that, buffers of ordinary clients
+  uint64_t counted = 0;  // the part of `used` that it compares with maxmemory
+  uint64_t clients = 0;  // the part of `counted` in buffers of ordinary clients
   uint64_t connections = 0;
   uint64_t streams = 0;  // not received by replicas, beyond the backlog; not in `counted`
 
