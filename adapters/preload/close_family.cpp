@@ -9,6 +9,8 @@
 // account moves to another one, and the process opens the others again if it may. All other calls
 // go through unchanged.
 // Threading: any thread, signal handlers and children of vfork included.
+#include "close_family.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <linux/close_range.h>
@@ -18,6 +20,7 @@
 #include "pager/account/account_find.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "real_calls.h"
 #include "sys/file.h"
 #include "sys/kernel_call.h"
 #include "sys/proc.h"

@@ -14,6 +14,7 @@
 
 #include "preload.h"
 #include "program_malloc.h"
+#include "real_calls.h"
 
 #define TAIL_CALLS __attribute__((optimize("O2"), no_sanitize("thread", "address", "undefined")))
 

@@ -14,6 +14,8 @@
 // code.
 //
 // Threading: any thread, signal handlers and children of vfork included: allocates nothing.
+#include "exec_family.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -26,10 +28,12 @@
 
 #include "base/format.h"
 #include "preload.h"
+#include "real_calls.h"
 #include "sys/file.h"
 #include "sys/kernel_call.h"
 #include "sys/log.h"
 #include "sys/program_file.h"
+#include "thread_family.h"
 
 namespace lunar::preload {
 namespace {

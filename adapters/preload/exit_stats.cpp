@@ -10,6 +10,8 @@
 //
 // Threading: the thread that ends the process. May run in a signal handler's _exit: formats by
 // hand, allocates nothing.
+#include "exit_stats.h"
+
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -21,6 +23,7 @@
 #include "gate/gate.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "real_calls.h"
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/memory_copy.h"

@@ -10,6 +10,8 @@
 // unchanged, without tiered memory in the child. pthread_atfork's list is kept in plain memory.
 //
 // Threading: any thread.
+#include "fork_family.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -21,10 +23,15 @@
 
 #include <initializer_list>
 
+#include "code_ranges.h"
+#include "exit_stats.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "program_memory.h"
+#include "real_calls.h"
 #include "sys/kernel_call.h"
 #include "sys/thread.h"
+#include "thread_family.h"
 #include "tiered_maps.h"
 
 namespace lunar::preload {
@@ -144,7 +151,7 @@ int forks_register_waiting() {
   for (const bool allocators : {true, false})
     for (unsigned i = 0; i < g_waiting_count && rc == 0; ++i) {
       const ForkHandlers& waiting = g_waiting[i];
-      if (caller_is_runtime(reinterpret_cast<const void*>(waiting.before)) == allocators)
+      if (is_runtime_code(reinterpret_cast<const void*>(waiting.before)) == allocators)
         rc = -g_real.register_atfork(waiting.before, waiting.in_parent, waiting.in_child,
                                      waiting.object);
     }

@@ -4,6 +4,8 @@
 // fill DRAM with everything and keep it; it fails as beyond RLIMIT_MEMLOCK: ENOMEM, and one line in
 // the log. Locks on other memory go to the kernel; a range may contain both kinds.
 // Threading: any thread. Not on the fault path (pinning reads from the LUN).
+#include "lock_family.h"
+
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

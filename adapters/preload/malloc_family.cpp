@@ -25,6 +25,7 @@
 #include <cstring>
 
 #include "base/units.h"
+#include "code_ranges.h"
 #include "early_heap.h"
 #include "heap/heap.h"
 #include "preload.h"
@@ -64,8 +65,7 @@ size_t size_of(const void* pointer) {
 }
 
 bool linker_asks(const void* caller, size_t bytes) {
-  return __builtin_expect(linker_holds(reinterpret_cast<uintptr_t>(caller)), 0) &&
-         bytes <= kLinkerBytesMax;
+  return __builtin_expect(linker_holds(caller), 0) && bytes <= kLinkerBytesMax;
 }
 
 void* allocate_for(const void* caller, size_t bytes, bool zero) {
@@ -131,8 +131,7 @@ using lunar::preload::allocate_for;
 
 LUNAR_EXPORT void* malloc(size_t bytes) noexcept {
   const void* caller = __builtin_return_address(0);
-  if (lunar::preload::is_direct() &&
-      !lunar::preload::linker_holds(reinterpret_cast<uintptr_t>(caller))) {
+  if (lunar::preload::is_direct() && !lunar::preload::linker_holds(caller)) {
     void* pointer = lunar::g_heap_front.alloc(bytes);
     if (__builtin_expect(pointer != nullptr, 1)) return pointer;
   }

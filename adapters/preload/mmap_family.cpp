@@ -8,6 +8,8 @@
 //
 // Threading: any thread, also under the loader's lock and in signal handlers. A call that touches
 // no area takes no lock.
+#include "mmap_family.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -19,10 +21,12 @@
 #include <atomic>
 
 #include "base/units.h"
+#include "code_ranges.h"
 #include "go_runtime.h"
 #include "heap/heap.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "program_memory.h"
 #include "sys/file.h"
 #include "sys/kernel_call.h"
 #include "sys/log.h"
@@ -48,7 +52,7 @@ bool wants_tier(size_t bytes, int prot, int flags, const void* caller) {
   constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
   return bytes >= kMapBytesMin && (flags & (kAnonymousPrivate | MAP_SHARED)) == kAnonymousPrivate &&
          (flags & kPlain) == 0 && (prot & ~(PROT_READ | PROT_WRITE)) == 0 && serves_tiered() &&
-         g_options.mmap && !caller_is_runtime(caller) && !is_go_code(caller);
+         g_options.mmap && !is_runtime_code(caller) && !is_go_code(caller);
 }
 
 // Serves MAP_LOCKED for a new map. -EAGAIN: too much is locked. (A reservation has nothing to

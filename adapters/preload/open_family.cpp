@@ -15,6 +15,7 @@
 #include "pager/account/account_find.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "real_calls.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/proc.h"

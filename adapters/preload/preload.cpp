@@ -10,57 +10,30 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <link.h>
 #include <unistd.h>
 
 #include "base/format.h"
+#include "code_ranges.h"
+#include "exit_stats.h"
+#include "fork_family.h"
 #include "heap/heap.h"
 #include "heap/start.h"
 #include "jemalloc_family.h"
 #include "pager/pager.h"
 #include "program_malloc.h"
+#include "real_calls.h"
+#include "server_gate.h"
 #include "sys/file.h"
 #include "sys/kernel_call.h"
 #include "sys/program_file.h"
-#include "tiered_maps.h"
+#include "thread_family.h"
 
 namespace lunar::preload {
 
 constinit std::atomic<Phase> g_phase{Phase::kEarly};
 constinit Options g_options;
-constinit RealCalls g_real;
-constinit TextRange g_linker_text;
 
 namespace {
-
-constinit TextRange g_runtime_text[2];
-
-// The loaded object that holds `address`, as one range of its executable segments.
-struct TextQuery {
-  uintptr_t address;
-  TextRange found;
-};
-
-int find_text(dl_phdr_info* info, size_t, void* argument) {
-  auto* query = static_cast<TextQuery*>(argument);
-  TextRange text;
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto& header = info->dlpi_phdr[i];
-    if (header.p_type != PT_LOAD || (header.p_flags & PF_X) == 0) continue;
-    uintptr_t begin = info->dlpi_addr + header.p_vaddr, end = begin + header.p_memsz;
-    if (text.end == 0 || begin < text.begin) text.begin = begin;
-    if (end > text.end) text.end = end;
-  }
-  if (!text.holds(query->address)) return 0;
-  query->found = text;
-  return 1;
-}
-
-TextRange text_of(const void* function) {
-  TextQuery query{reinterpret_cast<uintptr_t>(function), {}};
-  dl_iterate_phdr(find_text, &query);
-  return query.found;
-}
 
 [[noreturn]] void refuse(const ErrorText& why) {
   char line[sizeof(why.text) + 32];
@@ -97,15 +70,11 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
     environ = environment;  // libc's initialiser, which sets it, has not run yet
   // The calls include those of io_uring, because activation makes the runtime's own rings, when
   // another thread may hold the linker's lock.
-#define LUNAR_REAL(name, symbol, result, parameters) look_up(g_real.name, symbol);
-#include "real_calls.def"
-#undef LUNAR_REAL
+  real_calls_prepare();
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
   refuse_sanitizers(words[0]);
-  g_runtime_text[0] = text_of(jemalloc_prepare());
-  g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
-  g_linker_text = text_of(dlsym(RTLD_DEFAULT, "__tls_get_addr"));
+  code_ranges_prepare(jemalloc_prepare());
   // Loads libnuma, which frees memory that libc has allocated for it, by the program's malloc if
   // that is the one of libc.
   pager_read_nodes();
@@ -128,14 +97,5 @@ __attribute__((constructor(101))) void start(int, char** words, char** environme
 __attribute__((destructor)) void finish() { stats_print(); }
 
 }  // namespace
-
-bool is_own_code(const void* address) {
-  return g_runtime_text[1].holds(reinterpret_cast<uintptr_t>(address));
-}
-
-bool caller_is_runtime(const void* return_address) {
-  auto address = reinterpret_cast<uintptr_t>(return_address);
-  return g_runtime_text[0].holds(address) || g_runtime_text[1].holds(address);
-}
 
 }  // namespace lunar::preload

@@ -9,6 +9,7 @@
 
 #include <cstring>
 
+#include "code_ranges.h"
 #include "early_heap.h"
 #include "elf/program_got.h"
 #include "malloc_family.h"
@@ -65,7 +66,7 @@ void* realloc_for(void* block, size_t bytes) {
 // The linker has no relocations for these: it looks malloc up itself, and keeps the four addresses
 // as constants.
 int redirect_linker(ErrorText* why) {
-  const auto inside = reinterpret_cast<const void*>(g_linker_text.begin);
+  const auto inside = reinterpret_cast<const void*>(g_linker_code.begin);
   const struct {
     const void* original;
     void* replacement;
@@ -114,7 +115,7 @@ int redirect_library(const void* inside, bool required, ErrorText* why) {
 int program_malloc_prepare(ErrorText* why) {
   const void* called = function_called("malloc");
   if (is_own_code(called)) return 0;
-  if (caller_is_runtime(called))
+  if (is_runtime_code(called))
     return why->set(-EINVAL,
                     "LD_PRELOAD names an allocator before Lunar's library, so that malloc is not "
                     "tiered; put Lunar's first, as `lunar run` does");

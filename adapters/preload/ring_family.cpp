@@ -8,6 +8,8 @@
 //   operations that its kernel knows except this one, which then completes with -EACCES. A probe
 //   does not show it.
 // Threading: any thread.
+#include "ring_family.h"
+
 #include <errno.h>
 #include <liburing.h>
 #include <sys/syscall.h>
@@ -16,6 +18,8 @@
 
 #include "pager/pager.h"
 #include "preload.h"
+#include "program_memory.h"
+#include "real_calls.h"
 #include "sys/file.h"
 #include "sys/kernel_call.h"
 

@@ -6,8 +6,9 @@
 // The Redis module calls the functions below when it is loaded into such a server.
 //
 // Threading: started by the library's constructor, before the program has threads.
-#include "gate/gate.h"
+#include "server_gate.h"
 
+#include "gate/gate.h"
 #include "heap/heap.h"
 #include "preload.h"
 #include "sys/log.h"

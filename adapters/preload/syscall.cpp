@@ -14,8 +14,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "close_family.h"
+#include "exec_family.h"
+#include "fork_family.h"
+#include "lock_family.h"
+#include "mmap_family.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "ring_family.h"
 #include "sys/kernel_call.h"
 #include "sys/mem.h"
 

@@ -21,6 +21,8 @@
 // clears it in a forked child before page faults are served there.
 //
 // Threading: any thread. Allocates like the program itself (one small block per thread).
+#include "thread_family.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -29,6 +31,8 @@
 
 #include "pager/pager.h"
 #include "preload.h"
+#include "program_memory.h"
+#include "real_calls.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
 
