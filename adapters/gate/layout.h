@@ -100,6 +100,20 @@ struct TableStoreView {
   TableView** tables;
   int32_t count, bits;
 };
+// The types and encodings of objects that matter here.
+constexpr unsigned kString = 0, kSortedSet = 3, kHash = 4;
+enum Encoding : unsigned {
+  kRaw = 0,
+  kInt = 1,
+  kHashTable = 2,
+  kZiplist = 5,
+  kIntset = 6,
+  kSkiplist = 7,
+  kEmbedded = 8,
+  kQuicklist = 9,
+  kStream = 10,
+  kListpack = 11,
+};
 struct ObjectView {
   uint32_t type_encoding_lru;  // 4, 4, 24 bits
   uint32_t references;         // Valkey: above two bits that say what follows: an expiry, a key

@@ -14,19 +14,6 @@ namespace lunar::redis {
 // The empty buckets that the server's dictRehash skips at most for each bucket that it moves.
 inline constexpr unsigned kEmptyBucketsMax = 10;
 
-enum Encoding : unsigned {
-  kRaw = 0,
-  kInt = 1,
-  kHashTable = 2,
-  kZiplist = 5,
-  kIntset = 6,
-  kSkiplist = 7,
-  kEmbedded = 8,
-  kQuicklist = 9,
-  kStream = 10,
-  kListpack = 11,
-};
-
 struct QuicklistNodeView {
   QuicklistNodeView *previous, *next;
   const char* entry;
@@ -52,7 +39,6 @@ struct ZsetView {
   void* members;  // DictView or TableView
   const SkiplistView* skiplist;
 };
-constexpr unsigned kString = 0, kSortedSet = 3, kHash = 4;  // types
 constexpr size_t kStreamBytes = 64;
 constexpr size_t kNodeBytes = 40;  // of a skip list's node: member, score, lowest links
 

@@ -15,37 +15,18 @@
 namespace lunar::redis {
 namespace {
 
-// The head of an object (robj).
-struct Object {
-  unsigned type : 4, encoding : 4, lru : 24;
-  unsigned references;  // Valkey: above two bits that say what follows the object
-  void* value;
-};
 // The head of an open key.
 struct OpenKey {
   Context* context;
   void* database;
-  Object* name;
-  Object* value;
+  const ObjectView* name;
+  ObjectView* value;
 };
 
-enum Encoding : unsigned {
-  kRaw = 0,
-  kInteger = 1,
-  kHashTable = 2,
-  kZipMap = 3,
-  kLinkedList = 4,
-  kZipList = 5,
-  kIntSet = 6,
-  kSkipList = 7,
-  kEmbedded = 8,
-  kQuickList = 9,
-  kStream = 10,
-  kListPack = 11,
-};
-const char* const kEncodingNames[] = {"raw",        "int",       "hashtable", "zipmap",
-                                      "linkedlist", "ziplist",   "intset",    "skiplist",
-                                      "embstr",     "quicklist", "stream",    "listpack"};
+// "": no server has this encoding any more.
+const char* const kEncodingNames[] = {"raw",    "int",       "hashtable", "",
+                                      "",       "ziplist",   "intset",    "skiplist",
+                                      "embstr", "quicklist", "stream",    "listpack"};
 constexpr size_t kStringHeadMax = 17;  // header bytes of an sds string
 
 bool g_known = false;
@@ -64,40 +45,40 @@ void add(KeyMemory* memory, const void* address, size_t bytes) {
   last = swapped;
 }
 
-void add_block(KeyMemory* memory, void* block) {
-  add(memory, block, block == nullptr ? 0 : g_usable_size(block));
+void add_block(KeyMemory* memory, const void* block) {
+  add(memory, block, block == nullptr ? 0 : g_usable_size(const_cast<void*>(block)));
 }
 
-void describe(const Object* object, KeyMemory* memory) {
-  memory->encoding = object->encoding < sizeof(kEncodingNames) / sizeof(kEncodingNames[0])
-                         ? kEncodingNames[object->encoding]
+void describe(const ObjectView* object, KeyMemory* memory) {
+  const unsigned encoding = object->encoding();
+  memory->encoding = encoding < sizeof(kEncodingNames) / sizeof(kEncodingNames[0])
+                         ? kEncodingNames[encoding]
                          : "unknown";
-  add_block(memory, const_cast<Object*>(object));
-  switch (object->encoding) {
-    case kInteger:
+  add_block(memory, object);
+  switch (encoding) {
+    case kInt:
     case kEmbedded:
       memory->whole = true;
       break;
     case kRaw: {
       // The string's length lies in memory that must not be touched; the allocator knows the size
       // of the block.
-      char* text = static_cast<char*>(object->value);
-      add(memory, text - kStringHeadMax, g_usable_size(text - 1));
+      const char* text = object->pointer;
+      add(memory, text - kStringHeadMax, g_usable_size(const_cast<char*>(text - 1)));
       memory->whole = true;
       break;
     }
-    case kZipMap:
-    case kZipList:
-    case kIntSet:
-    case kListPack:
-      add_block(memory, object->value);
+    case kZiplist:
+    case kIntset:
+    case kListpack:
+      add_block(memory, object->pointer);
       memory->whole = true;
       break;
     case kHashTable:
-    case kSkipList:
-    case kQuickList:
+    case kSkiplist:
+    case kQuicklist:
     case kStream:
-      add_block(memory, object->value);
+      add_block(memory, object->pointer);
       break;
     default:
       break;  // the object only
@@ -111,21 +92,21 @@ bool key_memory_check(Context* context) {
   memset(probe, 'p', sizeof(probe));
   String* name = g_api.CreateString(context, "lunar:probe of a key that is not there", 38);
   String* value = g_api.CreateString(context, probe, sizeof(probe));
-  const auto* object = reinterpret_cast<const Object*>(value);
+  const auto* object = reinterpret_cast<const ObjectView*>(value);
   size_t length = 0;
   g_usable_size = reinterpret_cast<size_t (*)(void*)>(program_calls("malloc_usable_size"));
   constexpr unsigned kValkeyBit = 2;
   g_reference_bit = object->references == 1 ? 0 : kValkeyBit;
-  g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw &&
+  g_known = g_usable_size != nullptr && object->type() == kString && object->encoding() == kRaw &&
             object->references == 1u << g_reference_bit &&
-            object->value == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
+            object->pointer == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
   // A missing key has no handle when it is opened for reading. Opened for writing it has one, and
   // nothing is created.
   constexpr int kOpenWrite = 1 << 1;
   Key* key = g_known ? g_api.OpenKey(context, name, kOpenRead | kOpenWrite) : nullptr;
   const auto* open = reinterpret_cast<const OpenKey*>(key);
-  g_known =
-      key != nullptr && open->name == reinterpret_cast<Object*>(name) && open->value == nullptr;
+  g_known = key != nullptr && open->name == reinterpret_cast<const ObjectView*>(name) &&
+            open->value == nullptr;
   if (key != nullptr) g_api.CloseKey(key);
   g_api.FreeString(context, value);
   g_api.FreeString(context, name);
@@ -136,32 +117,31 @@ bool key_memory_known() { return g_known; }
 
 KeyBlock* key_memory_block(const String* name, Key* key) {
   const auto* open = reinterpret_cast<const OpenKey*>(key);
-  if (!g_known || open->name != reinterpret_cast<const Object*>(name) || open->value == nullptr)
+  if (!g_known || open->name != reinterpret_cast<const ObjectView*>(name) || open->value == nullptr)
     return nullptr;
-  const Object& object = *open->value;
-  constexpr unsigned kString = 0;
-  const bool text = object.type == kString && object.encoding == kRaw;
+  const ObjectView& object = *open->value;
+  const unsigned encoding = object.encoding();
+  const bool string = object.type() == kString, raw = string && encoding == kRaw;
   const bool compact =
-      object.type != kString &&
-      (object.encoding == kZipList || object.encoding == kIntSet || object.encoding == kListPack);
-  if (object.references >> g_reference_bit != 1 || object.value == nullptr || !(text || compact))
+      !string && (encoding == kZiplist || encoding == kIntset || encoding == kListpack);
+  if (object.references >> g_reference_bit != 1 || object.pointer == nullptr || !(raw || compact))
     return nullptr;
   return reinterpret_cast<KeyBlock*>(open->value);
 }
 
 void* key_block_inside(const KeyBlock& block) {
-  return reinterpret_cast<const Object&>(block).value;
+  return const_cast<char*>(reinterpret_cast<const ObjectView&>(block).pointer);
 }
 
 size_t key_block_head(const KeyBlock& block) {
-  const auto& object = reinterpret_cast<const Object&>(block);
-  if (object.encoding != kRaw) return 0;
-  const unsigned head = sds_header(static_cast<const uint8_t*>(object.value)[-1]);
+  const auto& object = reinterpret_cast<const ObjectView&>(block);
+  if (object.encoding() != kRaw) return 0;
+  const unsigned head = sds_header(static_cast<uint8_t>(object.pointer[-1]));
   return head == 0 ? SIZE_MAX : head;
 }
 
 void key_block_set(KeyBlock& block, void* inside) {
-  reinterpret_cast<Object&>(block).value = inside;
+  reinterpret_cast<ObjectView&>(block).pointer = static_cast<const char*>(inside);
 }
 
 KeyMemory key_memory(Context* context, String* name) {
