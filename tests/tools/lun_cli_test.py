@@ -118,6 +118,17 @@ def images(path):
 
 # ---- wrong use -----------------------------------------------------------------------------------
 
+def test_too_little_space_is_a_refusal(directory):
+    """Each verb exits with 2, because nothing was changed."""
+    path = formatted(directory, "smaller.img")
+    os.truncate(path, 8 * MIB)
+    for verb, *words in (["list", path], ["info", path], ["check", path],
+                         ["resize", f"{path}#first", "1m", "--yes"],
+                         ["remove", f"{path}#first", "--yes"],
+                         ["create", f"{path}#second", "--size", "1m"]):
+        refused([verb, *words], [path, "give the device its size back"], [path])
+
+
 def test_wrong_words(directory):
     path = formatted(directory, "words.img")
     refused(["crate"], ["crate", "did you mean create?"])
@@ -133,7 +144,8 @@ def test_wrong_words(directory):
     refused(["info", path, path], ["one word too many"], [path])
     refused(["info", "--", path, "-5g"], ["'-5g' is one word too many"], [path])
     refused(["check", f"{path}#first"], ["#first", "the device alone"], [path])
-    refused(["check", path, "--repair=yes"], ["--repair takes no value"], [path])
+    for value in ("yes", "false", "0"):
+        refused(["check", path, f"--repair={value}"], ["--repair takes no value"], [path])
     for name in (".hidden", "-dash", "a b", "x" * 32, "ä", ""):
         refused(["create", f"{path}#{name}", "--size", "1m"], ["not a name for a LUN"] if name
                 else [], [path])

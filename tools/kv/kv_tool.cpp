@@ -84,9 +84,7 @@ bool KvCommand::is_there() const {
 
 int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   std::string text = why.text[0] ? why.text : errno_text(status);
-  // Nothing was done yet, so a lack of DRAM or space is a refusal.
   if (status == -ENOMEM) return refuse((dram_.empty() ? "LUNAR_KV_DRAM: " : "--dram: ") + text);
-  if (status == -ENOSPC) return refuse(text);
   std::error_code no_link;
   const std::string target = std::filesystem::read_symlink(place, no_link).string();
   if (status == -ENOENT && !no_link && !is_there())
@@ -97,6 +95,11 @@ int KvCommand::failed_to_open(int status, const ErrorText& why) const {
   else if (status == -EBADMSG && text.find("--salvage") == std::string::npos)
     text += "; an earlier dump or a backup may have its pairs";
   return failed(status, text);
+}
+
+int KvCommand::stopped(int status, const std::string& text) const {
+  const int code = exit_code_of(status);
+  return refuse(text, code == kExitRefused ? kExitFailed : code);
 }
 
 int KvCommand::flush_and_close(kv::Store* store) const {

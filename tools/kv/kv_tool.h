@@ -34,6 +34,8 @@ class KvCommand : public VerbCommand {
            uint64_t log_bytes_most = 0) const;
   // Refuses after an error of open(). Returns the exit code.
   int failed_to_open(int status, const ErrorText& why) const;
+  // Says that an error stopped the command after it had changed something. Returns the exit code.
+  int stopped(int status, const std::string& text) const;
   int dram(uint64_t* bytes) const;  // 0 or an exit code
   // True unless the place is a path that leads to nothing.
   bool is_there() const;

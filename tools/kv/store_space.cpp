@@ -149,8 +149,8 @@ int kv_grow(int argc, char** argv) {
     return command.refuse(text_of("%s: a store of that size needs more DRAM; give a larger --dram",
                                   command.place.c_str()));
   if (status < 0)
-    return command.failed(status, text_of("%s: stopped: %s; no pair is lost", command.place.c_str(),
-                                          errno_text(status)));
+    return command.stopped(status, text_of("%s: stopped: %s; no pair is lost",
+                                           command.place.c_str(), errno_text(status)));
   if (command.json) {
     JsonWriter json;
     json.open('{').field("place", command.place).field("place_bytes", info.place_bytes);
@@ -180,8 +180,8 @@ int kv_compact(int argc, char** argv) {
   const uint64_t moved = store->cleaned_bytes();
   store->close();
   if (status < 0)
-    return command.failed(status, text_of("%s: stopped: %s; no pair is lost", command.place.c_str(),
-                                          errno_text(status)));
+    return command.stopped(status, text_of("%s: stopped: %s; no pair is lost",
+                                           command.place.c_str(), errno_text(status)));
   const uint64_t had = free_segments(before), has = free_segments(after),
                  damaged = after.segments[static_cast<unsigned>(kv::SegmentState::kDamaged)];
   const uint64_t gained = has > had ? has - had : 0;

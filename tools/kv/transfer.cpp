@@ -65,8 +65,7 @@ int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pa
         pair.key.size() + pair.value.size(), errno_text(status),
         status == -ENOSPC ? ": the store is full (lunar kv grow), or its index has no DRAM" : "",
         may_hold(*out));
-    const int code = command.failed(status, text);
-    return code == kExitRefused && reader.pairs() > 1 ? kExitFailed : code;
+    return reader.pairs() > 1 ? command.stopped(status, text) : command.failed(status, text);
   }
   return reader.error().empty() ? kExitDone : refuse_stream(command, from, reader, *out);
 }

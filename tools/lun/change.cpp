@@ -59,7 +59,6 @@ int resize_open(const LunCommand& command, const LunName& name, const std::strin
   }
   ErrorText why;
   const int error = after == before ? 0 : lun->set_size(after, &why);
-  if (error == -ENOSPC) return command.refuse(why.text);  // nothing was changed
   if (error < 0) return command.failed(error, why);
   if (command.json) {
     JsonWriter json;

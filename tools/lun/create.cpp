@@ -305,7 +305,6 @@ int lun_create(int argc, char** argv) {
                 "lun check %s --repair` restores it; if they may go: --erase=lunar",
                 name.device.c_str(), shell_word(name.device).c_str()));
   }
-  if (error == -ENOSPC) return command.refuse(why.text);  // too small; nothing was changed
   if (error < 0) return command.failed(error, why);
   return make(command, name, bytes, format != Format::kNever, physical);
 }

@@ -9,13 +9,14 @@ namespace lunar::tools {
 
 enum ExitCode : int {
   kExitDone = 0,
-  kExitNo = 1,       // a key does not exist; a check found something, and no data is lost
-  kExitRefused = 2,  // wrong use, bad input, no consent, a place in use: nothing was changed
+  kExitNo = 1,  // a key does not exist; a check found something, and no data is lost
+  // wrong use, bad input, no consent, too little space, a place in use: nothing was changed
+  kExitRefused = 2,
   kExitDamaged = 3,  // data or metadata cannot be read as it was written
-  kExitFailed = 4,   // an I/O error, lack of space or the like stopped the command
+  kExitFailed = 4,   // an I/O error or the like stopped the command
 };
 
-// The exit code for -errno of the runtime.
+// The exit code for -errno of the runtime, for a command that has changed nothing.
 inline ExitCode exit_code_of(int64_t error) {
   switch (-error) {
     case EBADMSG:
@@ -23,7 +24,6 @@ inline ExitCode exit_code_of(int64_t error) {
       return kExitDamaged;
     case EIO:
     case ENOMEM:
-    case ENOSPC:
     case EMFILE:
     case ENFILE:
     case ETIME:
