@@ -25,13 +25,10 @@ bool look_up_in_window(const char* buffer, const WindowCommand& command,
   const Parse parse =
       parse_command(buffer + command.begin, command.end - command.begin, &g.command);
   if (parse != Parse::kCommand || g.command.kept == 0) return true;
-  const bool first_look = command.rounds == 0;
-  if (first_look) g.work.commands.add();
   const CommandKeys* keys = find_command_keys(g.command.argument[0]);
-  if (keys == nullptr) g.work.unknown.add();
   const DatabaseView* where = g.layout.database(command.database);
   return keys == nullptr || where == nullptr ||
-         look_up_command(g.layout, *where, *keys, g.command, first_look, nullptr, missing);
+         look_up_command(g.layout, *where, *keys, g.command, command.rounds == 0, nullptr, missing);
 }
 
 }  // namespace lunar::redis
