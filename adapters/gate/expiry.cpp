@@ -62,6 +62,8 @@ struct Expiry {
 
 constinit Expiry g_expiry;
 
+// The clock of the server's own cycle. Commands have a cached one, which the server sets before it
+// runs them; a turn is never inside a command, so no command loses a key that its clock still has.
 int64_t wall_ms() {
   timespec now{};
   (void)clock_gettime(CLOCK_REALTIME, &now);
