@@ -63,59 +63,70 @@ int lock_new_map(void* address, size_t bytes, int prot, int flags) {
 }
 
 // MAP_FIXED where a part of the range lies in an area.
-int map_over_area(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
-  Area* area = area_of(address);
-  if (area == nullptr || bytes > static_cast<size_t>(area->limit - address))
+int map_over_area(const MapCall& call, size_t rounded) {
+  auto* const address = static_cast<char*>(call.hint);
+  const Area* area = area_of(address);
+  if (area == nullptr || rounded > static_cast<size_t>(area->limit - address))
     return -ENOMEM;  // across its edge
-  return maps_fixed(address, bytes, prot, flags, fd, offset);
+  const int rc = maps_fixed(address, rounded, call.prot, call.flags, call.fd, call.offset);
+  if (rc < 0 || (call.flags & MAP_ANONYMOUS) == 0) return rc;
+  return lock_new_map(address, rounded, call.prot, call.flags);
+}
+
+int map_in_tier(const MapCall& call, size_t rounded, void** out) {
+  auto* const hint =
+      aligned(call.hint, sys::page_bytes()) ? static_cast<char*>(call.hint) : nullptr;
+  int rc = maps_create(hint, rounded, call.prot, call.flags, out);
+  if (rc < 0) return rc;
+  if (rc = lock_new_map(*out, rounded, call.prot, call.flags); rc < 0)
+    return (void)maps_unmap(static_cast<char*>(*out), rounded), rc;
+  // as far as DRAM goes
+  if ((call.flags & MAP_POPULATE) != 0 && call.prot != PROT_NONE) (void)pager_touch(*out, rounded);
+  return 0;
+}
+
+int map_in_kernel(const MapCall& call, void** out) {
+  return sys::map(call.hint, call.bytes, call.prot, call.flags, call.fd, call.offset, out);
 }
 
 // Whether this is a private map of /dev/zero, which is anonymous memory, that may be tiered.
 // Read-only maps stay plain, before any look at the file: most maps of files are read-only.
-bool is_zero_map(const void* hint, size_t bytes, int prot, int flags, int fd, const void* caller) {
-  if ((flags & (MAP_ANONYMOUS | MAP_TYPE)) != MAP_PRIVATE) return false;
-  if (prot != PROT_NONE && (prot & PROT_WRITE) == 0) return false;
-  const bool fixed = (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0;
-  const bool may_be = fixed ? ready() && areas_overlap(hint, bytes)
-                            : wants_tier(bytes, prot, flags | MAP_ANONYMOUS, caller);
-  return may_be && sys::is_zero_device(fd);
+bool is_zero_map(const MapCall& call, size_t rounded) {
+  if ((call.flags & (MAP_ANONYMOUS | MAP_TYPE)) != MAP_PRIVATE) return false;
+  if (call.prot != PROT_NONE && (call.prot & PROT_WRITE) == 0) return false;
+  const bool fixed = (call.flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0;
+  const bool may_be = fixed
+                          ? ready() && areas_overlap(call.hint, rounded)
+                          : wants_tier(rounded, call.prot, call.flags | MAP_ANONYMOUS, call.caller);
+  return may_be && sys::is_zero_device(call.fd);
 }
 
-int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset,
-               const void* caller, void** out) {
-  size_t page = sys::page_bytes();
-  char* address = static_cast<char*>(hint);
-  if (bytes == 0 || bytes > PTRDIFF_MAX - page)
-    return sys::map(hint, bytes, prot, flags, fd, offset, out);
-  size_t rounded = round_up(bytes, page);
-  if (is_zero_map(hint, rounded, prot, flags, fd, caller)) {
+int map_memory(MapCall call, void** out) {
+  const size_t page = sys::page_bytes();
+  if (call.bytes == 0 || call.bytes > PTRDIFF_MAX - page) return map_in_kernel(call, out);
+  const size_t rounded = round_up(call.bytes, page);
+  if (is_zero_map(call, rounded)) {
     void* trial = nullptr;  // the kernel may refuse the descriptor or the offset
-    const int rc = sys::map(nullptr, page, prot, MAP_PRIVATE, fd, offset, &trial);
+    const int rc = sys::map(nullptr, page, call.prot, MAP_PRIVATE, call.fd, call.offset, &trial);
     if (rc < 0) return rc;
     (void)sys::unmap(trial, page);
-    flags |= MAP_ANONYMOUS;
+    call.flags |= MAP_ANONYMOUS;
   }
-  if ((flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0 && ready()) {
-    if (!aligned(hint, page)) return -EINVAL;
-    if (areas_overlap(address, rounded)) {
-      int rc = map_over_area(address, rounded, prot, flags, fd, offset);
-      if (rc == 0 && (flags & MAP_ANONYMOUS) != 0) rc = lock_new_map(address, rounded, prot, flags);
-      if (rc == 0) *out = address;
+  if ((call.flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0 && ready()) {
+    if (!aligned(call.hint, page)) return -EINVAL;
+    if (areas_overlap(call.hint, rounded)) {
+      const int rc = map_over_area(call, rounded);
+      if (rc == 0) *out = call.hint;
       return rc;
     }
-    if ((flags & MAP_FIXED) != 0 && region_find(address) != nullptr)
+    if ((call.flags & MAP_FIXED) != 0 && region_find(call.hint) != nullptr)
       return -EINVAL;  // over the heap: a bug, refused
   }
-  if (wants_tier(bytes, prot, flags, caller)) {
-    int rc = maps_create(aligned(hint, page) ? address : nullptr, rounded, prot, flags, out);
-    if (rc == 0 && (rc = lock_new_map(*out, rounded, prot, flags)) < 0)
-      (void)maps_unmap(static_cast<char*>(*out), rounded);
-    // as far as DRAM goes
-    if (rc == 0 && (flags & MAP_POPULATE) != 0 && prot != PROT_NONE)
-      (void)pager_touch(*out, rounded);
+  if (wants_tier(call.bytes, call.prot, call.flags, call.caller)) {
+    const int rc = map_in_tier(call, rounded, out);
     if (rc != -ENOTSUP) return rc;
   }
-  return sys::map(hint, bytes, prot, flags, fd, offset, out);
+  return map_in_kernel(call, out);
 }
 
 template <class Ours, class Plain>
@@ -210,28 +221,62 @@ int advise_plain(void* address, size_t bytes, int advice) {
 
 // mremap of plain memory. Memory that was too small for the tier moves into it when it grows; if it
 // may not move, it cannot grow.
-int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted,
-                const void* caller, void** out) {
-  constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
-  const size_t page = sys::page_bytes();
+int remap_plain(const RemapCall& call, void** out) {
+  const size_t page = sys::page_bytes(), old_bytes = call.old_bytes, new_bytes = call.new_bytes;
+  const auto fits_tier = [&](int prot) {
+    return wants_tier(new_bytes, prot, MAP_ANONYMOUS | MAP_PRIVATE, call.caller);
+  };
   sys::MappedRange map;
-  auto* address = static_cast<char*>(old_address);
-  if ((flags & ~MREMAP_MAYMOVE) == 0 && old_bytes != 0 && new_bytes > old_bytes &&
-      new_bytes <= PTRDIFF_MAX - page && aligned(old_address, page) &&
-      wants_tier(new_bytes, PROT_READ, kAnonymousPrivate, caller) &&
-      !g_plain_is_marked.load(std::memory_order_relaxed) &&
-      sys::mapping_of(old_address, &map) == 0 && map.anonymous &&
-      wants_tier(new_bytes, map.protection, kAnonymousPrivate, caller)) {
+  auto* const address = static_cast<char*>(call.old_address);
+  if ((call.flags & ~MREMAP_MAYMOVE) == 0 && old_bytes != 0 && new_bytes > old_bytes &&
+      new_bytes <= PTRDIFF_MAX - page && aligned(address, page) && fits_tier(PROT_READ) &&
+      !g_plain_is_marked.load(std::memory_order_relaxed) && sys::mapping_of(address, &map) == 0 &&
+      map.anonymous && fits_tier(map.protection)) {
     const size_t before = round_up(old_bytes, page), after = round_up(new_bytes, page);
-    const bool whole = before <= map.end - reinterpret_cast<uintptr_t>(old_address);
+    const bool whole = before <= map.end - reinterpret_cast<uintptr_t>(address);
     // MADV_COLD fails on locked memory, which stays plain
     if (whole && before < after && sys::advise(address, before, MADV_COLD) != -EINVAL) {
-      if ((flags & MREMAP_MAYMOVE) == 0) return -ENOMEM;
+      if ((call.flags & MREMAP_MAYMOVE) == 0) return -ENOMEM;
       const int rc = maps_take_in(address, before, after, map.protection, out);
       if (rc != -ENOTSUP && rc != -EFAULT) return rc;
     }
   }
-  return sys::remap(old_address, old_bytes, new_bytes, flags, wanted, out);
+  return sys::remap(address, old_bytes, new_bytes, call.flags, call.wanted, out);
+}
+
+// mremap of a file map or of shared memory to a place that touches the tier (MREMAP_FIXED). With 0
+// old bytes it makes a second view of shared memory. The place is handed to the kernel first, as
+// for shmat. Private anonymous memory is refused: it would be outside of the budget.
+int remap_over_tier(const RemapCall& call, void** out) {
+  auto* const from = static_cast<char*>(call.old_address);
+  auto* const to = static_cast<char*>(call.wanted);
+  size_t bytes = 0;
+  sys::MappedRange map;
+  if (!touches_tier(to, call.new_bytes, &bytes) || sys::mapping_of(from, &map) < 0 || map.anonymous)
+    return -ENOMEM;
+  const auto nothing = [](char*, size_t) { return 0; };
+  int rc =
+      for_areas(to, bytes, [](char* at, size_t n) { return maps_leave(at, n, true); }, nothing);
+  if (rc < 0) return rc;
+  rc = sys::remap(from, call.old_bytes, call.new_bytes, call.flags, to, out);
+  if (rc < 0)
+    (void)for_areas(to, bytes, maps_unmap, nothing);
+  else if ((call.flags & MREMAP_DONTUNMAP) == 0 && call.old_bytes != 0)
+    maps_moved_away(from, round_up(call.old_bytes, sys::page_bytes()));
+  return rc;
+}
+
+int remap_memory(const RemapCall& call, void** out) {
+  // false for a foreign piece in an area
+  const bool ours = ready() && region_find(call.old_address) != nullptr;
+  if (ready() && !ours && (call.flags & MREMAP_FIXED) != 0 &&
+      areas_overlap(call.wanted, call.new_bytes))
+    return remap_over_tier(call, out);
+  if (ready() && area_of(call.old_address) != nullptr)
+    return maps_remap(static_cast<char*>(call.old_address), call.old_bytes, call.new_bytes,
+                      call.flags, static_cast<char*>(call.wanted), out);
+  return ours ? -ENOMEM  // the heap's pages
+              : remap_plain(call, out);
 }
 
 }  // namespace
@@ -271,55 +316,16 @@ int advise_range(void* address, size_t bytes, int advice) {
   return advise_plain(address, bytes, advice);
 }
 
-void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset,
-                  const void* caller) {
+void* map_or_fail(const MapCall& call) {
   void* out = nullptr;
-  int rc = map_memory(hint, bytes, prot, flags, fd, offset, caller, &out);
-  if (rc == 0) return out;
-  errno = -rc;
-  return MAP_FAILED;
+  const int rc = map_memory(call, &out);
+  return rc == 0 ? out : (errno = -rc, MAP_FAILED);
 }
 
-// mremap of a file map or of shared memory to a place that touches the tier (MREMAP_FIXED). With 0
-// old bytes it makes a second view of shared memory. The place is handed to the kernel first, as
-// for shmat. Private anonymous memory is refused: it would be outside of the budget.
-static int remap_over_tier(char* from, size_t old_bytes, size_t new_bytes, int flags, char* to,
-                           void** out) {
-  size_t bytes = 0;
-  sys::MappedRange map;
-  if (!touches_tier(to, new_bytes, &bytes) || sys::mapping_of(from, &map) < 0 || map.anonymous)
-    return -ENOMEM;
-  const auto nothing = [](char*, size_t) { return 0; };
-  int rc =
-      for_areas(to, bytes, [](char* at, size_t n) { return maps_leave(at, n, true); }, nothing);
-  if (rc < 0) return rc;
-  rc = sys::remap(from, old_bytes, new_bytes, flags, to, out);
-  if (rc < 0)
-    (void)for_areas(to, bytes, maps_unmap, nothing);
-  else if ((flags & MREMAP_DONTUNMAP) == 0 && old_bytes != 0)
-    maps_moved_away(from, round_up(old_bytes, sys::page_bytes()));
-  return rc;
-}
-
-void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted,
-                    const void* caller) {
+void* remap_or_fail(const RemapCall& call) {
   void* out = nullptr;
-  int rc;
-  // false for a foreign piece in an area
-  const bool ours = ready() && region_find(old_address) != nullptr;
-  if (ready() && !ours && (flags & MREMAP_FIXED) != 0 && areas_overlap(wanted, new_bytes))
-    rc = remap_over_tier(static_cast<char*>(old_address), old_bytes, new_bytes, flags,
-                         static_cast<char*>(wanted), &out);
-  else if (ready() && area_of(old_address) != nullptr)
-    rc = maps_remap(static_cast<char*>(old_address), old_bytes, new_bytes, flags,
-                    static_cast<char*>(wanted), &out);
-  else if (ours)
-    rc = -ENOMEM;  // the heap's pages
-  else
-    rc = remap_plain(old_address, old_bytes, new_bytes, flags, wanted, caller, &out);
-  if (rc == 0) return out;
-  errno = -rc;
-  return MAP_FAILED;
+  const int rc = remap_memory(call, &out);
+  return rc == 0 ? out : (errno = -rc, MAP_FAILED);
 }
 
 int unmap_range(void* address, size_t bytes) {
@@ -392,12 +398,12 @@ LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, in
 
 LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd,
                              off_t offset) noexcept {
-  return map_or_fail(hint, bytes, prot, flags, fd, offset, __builtin_return_address(0));
+  return map_or_fail({hint, bytes, prot, flags, fd, offset, __builtin_return_address(0)});
 }
 
 LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd,
                                off64_t offset) noexcept {
-  return map_or_fail(hint, bytes, prot, flags, fd, offset, __builtin_return_address(0));
+  return map_or_fail({hint, bytes, prot, flags, fd, offset, __builtin_return_address(0)});
 }
 
 LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
@@ -445,6 +451,6 @@ LUNAR_EXPORT void* mremap(void* old_address, size_t old_bytes, size_t new_bytes,
   va_start(args, flags);
   void* wanted = (flags & MREMAP_FIXED) != 0 ? va_arg(args, void*) : nullptr;
   va_end(args);
-  return remap_or_fail(old_address, old_bytes, new_bytes, flags, wanted,
-                       __builtin_return_address(0));
+  return remap_or_fail(
+      {old_address, old_bytes, new_bytes, flags, wanted, __builtin_return_address(0)});
 }

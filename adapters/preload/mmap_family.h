@@ -11,12 +11,25 @@ namespace lunar::preload {
 
 constexpr long kMseal = 462;  // SYS_mseal, which older headers lack
 
-// These return what libc's functions return, with errno. caller: an address in the code that makes
-// the call.
-void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset,
-                  const void* caller);
-void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted,
-                    const void* caller);
+// The arguments of a call. caller: an address in the code that makes it.
+struct MapCall {
+  void* hint;
+  size_t bytes;
+  int prot, flags, fd;
+  off_t offset;
+  const void* caller;
+};
+struct RemapCall {
+  void* old_address;
+  size_t old_bytes, new_bytes;
+  int flags;
+  void* wanted;  // with MREMAP_FIXED
+  const void* caller;
+};
+
+// These return what libc's functions return, with errno.
+void* map_or_fail(const MapCall& call);
+void* remap_or_fail(const RemapCall& call);
 int seal_memory(void* address, size_t bytes, unsigned long flags);
 void* attach_segment(int id, const void* wanted, int flags);  // shmat
 int detach_segment(const void* address);                      // shmdt

@@ -47,8 +47,8 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
   const auto word = static_cast<int>(a[2]);
   switch (number) {
     case SYS_mmap:
-      *result = number_of(map_or_fail(address, bytes, word, static_cast<int>(a[3]),
-                                      static_cast<int>(a[4]), a[5], caller));
+      *result = number_of(map_or_fail(
+          {address, bytes, word, static_cast<int>(a[3]), static_cast<int>(a[4]), a[5], caller}));
       return true;
     case SYS_munmap:
       *result = with_errno(unmap_range(address, bytes));
@@ -57,7 +57,7 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
       const auto flags = static_cast<int>(a[3]);
       auto* const wanted = (flags & MREMAP_FIXED) != 0 ? pointer<void>(a[4]) : nullptr;
       *result = number_of(
-          remap_or_fail(address, bytes, static_cast<size_t>(a[2]), flags, wanted, caller));
+          remap_or_fail({address, bytes, static_cast<size_t>(a[2]), flags, wanted, caller}));
       return true;
     }
     case SYS_mprotect:
