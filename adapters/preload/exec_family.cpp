@@ -210,20 +210,27 @@ int with_words(const char* first, va_list* rest, Call call) {
 
 using Spawn = int (*)(pid_t*, const char*, const posix_spawn_file_actions_t*,
                       const posix_spawnattr_t*, Words, Words);
-// Spawns by libc's function `name`.
-template <class Open>
-int spawn(Spawn& real, const char* name, Open opened, pid_t* pid, const char* path,
-          const posix_spawn_file_actions_t* actions, const posix_spawnattr_t* attributes,
-          Words words, Words environment) {
-  look_up(real, name);
-  if (real == nullptr) return ENOSYS;
-  return with_environment(
-      path, environment, [=] { return opened(path); },
-      [&](Words changed) { return real(pid, path, actions, attributes, words, changed); });
-}
-constinit Spawn g_spawn, g_spawn_in_path, g_pidfd_spawn, g_pidfd_spawn_in_path;
+// One of libc's functions that spawn, and how it finds the program.
+struct Spawner {
+  const char* name;
+  int (*open)(const char* path);
+  Spawn real = nullptr;
+};
 
 int open_path(const char* path) { return sys::open_file(path, kLook); }
+
+constinit Spawner g_spawn{"posix_spawn", open_path}, g_spawn_in_path{"posix_spawnp", open_in_path};
+// glibc has these from 2.39 on.
+constinit Spawner g_pidfd_spawn{"pidfd_spawn", open_path},
+    g_pidfd_spawn_in_path{"pidfd_spawnp", open_in_path};
+
+// Spawns with the environment that suits the program. `call` calls libc's function with that.
+template <class Call>
+int spawn(Spawner& by, const char* path, Words environment, Call call) {
+  look_up(by.real, by.name);
+  if (by.real == nullptr) return ENOSYS;
+  return with_environment(path, environment, [&] { return by.open(path); }, call);
+}
 
 }  // namespace
 
@@ -301,29 +308,32 @@ LUNAR_EXPORT int posix_spawn(pid_t* pid, const char* path,
                              const posix_spawn_file_actions_t* actions,
                              const posix_spawnattr_t* attributes, Words words,
                              Words environment) noexcept {
-  return spawn(g_spawn, "posix_spawn", open_path, pid, path, actions, attributes, words,
-               environment);
+  return spawn(g_spawn, path, environment, [&](Words changed) {
+    return g_spawn.real(pid, path, actions, attributes, words, changed);
+  });
 }
 
 LUNAR_EXPORT int posix_spawnp(pid_t* pid, const char* file,
                               const posix_spawn_file_actions_t* actions,
                               const posix_spawnattr_t* attributes, Words words,
                               Words environment) noexcept {
-  return spawn(g_spawn_in_path, "posix_spawnp", open_in_path, pid, file, actions, attributes, words,
-               environment);
+  return spawn(g_spawn_in_path, file, environment, [&](Words changed) {
+    return g_spawn_in_path.real(pid, file, actions, attributes, words, changed);
+  });
 }
 
-// glibc has these from 2.39 on.
 LUNAR_EXPORT int pidfd_spawn(int* fd, const char* path, const posix_spawn_file_actions_t* actions,
                              const posix_spawnattr_t* attributes, Words words,
                              Words environment) noexcept {
-  return spawn(g_pidfd_spawn, "pidfd_spawn", open_path, fd, path, actions, attributes, words,
-               environment);
+  return spawn(g_pidfd_spawn, path, environment, [&](Words changed) {
+    return g_pidfd_spawn.real(fd, path, actions, attributes, words, changed);
+  });
 }
 
 LUNAR_EXPORT int pidfd_spawnp(int* fd, const char* file, const posix_spawn_file_actions_t* actions,
                               const posix_spawnattr_t* attributes, Words words,
                               Words environment) noexcept {
-  return spawn(g_pidfd_spawn_in_path, "pidfd_spawnp", open_in_path, fd, file, actions, attributes,
-               words, environment);
+  return spawn(g_pidfd_spawn_in_path, file, environment, [&](Words changed) {
+    return g_pidfd_spawn_in_path.real(fd, file, actions, attributes, words, changed);
+  });
 }
