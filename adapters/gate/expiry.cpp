@@ -47,9 +47,9 @@ struct Server {
 struct Expiry {
   Server server;
   State state = State::kIdle;
-  bool off = false;      // the gate has switched the server's setting off
-  bool left = false;     // a client has switched expiry off: it is left to the server
-  bool was_off = false;  // the server's setting has been off since then
+  bool off_by_gate = false;    // the gate has switched the server's setting off
+  bool off_by_client = false;  // a client has switched expiry off: it is left to the server,
+  bool seen_off = false;       // until the server's setting has been off since then, and is on
   Window window[kWindows];
   int database = 0;
   bool busy = false;           // a window had many due keys: all windows are used
@@ -237,11 +237,11 @@ void work() {
 
 bool left_to_server() {
   Expiry& e = g_expiry;
-  if (!e.left) return false;
+  if (!e.off_by_client) return false;
   const bool on = *e.server.enabled == 1;
-  e.was_off |= !on;
-  e.left = !on || !e.was_off;
-  return e.left;
+  e.seen_off |= !on;
+  e.off_by_client = !on || !e.seen_off;
+  return e.off_by_client;
 }
 
 // Gives up all windows: their keys are left to the server.
@@ -280,32 +280,32 @@ bool expiry_start() {
 
 void expiry_open() {
   Expiry& e = g_expiry;
-  if (!e.off) return;
+  if (!e.off_by_gate) return;
   *e.server.enabled = 1;
-  e.off = false;
+  e.off_by_gate = false;
 }
 
 bool expiry_shut() {
   Expiry& e = g_expiry;
   if (e.state == State::kIdle) return false;
   if (*e.server.enabled != 1) {  // switched off by a client
-    if (!e.off) stop();
-    return e.off;
+    if (!e.off_by_gate) stop();
+    return e.off_by_gate;
   }
   *e.server.enabled = 0;
-  return e.off = true;
+  return e.off_by_gate = true;
 }
 
 void expiry_wished(bool on) {
   Expiry& e = g_expiry;
   if (on) {
-    e.was_off = true;
+    e.seen_off = true;
     return;
   }
   stop();
   expiry_open();
-  e.left = true;
-  e.was_off = false;
+  e.off_by_client = true;
+  e.seen_off = false;
 }
 
 bool expiry_takes_wishes() {
@@ -313,7 +313,7 @@ bool expiry_takes_wishes() {
   return server.enabled != nullptr && (server.debug == nullptr || *server.debug != 0);
 }
 
-bool expiry_is_shut() { return g_expiry.off; }
+bool expiry_is_shut() { return g_expiry.off_by_gate; }
 
 bool expiry_works() { return g_expiry.state != State::kIdle; }
 
