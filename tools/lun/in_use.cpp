@@ -12,16 +12,11 @@
 #include <cstring>
 
 #include "superpipe/device_files.h"
+#include "tools/support/host.h"
 #include "tools/support/text.h"
-#include "tools/support/text_file.h"
 
 namespace lunar::tools {
 namespace {
-
-std::string first_line(const std::string& path) {
-  const std::string text = read_text(path).value_or("");
-  return text.substr(0, text.find('\n'));
-}
 
 std::string real_path(const std::string& path) {
   char resolved[PATH_MAX];
@@ -64,7 +59,7 @@ std::string parent_of(const std::string& path) {
   std::string directory;
   if (S_ISBLK(status.st_mode)) {
     directory = system_directory(status.st_rdev);
-    const std::string backing = first_line(directory + "/loop/backing_file");
+    const std::string backing = read_line(directory + "/loop/backing_file");
     if (!backing.empty()) return backing;
   } else if (S_ISCHR(status.st_mode)) {
     directory = text_of("/sys/dev/char/%u:%u", major(status.st_rdev), minor(status.st_rdev));
