@@ -182,6 +182,57 @@ void skip_what_was_taken(const Connection& c) {
   if (l.parsed < c.begin) l.parsed = c.begin;
 }
 
+// Bytes up to the end of the argument that the server is reading; 0: it is between two arguments.
+uint64_t rest_of_argument(const Progress& progress) {
+  const uint64_t end = progress.bulk < 0 ? 0 : static_cast<uint64_t>(progress.bulk) + 2;
+  return end > progress.bytes ? end - progress.bytes : 0;
+}
+
+// Makes an entry that begins with the server's part of its command. nullptr: no memory.
+Connection* make_entry(int fd, int database, const Progress& progress) {
+  Gate& g = gate();
+  Link& l = g_link;
+  Connection* c = g.connections.add(fd);
+  if (c == nullptr || !g.connections.reserve(c, kBufferBytes)) {
+    if (c != nullptr) g.connections.drop(c);
+    return nullptr;
+  }
+  c->link = true;
+  l.fd = fd;
+  l.first = l.count = 0;
+  l.outstanding = 0;
+  l.held = l.ended = l.leave = false;
+  l.database = database;
+  memcpy(c->data, progress.text, progress.bytes);
+  c->begin = c->end = l.parsed = progress.bytes;
+  g.connections.enter(c, Hold::kPartial, &l.list);
+  return c;
+}
+
+// Passes the rest of the command of which the server has a part.
+void pass_begun_command(Connection* c, const Progress& progress) {
+  Gate& g = gate();
+  Link& l = g_link;
+  read_ahead(c);
+  l.parsed = 0;
+  for (bool first = true; l.parsed < progress.bytes || (first && progress.left != 0);
+       first = false) {
+    const Parse parse = l.parsed == c->end ? Parse::kMore
+                        : first            ? parse_first(*c, progress, &g.command)
+                                : parse_command(c->data + l.parsed, c->end - l.parsed, &g.command);
+    if (parse != Parse::kCommand) {
+      l.parsed = progress.bytes;
+      pass_the_rest(*c);
+      return;
+    }
+    l.parsed += g.command.bytes;
+    if (l.parsed <= progress.bytes) continue;
+    const size_t end = l.parsed;
+    l.parsed = progress.bytes;
+    push(end, true);
+  }
+}
+
 }  // namespace
 
 ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
@@ -215,7 +266,7 @@ ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
 
 bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
   Gate& g = gate();
-  Link& l = g_link;
+  const Link& l = g_link;
   const ClientView* master = g.layout.master_of(fd);
   Progress progress;
   // there is a link already
@@ -223,49 +274,14 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
       other != nullptr && other->link)
     return false;
   if (master == nullptr || !g.layout.progress_of_master(*master, buffer, &progress)) return false;
-  if (progress.bulk >= 0 && progress.bytes < static_cast<uint64_t>(progress.bulk) + 2 &&
-      static_cast<uint64_t>(progress.bulk) + 2 - progress.bytes >
-          kLeftBytesMax) {  // in a large argument: up to its end
-    const uint64_t rest = static_cast<uint64_t>(progress.bulk) + 2 - progress.bytes;
+  if (const uint64_t rest = rest_of_argument(progress); rest > kLeftBytesMax) {
     *got = g.read(fd, buffer, bytes < rest ? bytes : rest);
     return true;
   }
   if (progress.bytes > kLeftBytesMax) return false;
-  Connection* c = g.connections.add(fd);
-  if (c == nullptr || !g.connections.reserve(c, kBufferBytes)) {
-    if (c != nullptr) g.connections.drop(c);
-    return false;
-  }
-  c->link = true;
-  l.fd = fd;
-  l.first = l.count = 0;
-  l.outstanding = 0;
-  l.held = l.ended = l.leave = false;
-  l.database = g.layout.database_of(*master);
-  memcpy(c->data, progress.text, progress.bytes);
-  c->begin = c->end = l.parsed = progress.bytes;
-  g.connections.enter(c, Hold::kPartial, &l.list);
-  if (progress.bytes != 0 || progress.left != 0) {  // the rest of the server's command is passed
-    read_ahead(c);
-    l.parsed = 0;
-    for (bool first = true; l.parsed < progress.bytes || (first && progress.left != 0);
-         first = false) {
-      const Parse parse = l.parsed == c->end ? Parse::kMore
-                          : first
-                              ? parse_first(*c, progress, &g.command)
-                              : parse_command(c->data + l.parsed, c->end - l.parsed, &g.command);
-      if (parse != Parse::kCommand) {
-        l.parsed = progress.bytes;
-        pass_the_rest(*c);
-        break;
-      }
-      l.parsed += g.command.bytes;
-      if (l.parsed <= progress.bytes) continue;
-      const size_t end = l.parsed;
-      l.parsed = progress.bytes;
-      push(end, true);
-    }
-  }
+  Connection* c = make_entry(fd, g.layout.database_of(*master), progress);
+  if (c == nullptr) return false;
+  if (progress.bytes != 0 || progress.left != 0) pass_begun_command(c, progress);
   *got = link_input(c, buffer, bytes);
   return true;
 }
