@@ -44,7 +44,7 @@ State g_state = State::kOk;
 bool g_capped = false;  // logged: the user's maxmemory is above the ceiling
 
 uint64_t ceiling_of(const Space& space) {
-  return (settings().tier.forks ? space.capacity / 2 : space.capacity) / 8 * 7;
+  return (settings().forks ? space.capacity / 2 : space.capacity) / 8 * 7;
 }
 
 uint64_t step_of(const Space& space) {
@@ -137,7 +137,7 @@ void tell(Context* context, const Space& space, State state, uint64_t wanted) {
             "at %s %s; %s (%s now); give a larger size",
             format_size(space.committed).text, format_size(space.counted).text,
             format_size(space.end).text,
-            settings().tier.forks ? "a fork would be refused" : "an allocation would fail", what,
+            settings().forks ? "a fork would be refused" : "an allocation would fail", what,
             format_size(wanted).text);
 }
 
@@ -158,7 +158,7 @@ Space measure() {
 
 void tell_capped(Context* context, const Space& space, bool at_load) {
   const uint64_t own = limit_own(Limit::kData), ceiling = ceiling_of(space);
-  const char* half = settings().tier.forks
+  const char* half = settings().forks
                          ? "half of a LUN of %s, so that a forked child fits, less an eighth"
                          : "a LUN of %s less an eighth";
   char why[128];

@@ -3,7 +3,7 @@
 // is refused, it answers MISCONF to every write. So its own OOM reply or eviction must come first.
 //
 // maxmemory bounds the bytes that the server has allocated, but the LUN is charged for the bytes
-// that the allocator has committed (space.h). The difference are holes: deleted values of one size
+// that the allocator has committed (space.h). The difference is holes: deleted values of one size
 // leave holes that values of another size do not fit. So maxmemory follows the committed bytes:
 //
 //   committed < limit          maxmemory = bytes counted now + bytes left up to the limit, at most

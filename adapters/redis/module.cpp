@@ -45,7 +45,7 @@ int refuse(Context* context, const char* why) {
 // The runtime writes its own warnings without the server's help. They go into the server's log
 // file, where people look.
 void log_beside_the_server(Context* context) {
-  Options& options = settings().tier;
+  Options& options = settings();
   if (options.log_file != nullptr && options.log_file[0] != '\0') return;
   char path[4096];
   ErrorText ignored;
@@ -62,11 +62,11 @@ int start_tier_of_server(Context* context, ErrorText* why) {
     return 0;
   }
   log_beside_the_server(context);
-  return tier_start(settings().tier, why);
+  return tier_start(settings(), why);
 }
 
 void start_gate(Context* context) {
-  const GateOptions options = gate_options(settings().tier);
+  const GateOptions options = gate_options(settings());
   if (tier().owner == TierOwner::kPreload) {  // its gate serves
     if (tier().gate != nullptr) tier().gate->set(options);
     return;
@@ -83,7 +83,7 @@ void announce(Context* context) {
   lunar_stats stats = tier_stats();
   g_api.Log(context, "notice", "the data set may use %s of DRAM and a LUN of %s (%s)",
             format_size(stats.dram_budget_bytes).text, format_size(stats.lun_capacity_bytes).text,
-            tier().owner == TierOwner::kPreload ? "lunar run" : settings().tier.lun);
+            tier().owner == TierOwner::kPreload ? "lunar run" : settings().lun);
 }
 
 int load(Context* context, String** arguments, int count) {

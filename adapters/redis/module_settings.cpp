@@ -40,7 +40,7 @@ int set_argument(const char* name, const char* value, ErrorText* why) {
         name);
   char origin[80];
   format_to(origin, sizeof(origin), index >= 0 ? "loadmodule %s" : "loadmodule", name);
-  return options_set(&settings().tier, name, value, origin, why);
+  return options_set(&settings(), name, value, origin, why);
 }
 
 // ---- CONFIG -------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ String* g_lun_text = nullptr;  // the last reply to GET, which the server does n
 
 String* get_lun(const char*, void*) {
   if (g_lun_text != nullptr) g_api.FreeString(nullptr, g_lun_text);
-  const char* value = settings().tier.lun;
+  const char* value = settings().lun;
   return g_lun_text = text(value != nullptr ? value : "");
 }
 
@@ -59,20 +59,19 @@ int set_lun(const char*, String* value, void*, String** error) {
   char copy[kValueBytesMax];
   format_to(copy, sizeof(copy), "%.*s", static_cast<int>(length), given);
   ErrorText why;
-  return options_set(&settings().tier, "lun", copy, "lunar.lun", &why) < 0 ? refuse(error, why)
-                                                                           : kOk;
+  return options_set(&settings(), "lun", copy, "lunar.lun", &why) < 0 ? refuse(error, why) : kOk;
 }
 
-long long get_size(const char*, void*) { return static_cast<long long>(settings().tier.size); }
+long long get_size(const char*, void*) { return static_cast<long long>(settings().size); }
 
 int set_size(const char*, long long value, void*, String**) {
-  settings().tier.size = static_cast<uint64_t>(value);
+  settings().size = static_cast<uint64_t>(value);
   return kOk;
 }
 
 long long get_dram(const char*, void*) {
   return static_cast<long long>(tier().started() ? tier_stats().dram_budget_bytes
-                                                 : settings().tier.dram);
+                                                 : settings().dram);
 }
 
 int set_dram(const char*, long long value, void*, String** error) {
@@ -94,7 +93,7 @@ int set_dram(const char*, long long value, void*, String** error) {
                              format_size(bytes).text),
                      why));
   }
-  settings().tier.dram = bytes;
+  settings().dram = bytes;
   return kOk;
 }
 
@@ -115,7 +114,7 @@ int set_number_config(const char*, long long value, void* where, String**) {
 }
 
 int apply_gate(Context*, void*, String**) {
-  if (tier().gate != nullptr) tier().gate->set(gate_options(settings().tier));
+  if (tier().gate != nullptr) tier().gate->set(gate_options(settings()));
   return kOk;
 }
 
@@ -126,13 +125,13 @@ int apply_forks(Context* context, void*, String**) {
 
 }  // namespace
 
-Settings& settings() {
-  static constinit Settings instance;
+Options& settings() {
+  static constinit Options instance;
   return instance;
 }
 
 int settings_load(String** arguments, int count, ErrorText* why) {
-  int rc = options_load(&settings().tier, environ, why);
+  int rc = options_load(&settings(), environ, why);
   for (int i = 0; rc == 0 && i < count; i += 2) {
     char name[64], value[kValueBytesMax];
     size_t length = 0;
@@ -153,7 +152,7 @@ int settings_load(String** arguments, int count, ErrorText* why) {
 }
 
 int settings_register(Context* context) {
-  Options& now = settings().tier;
+  Options& now = settings();
   bool done =
       limits_register(context) &&
       g_api.RegisterNumericConfig(context, "dram", static_cast<long long>(now.dram), kConfigMemory,

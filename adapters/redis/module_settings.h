@@ -12,10 +12,7 @@
 
 namespace lunar::redis {
 
-struct Settings {
-  Options tier;  // runtime/config/options.def
-};
-Settings& settings();
+Options& settings();
 
 // Reads environment and arguments. 0 or -errno with *why.
 [[nodiscard]] int settings_load(String** arguments, int count, ErrorText* why);

@@ -41,7 +41,7 @@ Space space_now(bool server) {
   space.capacity = space.committed + space.free + space.forked;
   if (space.forked < kBlur) space.forked = 0;
   if (space.capacity + kBlur > stats.lun_capacity_bytes) space.capacity = stats.lun_capacity_bytes;
-  const bool forks = settings().tier.forks;
+  const bool forks = settings().forks;
   space.end = forks ? space.capacity / 2 : space.capacity;
   space.limit = space.end / 8 * 7;
   const uint64_t margin = space.margin(), reach = space.committed + space.free;
