@@ -101,12 +101,9 @@ uint64_t bytes_together(const std::string& device, uint64_t sum, size_t leaves) 
 // Finds what `device` holds. A composite device without labels holds what its members hold. 0 or an
 // exit code.
 int examine(const CreateCommand& command, const std::string& device, Found* out) {
-  DeviceOptions options;
-  options.scratch = false;
-  options.claim = Claim::kLook;
   Device* raw = nullptr;
   ErrorText why;
-  int error = raw_open(device.c_str(), options, Format::kNever, &raw, &why);
+  int error = open_to_look(device, OpenFor::kWriting, &raw, &why);
   const std::vector<std::string> leaves = leaves_of(device);
   const bool composite = leaves.size() != 1 || leaves[0] != device;
   std::vector<std::string> to_open = {device};
@@ -115,7 +112,7 @@ int examine(const CreateCommand& command, const std::string& device, Found* out)
   else if (error < 0)
     return command.failed(error, why);
   for (const std::string& one : to_open) {
-    if (!raw) error = raw_open(one.c_str(), options, Format::kNever, &raw, &why);
+    if (!raw) error = open_to_look(one, OpenFor::kWriting, &raw, &why);
     if (error < 0) return command.failed(error, why);
     Found found{DeviceContent::kBlank, one, "", raw->size_bytes()};
     char what[128] = {};

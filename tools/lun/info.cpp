@@ -126,6 +126,32 @@ int info_of_raw(const LunCommand& command, const std::string& device, const Devi
   return kExitDone;
 }
 
+// Reads the facts and the content of a device. 0 or an exit code.
+int read_device(const LunCommand& command, const std::string& device, DeviceFacts* facts,
+                DeviceContent* content) {
+  Device* raw = nullptr;
+  ErrorText why;
+  // Read-only first: a mounted device has facts, as has one that this user may only read.
+  int error = open_to_look(device, OpenFor::kReading, &raw, &why);
+  if (error < 0) return command.failed(error, why);
+  read_facts(raw, facts);
+  char what[128] = {};
+  error = device_content(raw, content, what, sizeof what);
+  device_close(raw);
+  if (error < 0)
+    return command.refuse(text_of("%s cannot be read: %s", device.c_str(), errno_text(error)),
+                          kExitFailed);
+  facts->shown = holds_text(*content, what, device);
+  facts->holds = *content == DeviceContent::kStore ? what : facts->shown;
+  // Opened for writing, the device may have more capabilities.
+  if (*content == DeviceContent::kPhysicalLun &&
+      open_to_look(device, OpenFor::kWriting, &raw, &why) == 0) {
+    read_facts(raw, facts);
+    device_close(raw);
+  }
+  return 0;
+}
+
 int info_of_physical(const LunCommand& command, const LunName& name, PhysicalLun* physical,
                      const DeviceFacts& facts) {
   PhysicalLunInfo info;
@@ -168,39 +194,17 @@ int lun_info(int argc, char** argv) {
   LunName name;
   if (const int code = parse_lun_name(command, uri, split_lun(uri).device != uri, &name); code != 0)
     return code;
-  // Read-only first: a mounted device has facts, as has one that this user may only read.
-  DeviceOptions options;
-  options.scratch = false;
-  options.claim = Claim::kLook;
-  options.read_only = true;
-  Device* raw = nullptr;
-  ErrorText why;
-  int error = raw_open(name.device.c_str(), options, Format::kNever, &raw, &why);
-  if (error < 0) return command.failed(error, why);
   DeviceFacts facts;
-  read_facts(raw, &facts);
   DeviceContent content = DeviceContent::kBlank;
-  char what[128] = {};
-  error = device_content(raw, &content, what, sizeof what);
-  device_close(raw);
-  if (error < 0)
-    return command.refuse(text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)),
-                          kExitFailed);
-  facts.shown = holds_text(content, what, name.device);
-  facts.holds = content == DeviceContent::kStore ? what : facts.shown;
+  if (const int code = read_device(command, name.device, &facts, &content); code != 0) return code;
   if (content != DeviceContent::kPhysicalLun) {
     if (name.name.empty()) return info_of_raw(command, name.device, facts);
     return command.refuse(
         text_of("%s holds no LUNs but %s", name.device.c_str(), facts.shown.c_str()));
   }
   PhysicalLun* physical = nullptr;
-  options.read_only = false;
-  // Opened for writing, the device may have more capabilities.
-  if (raw_open(name.device.c_str(), options, Format::kNever, &raw, &why) == 0) {
-    read_facts(raw, &facts);
-    device_close(raw);
-  }
-  error = physical_open(name.device.c_str(), Format::kLook, &physical, &why);
+  ErrorText why;
+  const int error = physical_open(name.device.c_str(), Format::kLook, &physical, &why);
   if (error == -EPROTONOSUPPORT && name.name.empty())
     return info_of_raw(command, name.device, facts, why.text);
   if (error < 0) return command.failed(error, why);

@@ -56,13 +56,9 @@ struct Skipped {
 
 // True if the head says that the device is a physical LUN.
 bool carries_format(const std::string& device, Skipped* skipped) {
-  DeviceOptions options;
-  options.scratch = false;
-  options.claim = Claim::kLook;
-  options.read_only = true;
   Device* raw = nullptr;
   ErrorText why;
-  const int error = raw_open(device.c_str(), options, Format::kNever, &raw, &why);
+  const int error = open_to_look(device, OpenFor::kReading, &raw, &why);
   if (error == -EACCES || error == -EPERM) skipped->forbidden.push_back(device);
   if (error < 0) return false;
   DeviceContent content = DeviceContent::kBlank;

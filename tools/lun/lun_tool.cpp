@@ -100,6 +100,14 @@ std::string path_of_leaf(const std::string& leaf) {
 
 // ---- opening
 
+int open_to_look(const std::string& device, OpenFor purpose, Device** out, ErrorText* why) {
+  DeviceOptions options;
+  options.scratch = false;
+  options.claim = Claim::kLook;
+  options.read_only = purpose == OpenFor::kReading;
+  return raw_open(device.c_str(), options, Format::kNever, out, why);
+}
+
 int open_physical(const LunCommand& command, const std::string& device, PhysicalLun** out,
                   Format format) {
   ErrorText why;

@@ -58,6 +58,10 @@ std::string path_of_leaf(const std::string& leaf);
 
 // ---- opening
 
+enum class OpenFor { kReading, kWriting };
+// Opens a device to look at what it holds: claims nothing, formats nothing, and also opens a device
+// that is in use. 0 or -errno with *why.
+int open_to_look(const std::string& device, OpenFor purpose, Device** out, ErrorText* why);
 // 0 or an exit code
 int open_physical(const LunCommand& command, const std::string& device, PhysicalLun** out,
                   Format format = Format::kNever);

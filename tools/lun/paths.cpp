@@ -22,14 +22,9 @@ int lun_paths(int argc, char** argv) {
   if (const auto code = command.parse(argc, argv)) return *code;
   LunName name;
   if (const int code = parse_lun_name(command, uri, false, &name); code != 0) return code;
-  DeviceOptions options;
-  options.scratch = false;
-  options.claim = Claim::kLook;
-  options.read_only = true;
   Device* raw = nullptr;
   ErrorText why;
-  if (const int error = raw_open(name.device.c_str(), options, Format::kNever, &raw, &why);
-      error < 0)
+  if (const int error = open_to_look(name.device, OpenFor::kReading, &raw, &why); error < 0)
     return command.failed(error, why);
   PathInfo paths[kDeviceFdsMax];
   const int got = device_paths(raw, paths, kDeviceFdsMax);
