@@ -76,67 +76,66 @@ bool check_space(const Options& options, const OriginOf& origin_of, const std::s
   return true;
 }
 
-bool check_on_disk(const std::string& origin, const std::string& path, FileSystem* fs,
-                   std::string* why) {
+// Refuses the LUN in one line, which begins with the flag, variable or file that names it.
+struct Refusal {
+  std::string origin;
+  std::string* why;
+  bool operator()(const std::string& text) const { return refuse(why, origin + ": " + text); }
+};
+
+bool check_on_disk(const Refusal& refuse, const std::string& path, FileSystem* fs) {
   int rc = probe_file_system(path, fs);
-  if (rc < 0)
-    return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(rc)));
+  if (rc < 0) return refuse(text_of("%s: %s", path.c_str(), errno_text(rc)));
   if (fs->no_data) {
-    return refuse(why, text_of("%s: %s lies on %s, which holds no data; give a directory on a "
-                               "disk, such as --lun /var/tmp",
-                               origin.c_str(), path.c_str(), fs->kind.c_str()));
+    return refuse(text_of(
+        "%s lies on %s, which holds no data; give a directory on a disk, such as --lun /var/tmp",
+        path.c_str(), fs->kind.c_str()));
   }
   if (!fs->in_memory) return true;
-  return refuse(why, text_of("%s: %s lies on %s, which is memory itself; give a directory on a "
-                             "disk, such as --lun /var/tmp",
-                             origin.c_str(), path.c_str(), fs->kind.c_str()));
+  return refuse(text_of(
+      "%s lies on %s, which is memory itself; give a directory on a disk, such as --lun /var/tmp",
+      path.c_str(), fs->kind.c_str()));
 }
 
-bool check_directory(const std::string& origin, const std::string& path, Room* room,
-                     std::string* why) {
+bool check_directory(const Refusal& refuse, const std::string& path, Room* room) {
   FileSystem fs;
-  if (!check_on_disk(origin, path, &fs, why)) return false;
+  if (!check_on_disk(refuse, path, &fs)) return false;
   if (faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     int error = errno;  // user_name() changes it
-    return refuse(why,
-                  text_of("%s: directory %s is not writable for user %s: %s; give one that is, "
-                          "such as --lun /var/tmp",
-                          origin.c_str(), path.c_str(), user_name().c_str(), errno_text(error)));
+    return refuse(text_of(
+        "directory %s is not writable for user %s: %s; give one that is, such as --lun /var/tmp",
+        path.c_str(), user_name().c_str(), errno_text(error)));
   }
   int rc = probe_scratch_file(path);
   if (rc == -EINVAL) {
-    return refuse(why, text_of("%s: the file system of %s (%s) has no O_DIRECT, which Lunar needs; "
-                               "give a directory on another disk",
-                               origin.c_str(), path.c_str(), fs.kind.c_str()));
+    return refuse(
+        text_of("the file system of %s (%s) has no O_DIRECT, which Lunar needs; give a directory "
+                "on another disk",
+                path.c_str(), fs.kind.c_str()));
   }
   if (rc < 0)
-    return refuse(why, text_of("%s: no file can be made in %s: %s; give another --lun",
-                               origin.c_str(), path.c_str(), errno_text(rc)));
+    return refuse(
+        text_of("no file can be made in %s: %s; give another --lun", path.c_str(), errno_text(rc)));
   *room = {fs.free_bytes, "free"};
   return true;
 }
 
-bool check_regular(const std::string& origin, const std::string& path, const struct stat& status,
-                   Room* room, std::string* why) {
+bool check_regular(const Refusal& refuse, const std::string& path, const struct stat& status,
+                   Room* room) {
   FileSystem fs;
-  if (!check_on_disk(origin, path, &fs, why)) return false;
+  if (!check_on_disk(refuse, path, &fs)) return false;
   *room = {static_cast<uint64_t>(status.st_blocks) * 512 + fs.free_bytes, "of space"};
   return true;
 }
 
-bool check_block_device(const std::string& origin, const std::string& path, Room* room,
-                        std::string* why) {
+bool check_block_device(const Refusal& refuse, const std::string& path, Room* room) {
   // open_lun checks whether it is in use.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0)
-    return refuse(why, text_of("%s: %s cannot be opened: %s", origin.c_str(), path.c_str(),
-                               errno_text(errno)));
+  if (fd < 0) return refuse(text_of("%s cannot be opened: %s", path.c_str(), errno_text(errno)));
   uint64_t bytes = 0;
   int rc = ioctl(fd, BLKGETSIZE64, &bytes) == 0 ? 0 : errno;
   close(fd);
-  if (rc)
-    return refuse(why, text_of("%s: the size of %s cannot be read: %s", origin.c_str(),
-                               path.c_str(), errno_text(rc)));
+  if (rc) return refuse(text_of("the size of %s cannot be read: %s", path.c_str(), errno_text(rc)));
   *room = {bytes, "in all"};
   return true;
 }
@@ -148,49 +147,53 @@ bool can_be_made(const std::string& leaf, const std::string& path) {
 }
 
 // Checks that the path of the leaf exists and that this user may use it.
-bool check_rights(const std::string& origin, const std::string& leaf, const std::string& path,
-                  struct stat* status, std::string* why) {
+bool check_rights(const Refusal& refuse, const std::string& leaf, const std::string& path,
+                  struct stat* status) {
   if (path.empty())
     return refuse(
-        why,
-        origin +
-            ": no path is named; give a directory, a block device, file:PATH or nvme:/dev/ngXnY");
+        "no path is named; give a directory, a block device, file:PATH or nvme:/dev/ngXnY");
   if (stat(path.c_str(), status) != 0) {
-    if (errno != ENOENT)
-      return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(errno)));
+    if (errno != ENOENT) return refuse(text_of("%s: %s", path.c_str(), errno_text(errno)));
     if (!can_be_made(leaf, path)) {
-      return refuse(why,
-                    text_of("%s: %s does not exist; `lunar doctor` lists the devices of this host",
-                            origin.c_str(), path.c_str()));
+      return refuse(text_of("%s does not exist; `lunar doctor` lists the devices of this host",
+                            path.c_str()));
     }
-    return refuse(why, text_of("%s: %s does not exist; give a directory, a block device, or a file "
-                               "made with `fallocate -l 8G %s`",
-                               origin.c_str(), path.c_str(), shell_word(path).c_str()));
+    return refuse(
+        text_of("%s does not exist; give a directory, a block device, or a file made with "
+                "`fallocate -l 8G %s`",
+                path.c_str(), shell_word(path).c_str()));
   }
   if (S_ISDIR(status->st_mode) || faccessat(AT_FDCWD, path.c_str(), R_OK | W_OK, AT_EACCESS) == 0)
     return true;
   int error = errno;
   std::string user = user_name();
-  return refuse(why, text_of("%s: %s cannot be read and written by user %s: %s; to allow it: sudo "
-                             "setfacl -m u:%s:rw %s",
-                             origin.c_str(), path.c_str(), user.c_str(), errno_text(error),
-                             user.c_str(), shell_word(path).c_str()));
+  return refuse(text_of(
+      "%s cannot be read and written by user %s: %s; to allow it: sudo setfacl -m u:%s:rw %s",
+      path.c_str(), user.c_str(), errno_text(error), user.c_str(), shell_word(path).c_str()));
 }
 
-bool check_path(const std::string& origin, const std::string& path, Room* room, std::string* why) {
-  struct stat status{};
-  if (!check_rights(origin, path, path, &status, why)) return false;
-  if (S_ISDIR(status.st_mode)) return check_directory(origin, path, room, why);
-  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
-    return refuse(why, text_of("%s: %s is neither a directory, a regular file nor a block device",
-                               origin.c_str(), path.c_str()));
+bool check_leaves(const Refusal& refuse, const std::string& device) {
+  for (const std::string& leaf : leaves_of(device)) {
+    struct stat status{};
+    const std::string path = path_of_leaf(leaf);
+    if (!path.empty() && !check_rights(refuse, leaf, path, &status)) return false;
   }
-  return S_ISREG(status.st_mode) ? check_regular(origin, path, status, room, why)
-                                 : check_block_device(origin, path, room, why);
+  return true;
 }
 
-bool check_simulated(const std::string& origin, const std::string& lun, Room* room,
-                     std::string* why) {
+bool check_path(const Refusal& refuse, const std::string& path, Room* room) {
+  struct stat status{};
+  if (!check_rights(refuse, path, path, &status)) return false;
+  if (S_ISDIR(status.st_mode)) return check_directory(refuse, path, room);
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
+    return refuse(
+        text_of("%s is neither a directory, a regular file nor a block device", path.c_str()));
+  }
+  return S_ISREG(status.st_mode) ? check_regular(refuse, path, status, room)
+                                 : check_block_device(refuse, path, room);
+}
+
+bool check_simulated(const Refusal& refuse, const std::string& lun, Room* room) {
   std::string size =
       lun.substr(4, lun.find(',') == std::string::npos ? std::string::npos : lun.find(',') - 4);
   room->kind = "in all";
@@ -200,24 +203,19 @@ bool check_simulated(const std::string& origin, const std::string& lun, Room* ro
     ErrorText text;
     const int status = device_open(lun.c_str(), {}, &device, &text);
     device_close(device);
-    return status != -EINVAL || refuse(why, origin + ": " + text.text);
+    return status != -EINVAL || refuse(text.text);
   }
-  return refuse(why, text_of("%s: '%s' in %s is not a size; give sim:SIZE, such as sim:1g",
-                             origin.c_str(), size.c_str(), lun.c_str()));
+  return refuse(text_of("'%s' in %s is not a size; give sim:SIZE, such as sim:1g", size.c_str(),
+                        lun.c_str()));
 }
 
 // Checks that a named virtual LUN exists and is not in use.
-bool check_named(const std::string& origin, const LunName& name, Room* room, std::string* why) {
-  for (const std::string& leaf : leaves_of(name.device)) {
-    struct stat status{};
-    if (const std::string path = path_of_leaf(leaf);
-        !path.empty() && !check_rights(origin, leaf, path, &status, why))
-      return false;
-  }
+bool check_named(const Refusal& refuse, const LunName& name, Room* room) {
+  if (!check_leaves(refuse, name.device)) return false;
   PhysicalLun* physical = nullptr;
   ErrorText text;
   if (physical_open(name.device.c_str(), Format::kNever, &physical, &text) < 0)
-    return refuse(why, text_of("%s: %s", origin.c_str(), text.text));
+    return refuse(text.text);
   const std::vector<VirtualLunInfo> luns = luns_of(physical);
   const std::string whole = name.device + "#" + name.name;
   bool there = false, used = false;
@@ -230,40 +228,31 @@ bool check_named(const std::string& origin, const LunName& name, Room* room, std
   physical->close();
   if (there && !used) return true;
   if (there) {
-    return refuse(why,
-                  text_of("%s: %s is in use by another process; wait for it, or give another LUN",
-                          origin.c_str(), whole.c_str()));
+    return refuse(text_of("%s is in use by another process; wait for it, or give another LUN",
+                          whole.c_str()));
   }
-  return refuse(
-      why,
-      text_of("%s: %s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE",
-              origin.c_str(), name.device.c_str(), name.name.c_str(), shell_word(whole).c_str()));
+  return refuse(text_of("%s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE",
+                        name.device.c_str(), name.name.c_str(), shell_word(whole).c_str()));
 }
 
-bool check_one(const std::string& origin, const std::string& lun, Room* room, std::string* why) {
-  if (has_prefix(lun, "sim:")) return check_simulated(origin, lun, room, why);
+bool check_one(const Refusal& refuse, const std::string& lun, Room* room) {
+  if (has_prefix(lun, "sim:")) return check_simulated(refuse, lun, room);
   const LunName name = split_lun(lun);
-  if (name.device != lun && access(lun.c_str(), F_OK) != 0)
-    return check_named(origin, name, room, why);
+  if (name.device != lun && access(lun.c_str(), F_OK) != 0) return check_named(refuse, name, room);
   const std::string scheme = scheme_of(lun);
   if (scheme == "mem")
-    return refuse(why,
-                  text_of("%s: %s is memory itself; give a directory on a disk (--lun /var/tmp)",
-                          origin.c_str(), lun.c_str()));
-  if (scheme.empty() || access(lun.c_str(), F_OK) == 0) return check_path(origin, lun, room, why);
-  if (scheme == "file") return check_path(origin, path_of_leaf(lun), room, why);
+    return refuse(
+        text_of("%s is memory itself; give a directory on a disk (--lun /var/tmp)", lun.c_str()));
+  if (scheme.empty() || access(lun.c_str(), F_OK) == 0) return check_path(refuse, lun, room);
+  if (scheme == "file") return check_path(refuse, path_of_leaf(lun), room);
   if (is_composite(scheme) || scheme == "nvme" || scheme == "pmem" || scheme == "capi") {
     // open_lun checks the contents of the members and the composite device.
-    for (const std::string& leaf : leaves_of(lun)) {
-      struct stat status{};
-      const std::string path = path_of_leaf(leaf);
-      if (!path.empty() && !check_rights(origin, leaf, path, &status, why)) return false;
-    }
-    return true;
+    return check_leaves(refuse, lun);
   }
-  return refuse(why, text_of("%s: %s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, "
-                             "or one of nvme, pmem, capi, stripe, paths",
-                             origin.c_str(), lun.c_str(), scheme.c_str()));
+  return refuse(
+      text_of("%s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, or one of nvme, "
+              "pmem, capi, stripe, paths",
+              lun.c_str(), scheme.c_str()));
 }
 
 }  // namespace
@@ -312,24 +301,22 @@ std::string absolute_lun(const std::string& lun) {
 }
 
 bool check_lun(const Options& options, const OriginOf& origin_of, std::string* why) {
-  const std::string origin = origin_of("lun");
+  const Refusal refuse_lun{origin_of("lun"), why};
   const std::vector<std::string> luns = luns_of_list(options.lun);
   if (luns.empty()) {
-    return refuse(
-        why, text_of("%s: the LUN is an empty word; give a directory, a file or a block device",
-                     origin.c_str()));
+    return refuse_lun("the LUN is an empty word; give a directory, a file or a block device");
   }
   Room least;
   for (const std::string& lun : luns) {
     const std::string absolute = absolute_uri(lun);
     const bool alone = luns.size() == 1 && access(absolute.c_str(), F_OK) == 0;
     if (absolute.find_first_of(" \t\n") != std::string::npos && !alone) {
-      return refuse(why, text_of("%s: the working directory of %s has a blank in its name, which "
-                                 "divides LUNs; go elsewhere",
-                                 origin.c_str(), lun.c_str()));
+      return refuse_lun(text_of(
+          "the working directory of %s has a blank in its name, which divides LUNs; go elsewhere",
+          lun.c_str()));
     }
     Room room;
-    if (!check_one(origin, lun, &room, why)) return false;
+    if (!check_one(refuse_lun, lun, &room)) return false;
     if (room.bytes <= least.bytes) least = room;
   }
   if (least.bytes == UINT64_MAX) return true;
@@ -350,7 +337,7 @@ bool open_lun(const Options& options, const OriginOf& origin_of, std::string* wh
   Device* device = nullptr;
   ErrorText text;
   if (scratch_open(options.lun, wanted, &device, &text) < 0)
-    return refuse(why, origin_of("lun") + ": " + text.text);
+    return Refusal{origin_of("lun"), why}(text.text);
   const Room room = {device->size_bytes(), device->growable() ? "free" : "in all"};
   device_close(device);
   return check_space(options, origin_of, options.lun, room, why);
