@@ -268,7 +268,11 @@ struct Subcommand {
   const char* flags;
   Keys keys;
   const char *summary, *complexity;
+  bool takes_keys() const { return keys == Keys::kSome || keys == Keys::kOptional; }
 };
+
+constexpr CommandInfoVersion kInfoVersion{1, sizeof(HistoryEntry), sizeof(KeySpec),
+                                          sizeof(CommandArgument)};
 
 const Subcommand kSubcommands[] = {
     {"stats", stats_command, "readonly fast allow-stale allow-loading", Keys::kNone,
@@ -295,8 +299,6 @@ const Subcommand kSubcommands[] = {
 };
 
 int describe(Command* command, const Subcommand& subcommand) {
-  static const CommandInfoVersion kVersion{1, sizeof(HistoryEntry), sizeof(KeySpec),
-                                           sizeof(CommandArgument)};
   KeySpec specs[2] = {};
   specs[0].flags = kKeyReadOnly | kKeyAccess;
   specs[0].begin_search = kBeginAtIndex;
@@ -313,12 +315,12 @@ int describe(Command* command, const Subcommand& subcommand) {
                   kArgumentMultiple | (subcommand.keys == Keys::kOptional ? kArgumentOptional : 0),
                   nullptr,
                   nullptr};
-  bool keys = subcommand.keys == Keys::kSome || subcommand.keys == Keys::kOptional;
+  const bool keys = subcommand.takes_keys();
   CommandArgument count[2] = {};
   count[0] = {"count", kArgumentInteger,  -1,      "COUNT", nullptr,
               nullptr, kArgumentOptional, nullptr, nullptr};
   CommandInfo info{};
-  info.version = &kVersion;
+  info.version = &kInfoVersion;
   info.summary = subcommand.summary;
   info.complexity = subcommand.complexity;
   info.since = "0.1.0";
@@ -352,17 +354,15 @@ int commands_register(Context* context, ErrorText* why) {
   if (g_api.CreateCommand(context, "lunar", nullptr, "readonly", 0, 0, 0) != kOk)
     return why->set(-EINVAL, "the server refuses the command LUNAR");
   Command* parent = g_api.GetCommand(context, "lunar");
-  static const CommandInfoVersion kVersion{1, sizeof(HistoryEntry), sizeof(KeySpec),
-                                           sizeof(CommandArgument)};
   CommandInfo container{};
-  container.version = &kVersion;
+  container.version = &kInfoVersion;
   container.summary = "A container for commands of the memory tier.";
   container.complexity = "Depends on subcommand.";
   container.since = "0.1.0";
   container.arity = -2;
   bool done = parent != nullptr && g_api.SetCommandInfo(parent, &container) == kOk;
   for (const Subcommand& subcommand : kSubcommands) {
-    bool keys = subcommand.keys == Keys::kSome || subcommand.keys == Keys::kOptional;
+    const bool keys = subcommand.takes_keys();
     done = done &&
            g_api.CreateSubcommand(parent, subcommand.name, subcommand.function, subcommand.flags,
                                   keys ? 2 : 0, keys ? -1 : 0, keys ? 1 : 0) == kOk;
