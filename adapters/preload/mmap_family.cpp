@@ -68,7 +68,7 @@ int map_over_area(const MapCall& call, size_t rounded) {
   const Area* area = area_of(address);
   if (area == nullptr || rounded > static_cast<size_t>(area->limit - address))
     return -ENOMEM;  // across its edge
-  const int rc = maps_fixed(address, rounded, call.prot, call.flags, call.fd, call.offset);
+  const int rc = maps_fixed(address, rounded, {call.prot, call.flags, call.fd, call.offset});
   if (rc < 0 || (call.flags & MAP_ANONYMOUS) == 0) return rc;
   return lock_new_map(address, rounded, call.prot, call.flags);
 }

@@ -154,14 +154,14 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot) 
 }
 
 // MAP_FIXED of anything else: the range becomes foreign.
-int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
+int fix_foreign(Area* area, char* address, size_t bytes, const OtherMap& map) {
   // A map that cannot be made must leave the contents intact: it is tried elsewhere first.
   void* trial = nullptr;
-  int rc = sys::map(nullptr, bytes, prot, flags & ~MAP_FIXED & ~MAP_POPULATE & ~MAP_LOCKED, fd,
-                    offset, &trial);
+  int rc = sys::map(nullptr, bytes, map.prot, map.flags & ~MAP_FIXED & ~MAP_POPULATE & ~MAP_LOCKED,
+                    map.fd, map.offset, &trial);
   if (rc < 0) return rc;
   (void)sys::unmap(trial, bytes);
-  rc = region_map_over(area->region, area->offset(address), bytes, {prot, flags, fd, offset});
+  rc = region_map_over(area->region, area->offset(address), bytes, map);
   if (rc < 0) return rc;
   char* end = address + bytes;
   const Mapping* piece = nullptr;
@@ -170,12 +170,12 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
     if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed)
       uncharge(*area, at, static_cast<size_t>(stop - at));
   }
-  g_table.set(address, end, foreign(prot));
+  g_table.set(address, end, foreign(map.prot));
   return 0;
 }
 
 // Makes a piece foreign that becomes executable (generated code), because the kernel owns all code.
-int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
+int make_foreign(Area* area, char* begin, char* end, const Mapping& old) {
   size_t done = 0;
   int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin),
                             old.committed, &done);
@@ -351,25 +351,24 @@ int maps_create(char* hint, size_t bytes, int prot, int flags, void** out) {
   return 0;
 }
 
-int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
+int maps_fixed(char* address, size_t bytes, OtherMap map) {
   if (maps_are_gone(bytes)) return -ENOMEM;
   MapsLock lock;
   Area* area = area_of(address);
   char* end = address + bytes;
-  if ((flags & MAP_FIXED_NOREPLACE) != 0) {
+  if ((map.flags & MAP_FIXED_NOREPLACE) != 0) {
     if (!g_table.is_free(address, end)) return -EEXIST;
-    flags = (flags & ~MAP_FIXED_NOREPLACE) | MAP_FIXED;
+    map.flags = (map.flags & ~MAP_FIXED_NOREPLACE) | MAP_FIXED;
   }
   constexpr int kOther = MAP_SHARED | MAP_HUGETLB | MAP_GROWSDOWN | MAP_STACK | MAP_LOCKED;
-  bool ours = (flags & MAP_ANONYMOUS) != 0 && (flags & kOther) == 0 && (prot & PROT_EXEC) == 0;
-  if (!ours)
-    return g_table.reserve() < 0 ? -ENOMEM
-                                 : fix_alien(area, address, bytes, prot, flags, fd, offset);
+  bool ours =
+      (map.flags & MAP_ANONYMOUS) != 0 && (map.flags & kOther) == 0 && (map.prot & PROT_EXEC) == 0;
+  if (!ours) return g_table.reserve() < 0 ? -ENOMEM : fix_foreign(area, address, bytes, map);
   for (const Mapping* piece; address < end;) {
     if (g_table.reserve() < 0) return -ENOMEM;
     char* stop = g_table.piece(address, end, &piece);
     Mapping old = piece != nullptr ? *piece : Mapping{};
-    int rc = fix_piece(area, address, stop, piece != nullptr ? &old : nullptr, prot);
+    int rc = fix_piece(area, address, stop, piece != nullptr ? &old : nullptr, map.prot);
     if (rc < 0) return rc;
     address = stop;
   }
@@ -441,7 +440,7 @@ int maps_leave(char* address, size_t bytes, bool replace) {
   if (!replace && !g_table.is_free(address, end)) return -EINVAL;
   if (g_table.reserve() < 0) return -ENOMEM;
   constexpr int kPlaceholder = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-  const int rc = fix_alien(area_of(address), address, bytes, PROT_NONE, kPlaceholder, -1, 0);
+  const int rc = fix_foreign(area_of(address), address, bytes, {PROT_NONE, kPlaceholder, -1, 0});
   return rc < 0 ? rc : 1;
 }
 
@@ -458,7 +457,7 @@ int maps_protect(char* address, size_t bytes, int prot) {
     int rc = 0;
     size_t part = static_cast<size_t>(stop - address);
     if (now.kind == MappingKind::kTiered && (prot & PROT_EXEC) != 0) {
-      rc = make_alien(area, address, stop, now);
+      rc = make_foreign(area, address, stop, now);
       now.kind = MappingKind::kForeign;
       now.committed = false;
     } else if (now.kind == MappingKind::kTiered && !now.committed) {

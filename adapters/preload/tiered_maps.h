@@ -63,8 +63,7 @@ bool maps_are_gone(size_t bytes);
 // and is left to the kernel. -ENOMEM: there is no room, or no address space; a line was logged.
 [[nodiscard]] int maps_create(char* hint, size_t bytes, int prot, int flags, void** out);
 // pre, for each of these: the range is within one area, page-aligned, not empty.
-[[nodiscard]] int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd,
-                             off_t offset);
+[[nodiscard]] int maps_fixed(char* address, size_t bytes, OtherMap map);
 [[nodiscard]] int maps_unmap(char* address, size_t bytes);
 // Hands the range to the kernel, for a call of the program that maps something there. 1: a
 // placeholder is mapped there. 0: the range belonged to the kernel already. replace: the range may
