@@ -39,6 +39,25 @@ static int fail(const char* what, int rc) {
   return 1;
 }
 
+/* Puts the records into an order of their own, which the index knows, and fills them. */
+static void make_records(char* records, uint32_t* index, size_t count, uint64_t* random) {
+  for (size_t i = 0; i < count; ++i) index[i] = (uint32_t)i;
+  for (size_t i = count - 1; i > 0; --i) {
+    size_t other = next_random(random) % (i + 1);
+    uint32_t swap = index[i];
+    index[i] = index[other];
+    index[other] = swap;
+  }
+  for (uint32_t key = 0; key < count; ++key) {
+    char* record = records + (size_t)index[key] * RECORD;
+    /* Random content: pages of zeros would take no space on the LUN. */
+    for (size_t at = 0; at < RECORD; at += sizeof(key)) {
+      uint32_t word = at == 0 ? key : (uint32_t)next_random(random);
+      memcpy(record + at, &word, sizeof(word));
+    }
+  }
+}
+
 /* Looks up a batch of records: in the pinned index first, then all records at once. */
 static int look_up(const char* records, const uint32_t* index, size_t count, uint64_t* random) {
   lunar_range ranges[BATCH];
@@ -77,29 +96,14 @@ int main(int argc, char** argv) {
     return rc == -EPERM || rc == -ENOSYS ? (fail("lunar_init", rc), 77) : fail("lunar_init", rc);
 
   uint32_t* index = lunar_malloc(count * sizeof(*index));
-  char* records =
-      lunar_aligned_alloc(lunar_page_bytes(), bytes); /* a record a page: none lies on two */
+  /* Aligned to pages, so that no record lies on two. */
+  char* records = lunar_aligned_alloc(lunar_page_bytes(), bytes);
   if (index == NULL || records == NULL) return fail("lunar_malloc", 0);
   rc = lunar_pin(index, count * sizeof(*index));
   if (rc < 0) return fail("lunar_pin", rc);
 
-  /* Records lie in an order of their own: the index says where. */
-  for (size_t i = 0; i < count; ++i) index[i] = (uint32_t)i;
   uint64_t random = 88172645463325252u;
-  for (size_t i = count - 1; i > 0; --i) {
-    size_t other = next_random(&random) % (i + 1);
-    uint32_t swap = index[i];
-    index[i] = index[other];
-    index[other] = swap;
-  }
-  for (uint32_t key = 0; key < count; ++key) {
-    char* record = records + (size_t)index[key] * RECORD;
-    for (size_t at = 0; at < RECORD;
-         at += sizeof(key)) { /* not the same content twice: nothing to gain by zeros */
-      uint32_t word = at == 0 ? key : (uint32_t)next_random(&random);
-      memcpy(record + at, &word, sizeof(word));
-    }
-  }
+  make_records(records, index, count, &random);
 
   lunar_stats before = stats_now();
   for (int batch = 0; batch < 200; ++batch) {
@@ -109,9 +113,7 @@ int main(int argc, char** argv) {
   lunar_stats after = stats_now();
   printf(
       "%d look-ups in %zu MiB of records, %zu MiB of DRAM: %llu pages prefetched, %llu faults that "
-      "read, %llu KiB "
-      "pinned, "
-      "peak %llu MiB resident\n",
+      "read, %llu KiB pinned, peak %llu MiB resident\n",
       200 * BATCH, bytes >> 20, dram >> 20,
       (unsigned long long)(after.prefetched - before.prefetched),
       (unsigned long long)(after.major_faults - before.major_faults),
