@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests with meson for tools/test, which builds first: chooses them, gets the rights, and
-sums up. Each test runs under tests/support/watch.py, as with `meson test`.
+"""What tools/test does after the build: it chooses tests, gets root's rights if needed, runs
+`meson test` and sums up. Each test runs under tests/support/watch.py, as with `meson test` alone.
 """
 import argparse
 import json
@@ -65,9 +65,8 @@ def select(tests, arguments):
 
 
 def become_root_if_needed():
-    """Starts this script again with sudo, if there is one and this user has no right to
-    userfaultfd: nearly every test of the pager needs its full mode, and some a memory cgroup. The
-    user keeps the build."""
+    """Starts this script again with sudo if this user has no right to userfaultfd, whose full mode
+    nearly every test of the pager needs. Files of the build stay the user's (run())."""
     if os.geteuid() == 0 or watch.has_userfaultfd() or not shutil.which("sudo"):
         return
     ask = [] if sys.stdin.isatty() else ["-n"]
@@ -100,10 +99,10 @@ def run(tests, build, arguments):
         os.unlink(log)
     command = ["meson", "test", "-C", build, "--no-rebuild", "--setup", "all", "--num-processes",
                str((os.cpu_count() or 1) + 1), *(test["name"] for test in tests)]
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `nohup` and `&` ignore or block it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # may be ignored or blocked in the background
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     meson = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment(arguments))
-    for number in (signal.SIGINT, signal.SIGTERM):   # meson ends its tests, and says so
+    for number in (signal.SIGINT, signal.SIGTERM):   # meson ends the tests and tells
         signal.signal(number, lambda *_: meson.send_signal(signal.SIGTERM))
     meson.wait()
     user = os.environ.get("SUDO_UID", "")
@@ -118,7 +117,7 @@ def name_of(result):
 
 
 def skips_of(result):
-    """The lines in which the test, or a case of it, says why it was skipped."""
+    """The lines that tell why the test or one of its cases was skipped."""
     return [line for line in result.get("stdout", "").splitlines() if line.startswith("skip: ")]
 
 
@@ -132,7 +131,7 @@ def show_failed(result):
 
 
 def summary(results, arguments):
-    """Returns the last line, and True if the run failed."""
+    """The last line of the run, and whether the run failed."""
     count = Counter(result["result"] for result in results)
     failed = sum(count[verdict] for verdict in count if verdict not in ENDED_WELL)
     line = f"{count['OK']} passed, {failed} failed, {count['SKIP']} skipped"

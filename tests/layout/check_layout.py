@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the tree keeps its shape. `check_layout.py ROOT`: one line a violation, exit 1 when
-there is any.
+"""Checks the rules of CONTRIBUTING.md about the source tree. `check_layout.py ROOT` prints one line
+for each violation, and exits with 1 if there is any.
 
-Arrows: base <- sys <- config <- stats <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C
-ABI. adapters/, examples/ and tools/ include public headers, tools also base/, config/ and stats/.
-Nothing includes adapters/ or tools/ except tests/, which may include what they test. Inside a part,
-rooms (ROOMS) have floors; other parts see only the pager's FACE. Two exceptions, on purpose:
-  - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program,
-    so they may include what heap/ may. Both carry adapters/gate, which sees the pager and below.
-  - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they
-    may include sys/; and they administer and measure devices and stores (`lunar lun`, `lunar kv`,
-    `lunar bench superpipe`), so superpipe/, lun/ and kv/ too.
-Tests set themselves no time limit (an alarm, a timeout of a child process): tests/support/watch.py
-has one for each, and shows where the test hangs. Also: only runtime/sys makes the system calls it
-owns; every source opens with its licence; no file, function or line is too long; headers end in .h;
-no two modules (a header and its sources) have one name; a script's "$root/PATH" is there; nothing
-names a developer's own directories."""
+Includes. A part (a folder of runtime/ or adapters/, or tools/ or examples/) may include itself and
+the parts that ALLOWED names for it: base <- sys <- config <- stats <- superpipe <- lun <- {cblk,
+kv, pager} <- heap <- public C ABI. examples/ may include public headers only; nothing but tests/
+includes adapters/ or tools/; tests/ may include everything. Two kinds of code may include more, on
+purpose:
+  - adapters/preload and adapters/redis put the runtime into an unmodified program, so they may
+    include the pager and the heap. Both contain adapters/gate, which may include the pager.
+  - tools/ asks the kernel the runtime's questions (`lunar doctor`), and administers and measures
+    devices and stores, so it may include sys/, superpipe/, lun/ and kv/.
+The folders of a part have an order of their own (ROOMS). Other parts may include only a few of the
+pager's headers (FACE).
+
+Tests. A test sets no time limit (an alarm, a timeout of a child process), because a test that it
+ends is not examined: tests/support/watch.py has the limit.
+
+Everything else. Only runtime/sys makes the system calls in OWNED_CALLS. A source begins with its
+licence. Files, functions and lines have a greatest length. Headers end in .h. No two modules (a
+header and its sources) have the same name. A file that a script names as "$root/PATH" exists. No
+file names a directory of a developer's machine."""
 import os
 import re
 import sys
@@ -25,12 +30,12 @@ from function_lengths import functions_of
 
 LINES_MAX, LINES_WARN = 800, 400
 FUNCTION_LINES_MAX = 70   # of C, C++ and Python
-COLUMNS_MAX = 100   # as .clang-format has it: of C, C++, scripts, build files and settings
+COLUMNS_MAX = 100   # as in .clang-format
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCE = (".c", ".cpp", ".h", ".hpp")
-WRAPPED = (".py", ".sh", ".js", ".build", ".conf", ".supp")   # and what begins with #!
+WRAPPED = (".py", ".sh", ".js", ".build", ".conf", ".supp")   # files that begin with #! also
 HEADER = ".h"
-# The public C++ headers; and the name that IBM's programs include the block library's by.
+# The public C++ headers; and the name under which IBM's programs include the block library.
 OTHER_HEADERS = {os.path.join("runtime", "include", "lunar", name)
                  for name in ("lunar.hpp", "kv.hpp")}
 SAME_NAME = {os.path.join("runtime", "include", "sys", "capiblock")}
@@ -58,9 +63,9 @@ ALLOWED = {
     "tools": LOWER | PUBLIC | {"stats", "superpipe", "lun", "kv", "tools"},
     "examples": PUBLIC | {"examples"},
 }
-# Rooms of a part, a row a floor from the lowest up: a room may include itself and those on lower
-# floors. "." is the part's own folder, another name a folder in it, or a module (its header and
-# sources) of the part's own folder that stands on a floor of its own.
+# Folders of a part, called rooms, on floors, from the lowest to the highest. A room may include
+# itself and the rooms on lower floors. "." is the part's own folder. Any other name is a folder in
+# it, or a module (a header and its sources) in the part's own folder.
 ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
@@ -72,13 +77,13 @@ ROOMS = {
               {"bench/fault", "bench/kv", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
-# The headers that other parts may include. (tests/ may include all.)
+# The only headers of a part that other parts may include. (tests/ may include all.)
 FACE = {"pager": {"pager/pager.h", "pager/page_view.h", "pager/account/account_find.h"}}
 RUNTIME_FOLDERS = {"base", "sys", "config", "stats", "superpipe", "lun", "cblk", "kv", "pager",
                    "heap"}
 
-# Calls whose only home is runtime/sys. Qualified names (sys::map), members and definitions of
-# interposed functions are not calls of these.
+# Calls that only runtime/sys makes. Qualified names (sys::map), members and definitions of
+# interposed functions do not count as calls.
 OWNED_CALLS = """syscall ioctl userfaultfd mmap mmap64 munmap mremap madvise process_madvise
 mprotect mincore mlock mlock2 mlockall munlock msync fallocate fallocate64 posix_fallocate vmsplice
 splice tee pipe pipe2 memfd_create pread preadv pread64 pwrite pwritev pwrite64 open open64 openat
@@ -88,7 +93,7 @@ signalfd mbind set_mempolicy move_pages numa_available numa_alloc_onnode pidfd_o
 statfs fstatfs""".split()
 OWNED = re.compile(r"(?<!\w)(?P<call>" + "|".join(OWNED_CALLS) + r"|io_uring_\w+)\s*\(")
 KEYWORDS = {"return", "else", "do", "case", "throw", "and", "or", "not", "co_return"}
-# Written in pieces, so that this file does not name them itself.
+# In pieces, so that this file contains no such path.
 MACHINE_PATH = re.compile(r"(?<![\w./$}])/(?:" + "|".join(["work" + "/", "home" + r"/\w",
                                                            "root" + "/", "Users" + "/"])
                           + ")")
@@ -102,8 +107,8 @@ def source_files(root):
 
 
 def part_of(path):
-    """The part (a key of ALLOWED) that a file belongs to, or None when no arrow leaves it (tests,
-    top level)."""
+    """The part (a key of ALLOWED) that a file belongs to; None for tests and the top level, which
+    may include everything."""
     pieces = path.split(os.sep)
     if pieces[0] == "runtime" and len(pieces) > 2:
         return "public" if pieces[1] == "include" else pieces[1]
@@ -113,8 +118,7 @@ def part_of(path):
 
 
 def room_of(part, path):
-    """(floor, room) of a file of a part that has rooms; None where the part has none, or not this
-    one."""
+    """(floor, room) of a file of `part`; None where no room of ROOMS has the file."""
     above = 1 if part in ("tools", "examples") else 2   # tools/..., runtime/PART/...
     pieces = os.path.splitext(path)[0].split(os.sep)[above:]
     # The module, then its folder and those above.
@@ -127,7 +131,7 @@ def room_of(part, path):
 
 
 def strip_comments(text):
-    """Comments and string contents blanked, line breaks kept."""
+    """Blanks comments and the contents of strings, and keeps line breaks."""
     pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S)
 
     def blank(match):
@@ -172,6 +176,8 @@ def check_includes(root, path, text):
             continue
         target, name, there = target_of(root, path, match[2], match[1] == '"')
         where = f"{path}:{number}: "
+        if part is not None and (there or "").startswith("tests" + os.sep):
+            yield where + f"{part} may not include {name}: only tests may"
         if part is None or target is None:
             continue
         if target == part:
@@ -185,9 +191,8 @@ def check_includes(root, path, text):
 
 
 def is_call(before):
-    """Whether a name after this text, with `(` behind it, is called as the C library's: not a
-    member, not a name of some class or namespace, not a declaration (which has a type before
-    it)."""
+    """Whether a name between this text and `(` is a call of the C library's function: not of a
+    member, not of a name in a class or namespace, and no declaration (it has a type before it)."""
     tail = before.rstrip()
     if tail.endswith((".", "->")) or re.search(r"\w::$", tail):
         return False
@@ -199,7 +204,7 @@ def check_calls(path, text):
     if not path.startswith(("runtime" + os.sep, "adapters" + os.sep)) or part_of(path) in ("sys",
         "public"):
         return
-    # calls this library's own functions of those names
+    # This file calls the library's own functions of those names.
     if path == os.path.join("adapters", "preload", "syscall.cpp"):
         return
     stripped = strip_comments(text)
@@ -209,10 +214,10 @@ def check_calls(path, text):
             yield f"{path}:{line}: calls {match['call']}(): only runtime/sys makes this system call"
 
 
-# Functions of the pager are given its state. Entry points, which are what these declare, fetch it.
+# Only entry points of the pager, which these headers declare, fetch its state; they pass it on.
 INTERFACE = ("pager.h", "fault/keep.h", "fork/fork.h")
 PAGER = os.path.join("runtime", "pager", "")
-STATE = os.path.join(PAGER, "state", "state")  # declares and defines what is fetched
+STATE = os.path.join(PAGER, "state", "state")  # declares and defines pager_state()
 FUNCTION = re.compile(r"^(?:[\w:<>*&]+ )*[*&]?(?:\w+::)*~?(?P<name>\w+)\(")
 
 
@@ -234,12 +239,12 @@ def check_state(root, path, text):
 
 
 def columns_max(path, script):
-    """How long lines of a file may be; None: as long as they like."""
+    """The greatest length of a line of the file; None: there is none."""
     return COLUMNS_MAX if script or path.endswith(SOURCE + WRAPPED) else None
 
 
 def check_page(path, text):
-    """Prose: rows of tables, code and commands are as long as they have to be."""
+    """Lines of prose. Rows of tables, code and commands may be longer."""
     prose = True
     for number, line in enumerate(text.splitlines(), 1):
         prose ^= line.startswith("```")
@@ -277,7 +282,6 @@ def check_functions(path, text):
             yield f"{path}:{line}: {name}() has {lines} lines; at most {FUNCTION_LINES_MAX}"
 
 
-# Limits of a test's own, which would end it unexamined.
 OWN_LIMIT = {".cpp": re.compile(r"(?<![\w.>])alarm\s*\("), ".py": re.compile(r"[(,]\s*timeout=")}
 
 
@@ -288,16 +292,15 @@ def check_limits(path, text):
         for number, line in enumerate(text.splitlines(), 1):
             if pattern.search(line):
                 yield (f"{path}:{number}: a time limit of its own: tests/support/watch.py has one, "
-                       f"and shows where a test "
-                       "hangs")
+                       "and shows where a test hangs")
 
 
-# In a script, a file of this tree by its path from the root.
+# A file of this tree in a script.
 ROOTED = re.compile(r"\$\{?root\}?/((?:" + "|".join(sorted(TOP_FOLDERS)) + r")/[\w./-]*\w)")
 
 
 def check_script(root, path, text):
-    """Scripts that only slow or rare runs use name what is there."""
+    """The files that it names exist. Some scripts run seldom, so that nothing else would tell."""
     for number, line in enumerate(text.splitlines(), 1):
         for name in ROOTED.findall(line):
             if not os.path.exists(os.path.join(root, name)):
@@ -305,7 +308,7 @@ def check_script(root, path, text):
 
 
 def check_names(paths):
-    """Modules of one name: an include, a line of a build or a stack would not say which."""
+    """Two modules of one name cannot be told apart in an include, a build file or a stack."""
     modules, checked = {}, ("runtime", "adapters", "tools", "tests")
     for path in paths:
         module, suffix = os.path.splitext(path)

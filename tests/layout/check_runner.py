@@ -63,7 +63,7 @@ def make_build(place):
         limit_s = name.rpartition("-")[2] if name.startswith("hangs-") else "60"
         last = ", is_parallel: false, priority: -1" if name == "third" else ""
         lines.append(f"test('{name}', python, args: {words}, timeout: {limit_s}, suite: 'process', "
-                     f"env: {{'PYTHONPATH': '{ROOT}/tests'}}{last})")
+                     f"env: {{'PYTHONPATH': '{ROOT}/tests:{ROOT}/tests/support'}}{last})")
     with open(os.path.join(place, "meson.build"), "w", encoding="utf-8") as file:
         file.write("\n".join(lines))
     subprocess.run(["meson", "setup", place + "/build", place], stdout=subprocess.DEVNULL,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long functions are, in lines from the first of the head to the closing brace, what is nested
-in them included.
+"""Lengths of functions, in lines from the first line of the head to the closing brace, nested
+functions included.
 
-functions_of(path, text) gives (line, name, lines) of C, C++ and Python. C++ is read by its braces:
-outside of functions a brace opens a function when what stands before it has an argument list and is
-neither a type, a namespace nor an initializer. Comments must be blanked and preprocessor lines are
-skipped; where braces do not add up (two heads under #if), the rest of the file is measured from the
-next line that closes at its left edge."""
+functions_of(path, text) yields (line, name, lines) for C, C++ and Python. C++ is read by its
+braces: a brace outside of functions begins a function if the text before it has an argument list
+and is no type, namespace or initializer. Comments must be blanked before; preprocessor lines are
+skipped. Where braces do not match (two heads under #if), reading goes on at the next brace in the
+first column."""
 import ast
 import re
 
@@ -14,7 +14,7 @@ SCOPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:inline\s+)?"
                    r"(?:namespace|class|struct|union|enum|extern)\b", re.S)
 PREPROCESSOR = re.compile(r"^[ \t]*#(?:.*\\\n)*.*$", re.M)
 BRACKETS = re.compile(r"[{};()]")
-# of a constructor: its list of members, and a name
+# the initializers of a constructor, and a member's name
 MEMBER = re.compile(r"\)\s*(?:noexcept\s*)?:[^:].*\w\s*$", re.S)
 
 
@@ -37,7 +37,7 @@ def kind_of(head):
 def c_functions(text):
     """(text, begin, end) of each function, its head included."""
     text = PREPROCESSOR.sub(lambda match: "\n" * match[0].count("\n"), text)
-    # kinds of those that are open; where the present declaration begins
+    # the kinds of open braces; where the present declaration begins
     open_braces, parentheses, begin = [], 0, 0
     for match in BRACKETS.finditer(text):
         mark, at = match[0], match.start()
@@ -65,7 +65,7 @@ def functions_of(path, text):
     if path.endswith(".py") or text.startswith("#!/usr/bin/env python3"):
         try:
             nodes = list(ast.walk(ast.parse(text)))
-        except SyntaxError:   # its own run says so
+        except SyntaxError:   # a run of the file says so
             return
         for node in nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

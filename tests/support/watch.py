@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`watch.py BUILD COMMAND...`: runs one test, as the wrapper of `meson test`.
-`watch.py BUILD --test NAME`: the test of that name, where there is no meson.
+"""Runs one test: `watch.py BUILD COMMAND...` as the wrapper of `meson test`, `watch.py BUILD --test
+NAME` where there is no meson.
 
-A test has one time limit, the `timeout` of its entry in meson, and this enforces it (meson's own is
-off): a test that passes it is examined before it is killed (stacks of all threads of all its
-processes, and the pager's page states where a debugger is at hand). A limit of the test's own would
-kill unexamined.
+Time limit. The test's entry in meson has it (`timeout`), TEST_TIMEOUT_SCALE multiplies it, and only
+this program enforces it. A test that exceeds its limit is examined, then killed: the stacks of all
+threads of its processes are printed, and with gdb the pager's page states. meson would kill it at
+once, so meson's own limit is off.
 
-A test starts with every signal at its default action and none blocked, however `meson test` was
-started (`nohup`, `&`). Processes that outlive it are ended, and make it fail.
+Signals and processes. A test begins with the default action of every signal and none blocked, also
+under `nohup` or in the background. Processes that are left when the test has ended are killed, and
+the test fails.
 
-A test skips with exit code 77 and a line `skip: CAPABILITY: reason`; where only some of its cases
-skip, each prints such a line. Skipping is a failure when this host has the capability (EXPECTED
-below), or when the word is unknown.
+Skips. A test skips by exit code 77 and a line `skip: CAPABILITY: reason`. If only some of its cases
+skip, each prints such a line, and the test passes. A skip is a failure if this host has the
+capability (EXPECTED below), or if EXPECTED has no such word.
 """
 import contextlib
 import json
@@ -28,13 +29,13 @@ import time
 
 DEFAULT_LIMIT_S = 300
 EXIT_SKIP = 77
-INTERRUPT_GRACE_S = 5   # for a test to take away what it has made
+INTERRUPT_GRACE_S = 5   # in which a test removes its files and processes
 
 
 # --- what this host can do ------------------------------------------------------------------------
 
 def has_userfaultfd():
-    """Full mode: faults taken inside the kernel are served too."""
+    """In full mode, which also serves faults that are taken inside the kernel."""
     import ctypes
     libc = ctypes.CDLL(None, use_errno=True)
     number = {"aarch64": 282, "riscv64": 282, "ppc64le": 364, "ppc64": 364,
@@ -88,7 +89,7 @@ def kernel_at_least(major, minor):
 
 
 def has_bubblewrap():
-    """bwrap is there, and may make namespaces: in a chroot it may not."""
+    """bwrap is installed and may make namespaces, which it may not in a chroot."""
     if shutil.which("bwrap") is None:
         return False
     command = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid",
@@ -106,7 +107,8 @@ def zeroes_ranges():
     return named.stdout.strip() in ("ef53", "58465342", "9123683e", "f2f52010")
 
 
-# Word of a skip -> whether this host has it, so that the test should have run.
+# The capability that a skip names -> whether this host has it, so that the skip is a failure. Where
+# nothing tells, it is no failure.
 EXPECTED = {
     "userfaultfd": has_userfaultfd,
     "io_uring": has_io_uring,
@@ -127,9 +129,13 @@ EXPECTED = {
     "setuid": lambda: False,         # a file system may be mounted nosuid
     "sysctl": lambda: False,         # a container's /proc/sys may be read-only
     "pid-namespace": lambda: False,  # a container may make none, and a chroot mount no /proc in one
-    "swap": lambda: False,           # swapon is refused in many containers, to root also
+    "swap": lambda: False,           # many containers refuse swapon, to root also
     "no-swap": lambda: False,        # another test, or the host, has swap on
     "fuse": lambda: False,           # a container has no /dev/fuse, or may not mount
+    "mount": lambda: False,          # refused in many containers
+    "mkfs": lambda: shutil.which("mkfs.ext4") is not None,
+    "attributes": lambda: False,     # of files: a file system may have none
+    "device-nodes": lambda: False,   # a container may make none
     "loop": lambda: is_root() and os.path.exists("/dev/loop-control"),
     "reachable": lambda: False,      # the build lies where other users cannot look, /root for one
     "memory": lambda: False,         # the machine is too small
@@ -168,8 +174,7 @@ def read_file(path):
 
 
 def processes_of_session(session):
-    """Every live process of the session that a test was started in, and what these have started in
-    sessions of its own."""
+    """The live processes of a test's session, and their descendants in other sessions."""
     parents, found = {}, set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -185,13 +190,13 @@ def processes_of_session(session):
 
 
 def processes_to_describe(session):
-    """The youngest first: its ancestors usually wait for it, and a report may be cut off."""
+    """The youngest first: its ancestors usually wait for it, and the end of a report may be cut
+    off."""
     return reversed(processes_of_session(session))
 
 
 def debugger_says(pid):
-    """Stacks, and the pager's own account of its pages (pager_dump prints to the test's standard
-    error)."""
+    """Stacks. The pager's states of its pages go to the process's standard error (pager_dump)."""
     command = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", "set pagination off",
                "-ex", "set print frame-arguments none", "-ex", "thread apply all bt 24",
                "-ex", "set unwindonsignal on", "-ex", "call (void)'lunar::pager_dump(int)'(2)"]
@@ -207,7 +212,7 @@ def debugger_says(pid):
 
 
 def kernel_stack(task):
-    """In one line, innermost first."""
+    """One line, the innermost function first."""
     return " < ".join(re.sub(r"^\[<0>\] |\+0x.*$", "", line)
                       for line in read_file(task + "/stack").splitlines())
 
@@ -233,7 +238,7 @@ def describe_process(pid, out):
 
 
 def end_session(session):
-    """Ends what a test left running; returns how many there were."""
+    """Kills the processes that a test has left; returns their number."""
     left = processes_of_session(session)
     for pid in left:
         try:
@@ -246,14 +251,14 @@ def end_session(session):
 # --- one test -------------------------------------------------------------------------------------
 
 def tests_of(build):
-    """The tests as `meson introspect --tests` lists them, read from the build directory, so that a
-    machine without meson can run tests."""
+    """What `meson introspect --tests` prints, from the build directory: a machine without meson can
+    run tests."""
     with open(os.path.join(build, "meson-info", "intro-tests.json"), encoding="utf-8") as file:
         return json.load(file)
 
 
 def slowness():
-    """How many times slower than usual this machine is: time limits are multiplied by it."""
+    """The number that multiplies time limits, for slow machines."""
     text = os.environ.get("TEST_TIMEOUT_SCALE", "1")
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         sys.exit(f"TEST_TIMEOUT_SCALE={text} is no whole number from 1 to 9999")
@@ -266,7 +271,7 @@ def unexpected_skip(line):
 
 
 def verdict_of(status, skips, left):
-    """The exit code, and what is wrong."""
+    """The exit code, and the reason of a failure. `left`: how many processes were killed."""
     wrong = next(filter(unexpected_skip, skips), None)
     if status == EXIT_SKIP and not skips:
         return 1, "exit code 77, but no `skip:` line"
@@ -280,7 +285,7 @@ def verdict_of(status, skips, left):
 
 
 def pass_on(stream, skips):
-    """Lines of the test, as they come; those that say what was skipped are kept."""
+    """Prints the test's lines as they come, and collects those of skips."""
     for line in stream:
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
@@ -307,7 +312,7 @@ def run(command, limit_s, **options):
     status, wrong = None, "interrupted"
     try:
         status = child.wait(limit_s)
-        wait_for_end_of(child.pid, 2)   # of those on their way out
+        wait_for_end_of(child.pid, 2)   # its processes may be about to end
     except subprocess.TimeoutExpired:
         for pid in processes_to_describe(child.pid):
             describe_process(pid, sys.stdout)
@@ -319,7 +324,7 @@ def run(command, limit_s, **options):
         wait_for_end_of(child.pid, INTERRUPT_GRACE_S)
     left = end_session(child.pid)
     child.wait()
-    reader.join(2)   # what has left the session may hold the other end
+    reader.join(2)   # a process outside of the session may hold the pipe open
     code = 1
     if status is not None:
         code, wrong = verdict_of(status, skips, left)
@@ -335,8 +340,8 @@ def wait_for_end_of(session, grace_s):
 
 
 def default_signals():
-    """Resets the signals that a child inherits across exec: `nohup` and `&` leave signals ignored,
-    and some shells leave some blocked."""
+    """Resets what a child inherits across exec: `nohup` and `&` ignore signals, and some shells
+    block some."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -344,8 +349,8 @@ def default_signals():
 
 
 def in_its_own_session(work):
-    """meson kills the process that it has started half a second after it has asked it to end: so
-    the work is a child's, which goes on until the test is away."""
+    """Works in a child: meson kills the process that it has started half a second after it has sent
+    SIGTERM, and ending a test may take longer."""
     child = os.fork()
     if child == 0:
         os.setsid()
