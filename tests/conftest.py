@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of all Python tests: a directory for a test's files, root's rights, loop devices, and
-the report of a skip to tests/support/watch.py.
+"""Fixtures of all Python tests (a directory for a test's files, root's rights, loop devices), and
+the report of skips to tests/support/watch.py.
 
-A test skips by `pytest.skip("CAPABILITY: reason")`. Where nothing else ran, the exit code is 77.
+A test skips by `pytest.skip("CAPABILITY: reason")`. Where every test skipped, the exit code is 77.
 """
 import os
 import subprocess
@@ -10,11 +10,13 @@ import tempfile
 
 import pytest
 
+from build_tree import TEST_DIR
+
 
 @pytest.fixture
 def directory():
     """A new, empty directory on a disk, open to all users; removed after the test."""
-    with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("TMPDIR", "/var/tmp"),
+    with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=TEST_DIR,
                                      ignore_cleanup_errors=True) as path:
         os.chmod(path, 0o755)
         yield path

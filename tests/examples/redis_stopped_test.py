@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from build_tree import BUILD, MODULE, ROOT
+from waiting import wait_until
 
 CLIENT = os.path.join(BUILD, "examples/redis/example-redis-client")
 
@@ -37,10 +37,9 @@ def servers(directory):
 
 
 def gone(directory):
-    end = time.monotonic() + 5   # the last thread of a killed server
-    while servers(directory) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert os.listdir(directory) == [] and servers(directory) == []
+    # the last thread of a killed server
+    wait_until("a server is left", lambda: servers(directory) == [])
+    assert os.listdir(directory) == []
 
 
 def start(command, directory):

@@ -5,6 +5,7 @@ and its exit code must be equal, and the tiered run must have evicted.
 A program is a function that takes a `run` (plain or tiered) and returns what is compared: text or a
 dict of test outcomes."""
 import concurrent.futures
+import contextlib
 import glob
 import hashlib
 import os
@@ -13,12 +14,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
 
 import fastcgi
 from build_tree import LUNAR
+from waiting import wait_until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = "/usr/bin/python3"   # Debian's: the test suite is of its version
@@ -67,6 +68,15 @@ class Run:
     def complaints(self):
         lines = [line for line in self.said().splitlines() if line.startswith("lunar:")]
         return [line for line in lines if not line.startswith("lunar: stats:")]
+
+
+def wait_for(run, server, name, answers):
+    """Until it answers; it may not end before."""
+    def told():
+        if server.poll() is not None:
+            pytest.fail(f"{name} does not answer: {run.said()[-6000:]}")
+        return answers()
+    wait_until(f"{name} answers", told, every_s=0.1)
 
 
 def need(path, word):
@@ -166,11 +176,7 @@ def postgres(run):
         return subprocess.run([*psql, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, check=False)
     try:
-        deadline = time.monotonic() + 60
-        while ask("select 1").returncode != 0:
-            if time.monotonic() > deadline or server.poll() is not None:
-                pytest.fail(f"postgres does not answer: {run.said()[-6000:]}")
-            time.sleep(0.2)
+        wait_for(run, server, "postgres", lambda: ask("select 1").returncode == 0)
         answers = []
         for text in ("create table t as select i, md5(i::text) as m from generate_series(1, "
                      "700000) i",
@@ -211,15 +217,12 @@ def memcached(run):
                         "-m", "512", "-t", "2"])
     digest, found = hashlib.sha256(), 0
     try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                link = socket.create_connection(("127.0.0.1", port))
-                break
-            except OSError:
-                if time.monotonic() > deadline or server.poll() is not None:
-                    pytest.fail(f"memcached does not answer: {run.said()}")
-                time.sleep(0.1)
+        def listens():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                return True
+        wait_for(run, server, "memcached", listens)
+        link = socket.create_connection(("127.0.0.1", port))
         stream = link.makefile("rwb")
         items = 30000
 
@@ -298,11 +301,7 @@ def php_fpm(run):
                    "2\nphp_admin_value[memory_limit] = -1\n")
     server = run.start([servers[0], "-F", "-y", f"{run.scratch}/fpm.conf"])
     try:
-        deadline = time.monotonic() + 30
-        while not os.path.exists(listens):
-            if time.monotonic() > deadline or server.poll() is not None:
-                pytest.fail(f"php-fpm does not answer: {run.said()}")
-            time.sleep(0.1)
+        wait_for(run, server, "php-fpm", lambda: os.path.exists(listens))
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             answers = list(pool.map(lambda _: fastcgi.request(listens, script), range(6)))
     finally:

@@ -14,12 +14,12 @@ import pytest
 import redis
 
 from build_tree import BUILD, LUNAR, MODULE
+from waiting import PATIENCE_S, wait_until
 
 SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 # A module whose threads do what threads of other modules and of the server may do.
 HELPER = ("--loadmodule", os.path.join(BUILD, "tests/redis/libkiller-module.so"))
 MIB = 1 << 20
-PATIENCE_S = 120
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
 NOISE = random.Random(SEED).randbytes(4 * MIB)
 Refused = redis.ResponseError
@@ -45,13 +45,6 @@ def packed(*words):
 
 def out_of_memory(reply):
     return isinstance(reply, Refused) and "command not allowed when used memory" in str(reply)
-
-
-def wait_until(what, true, patience_s=PATIENCE_S, every_s=0.02):
-    until = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < until, f"{what}: not in {patience_s} s"
-        time.sleep(every_s)
 
 
 class Wire:
@@ -187,6 +180,7 @@ class Server:
         self.port, self.environment = free_port(), {**os.environ, **dict(environment)}
         self.command = [*wrapper, program, *([config] if config else []), "--port", str(self.port),
                         "--bind", "127.0.0.1", "--dir", directory, "--save", "",
+                        "--repl-diskless-sync-delay", "0",   # no second replica to wait for
                         *(["--enable-debug-command", "yes"] if debug else []), *words]
         self.start()
 
@@ -242,6 +236,12 @@ class Server:
         with open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
         return int(fields[7]) + int(fields[9])
+
+    def children(self):
+        """The process ids of the children that save, rewrite or send."""
+        pid = self.process.pid
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="utf-8") as file:
+            return list(map(int, file.read().split()))
 
     def status(self, name):
         """A number of its process: VmHWM, voluntary_ctxt_switches, ..."""
