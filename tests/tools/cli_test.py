@@ -12,7 +12,6 @@ import pytest
 
 import seccomp
 from build_tree import BUILD, LUNAR
-from subcommand import NOBODY
 
 STATIC, MALLOC_POINTER = (os.path.join(BUILD, "tests/tools", name)
                           for name in ("static_program", "malloc_pointer"))
@@ -53,14 +52,6 @@ def able():
     ended = run64("true")
     if "userfaultfd" in ended.stderr:
         pytest.skip("userfaultfd: " + ended.stderr.strip())
-
-
-@pytest.fixture
-def nobody(as_root):
-    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], check=False, **NOBODY)
-    if reach.returncode != 0:
-        pytest.skip("reachable: the user `nobody` cannot reach the binary")
-    return NOBODY
 
 
 # ---- refusals ------------------------------------------------------------------------------------

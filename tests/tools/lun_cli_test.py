@@ -2,7 +2,6 @@
 """`lunar lun` from outside, on files and a loop device. Every refusal is one line, exits as
 documented and leaves the device byte by byte as it was; what is done shows in `list`, `info` and
 `check`, and every --json is JSON. HOLDER (lun_holder.cpp) has a LUN open."""
-import contextlib
 import json
 import os
 import pty
@@ -17,11 +16,11 @@ import time
 import pytest
 
 from build_tree import BUILD, LUNAR
-from subcommand import NOBODY, Subcommand, digest
+from subcommand import Subcommand, digest
+from waiting import PATIENCE_S, wait_until
 
 HOLDER = os.path.join(BUILD, "tests/tools/lun_holder")
 MIB = 1 << 20
-LIMIT_S = 60
 
 
 LUN = Subcommand("lun", text=True)
@@ -52,7 +51,7 @@ def at_terminal(answer, *words):
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(LUNAR, [LUNAR, "lun", *words])
-    shown, answered, end = b"", False, time.monotonic() + LIMIT_S
+    shown, answered, end = b"", False, time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         if not select.select([terminal], [], [], 1)[0]:
             continue
@@ -246,23 +245,29 @@ def test_unsuitable(directory):
     refused(["check", path, "--repair", "--yes"], [path, "version"], [path])
 
 
-def test_no_rights(directory, as_root):
-    reach = subprocess.run(["/usr/bin/test", "-x", LUNAR], check=False, **NOBODY)
-    if reach.returncode != 0:
-        pytest.skip("reachable: the user `nobody` cannot reach the binary")
+def test_no_rights(directory, nobody):
     path = formatted(directory, "rights.img")
     os.chmod(path, 0o600)
     for words in (["list", path], ["create", f"{path}#x", "--size", "1m"], ["check", path]):
         refused(words, [path, "permission"], [path], as_nobody=True)
-    node = os.path.join(directory, "ng0n1")
-    with contextlib.suppress(PermissionError):   # some containers allow no device nodes
-        os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(241, 0))
-        for words in (["list", f"nvme:{node}"],
-                      ["create", f"nvme:{node}#x", "--size", "1m", "--format"]):
-            refused(words, [node, "setfacl"], as_nobody=True)
     os.chmod(path, 0o644)   # may be read, not written
     refused(["create", f"{path}#x", "--size", "1m"], [path], [path], as_nobody=True)
     refused(["remove", f"{path}#first", "--yes"], [path], [path], as_nobody=True)
+
+
+def make_node(path, kind, number):
+    try:
+        os.mknod(path, 0o600 | kind, number)
+    except PermissionError as error:
+        pytest.skip(f"device-nodes: {error}")
+
+
+def test_no_rights_to_nvme(directory, nobody):
+    node = os.path.join(directory, "ng0n1")
+    make_node(node, stat.S_IFCHR, os.makedev(241, 0))
+    for words in (["list", f"nvme:{node}"],
+                  ["create", f"nvme:{node}#x", "--size", "1m", "--format"]):
+        refused(words, [node, "setfacl"], as_nobody=True)
 
 
 def test_in_use(directory):
@@ -383,9 +388,7 @@ def test_looks(directory):
     with holder_of(path, "") as holder:
         assert holder.stdout.readline() == "open\n", "the holder did not make a LUN"
         holder.kill()
-    end = time.monotonic() + 10   # its ring outlives it a little
-    while any(lun["in_use"] for lun in luns()) and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until("its ring outlives it", lambda: not any(lun["in_use"] for lun in luns()))
     for words in verbs:
         untouched(path, *words)
     told = untouched(path, "list", path, "--json")["devices"][0]
@@ -506,12 +509,32 @@ def test_composite(directory):
             [foreign_part, "--erase="], [fresh, foreign_part])
 
 
-def mounted(directory, device):
-    place = os.path.join(directory, "mnt")
-    os.makedirs(place, exist_ok=True)
-    if subprocess.run(["mount", "-o", "ro", device, place], stderr=subprocess.DEVNULL,
-                      check=False).returncode != 0:
-        return   # many containers forbid it
+def test_two_nodes_of_a_device(directory, attach):
+    """They are one device."""
+    device, second = attach(blank(directory, "nodes.img", 64)), os.path.join(directory, "second")
+    make_node(second, stat.S_IFBLK, os.stat(device).st_rdev)
+    done("create", f"{device}#held", "--size", "1m", "--format")
+    with holder_of(device, "held") as holder:
+        assert holder.stdout.readline() == "open\n", "the holder did not open the LUN"
+        refused(["remove", f"{second}#held", "--yes"], ["in use"], [device])
+        refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"],
+                [device])
+        holder.stdin.close()
+        holder.wait()
+    settled([device], {"held": False}, "after their owner's end")
+    done("remove", f"{second}#held", "--yes")
+
+
+def test_mounted(directory, attach):
+    device, place = attach(blank(directory, "mounted.img", 16)), os.path.join(directory, "mnt")
+    if not made_by("mkfs.ext4", "-q", "-F", device):
+        pytest.skip("mkfs: there is no mkfs.ext4")
+    refused(["create", f"{device}#x", "--size", "1m", "--format", "--yes"], ["ext4"], [device])
+    os.mkdir(place)
+    mounting = subprocess.run(["mount", "-o", "ro", device, place], stderr=subprocess.PIPE,
+                              text=True, check=False)
+    if mounting.returncode != 0:
+        pytest.skip(f"mount: {mounting.stderr.strip()}")
     try:
         refused(["create", f"{device}#x", "--size", "1m", "--erase=ext4", "--yes"],
                 ["mounted on " + place], [device])
@@ -523,15 +546,11 @@ def mounted(directory, device):
 def settled(devices, expected, what):
     """The LUNs, and which are in use, once the kernel has torn down the resources of dead
     owners."""
-    end = time.monotonic() + 10
-    while True:
+    def shown():
         luns = [lun for device in as_json("list", *devices)["devices"]
                 for lun in device["virtual_luns"]]
-        shown = {lun["name"]: lun["in_use"] for lun in luns}
-        if shown == expected or time.monotonic() > end:
-            assert shown == expected
-            return
-        time.sleep(0.05)
+        return {lun["name"]: lun["in_use"] for lun in luns}
+    wait_until(f"{what}: not {expected}", lambda: shown() == expected)
 
 
 # Given LUNAR and the devices: looks at them from inside, as a program that Lunar does not run.
@@ -584,25 +603,11 @@ def test_loop_device(directory, attach):
     assert as_json("info", device)["raw"]["kind"] == "block"
     parent = as_json("paths", device)["paths"][0]["parent"]
     assert parent == backing, "a loop device hangs on its file"
-    second = os.path.join(directory, "second-node")
-    with contextlib.suppress(PermissionError):   # two nodes of one device are one device
-        os.mknod(second, 0o600 | stat.S_IFBLK, os.stat(device).st_rdev)
-        done("create", f"{device}#held", "--size", "1m", "--format")
-        with holder_of(device, "held") as holder:
-            assert holder.stdout.readline() == "open\n", "the holder did not open the LUN"
-            refused(["remove", f"{second}#held", "--yes"], ["in use"], [device])
-            refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"],
-                    [device])
-            holder.stdin.close()
-            holder.wait()
-        settled([device], {"x": False, "held": False}, "after their owner's end")
-        done("remove", f"{second}#held", "--yes")
     done("check", device)
     if made_by("mkfs.ext4", "-q", "-F", device):
         refused(["create", f"{device}#x", "--size", "1m", "--format", "--yes"], ["ext4"], [device])
         refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"],
                 ["in use", device], [backing])
-        mounted(directory, device)
 
 
 def test_list_of_members(directory, attach):

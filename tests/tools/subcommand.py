@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A subcommand of `lunar`, as its tests call it: what it answers, and how it refuses."""
-import hashlib
 import json
 import subprocess
+import zlib
 
 from build_tree import LUNAR
 
@@ -10,8 +10,12 @@ NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
 def digest(path):
+    """Of its bytes, by a checksum that costs little: a refusal is checked by two."""
+    length = checksum = 0
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while part := file.read(1 << 20):
+            length, checksum = length + len(part), zlib.crc32(part, checksum)
+    return length, checksum
 
 
 class Subcommand:
