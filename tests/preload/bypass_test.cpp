@@ -239,16 +239,16 @@ unsigned long service_switches(unsigned* threads) {
   return sum;
 }
 
-// Three seconds in which the program does nothing.
+// Two seconds in which the program does nothing.
 void stays_asleep(const char* who) {
-  usleep(1500000);  // what is under way comes to its end
+  usleep(1000000);  // what is under way comes to its end
   unsigned threads = 0;
   unsigned long before = service_switches(&threads);
   REQUIRE(threads >= 3);
-  usleep(3000000);
+  usleep(2000000);
   unsigned long wakeups = service_switches(&threads) - before;
-  fprintf(stderr, "%s: %u threads, %lu wake-ups in 3 s\n", who, threads, wakeups);
-  REQUIRE(wakeups <= 6);
+  fprintf(stderr, "%s: %u threads, %lu wake-ups in 2 s\n", who, threads, wakeups);
+  REQUIRE(wakeups <= 4);
 }
 
 void idle() {

@@ -173,10 +173,10 @@ void close_beside_reads(char* p, unsigned round) {
   all_go_on(4);
 }
 
-void closed_beside_reads() {
+void closed_beside_reads(unsigned rounds) {
   char* p = map_tiered(kHeap);
   fill(p, kHeap, 1);
-  for (unsigned round = 0; round < 60; ++round) {
+  for (unsigned round = 0; round < rounds; ++round) {
     const pid_t child = fork();
     if (child == 0) {
       close_beside_reads(p, round);
@@ -329,7 +329,8 @@ int main(int argc, char** argv) {
        {"early-raw", [] { take_numbers_early(true); }},
        {"ring", take_ring},
        {"discards", discard_after_close},
-       {"reads", closed_beside_reads},
+       {"reads", [] { closed_beside_reads(30); }},
+       {"reads-long", [] { closed_beside_reads(240); }},
        {"regions", map_after_close},
        {"pins", read_beside_direct_io, {"LUNAR_LOG=info"}},
        {"own-ring", keep_own_ring},

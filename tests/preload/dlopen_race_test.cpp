@@ -18,7 +18,7 @@
 
 namespace {
 
-constexpr unsigned kCopies = 150, kProcesses = 12, kCrowds = 3, kStorms = 3;
+constexpr unsigned kCopies = 150, kProcesses = 6, kProcessesLong = 24, kCrowds = 3, kStorms = 3;
 constexpr size_t kStep = 256 << 10, kGrowth = 48 << 20;
 
 std::string copy_of(unsigned i) {
@@ -142,6 +142,7 @@ void load_grow_and_fork() {
 // with copies of SHARED_OBJECT in DIRECTORY.
 int main(int argc, char** argv) {
   const std::vector<Case> cases{{"load", load_and_grow},
+                                {"load-long", load_and_grow},
                                 {"constructor", grow_in_constructor},
                                 {"loading", grow_by_loading},
                                 {"threads", grow_among_threads},
@@ -157,10 +158,11 @@ int main(int argc, char** argv) {
           setenv("DLOPEN_RACE_DIRECTORY", directory.c_str(), 1) == 0);
   make_copies(argv[4]);
   int rc = 0;
-  const unsigned times = name == "load"      ? kProcesses
-                         : name == "threads" ? kCrowds
-                         : name == "storm"   ? kStorms
-                                             : 1;
+  const unsigned times = name == "load"        ? kProcesses
+                         : name == "load-long" ? kProcessesLong
+                         : name == "threads"   ? kCrowds
+                         : name == "storm"     ? kStorms
+                                               : 1;
   for (unsigned i = 0; i < times && rc == 0 && name != "loading"; ++i) rc = run();
   for (const char* at : {"256k", "400k", "512k", "700k"})
     if (rc == 0 && name == "loading") rc = run((std::string("LUNAR_ACTIVATE_AT=") + at).c_str());

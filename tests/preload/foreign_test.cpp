@@ -23,7 +23,7 @@ namespace {
 const Settings kActive{"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=1m"},
     kAcross{"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=30m"},
     kEarly{"LUNAR_DRAM=512m", "LUNAR_SIZE=1g", "LUNAR_ACTIVATE_AT=400m"};
-constexpr size_t kBytes = 8 * kMiB, kWords = kMiB / sizeof(long);
+constexpr size_t kBytes = 8 * kMiB, kOver = 48 * kMiB, kWords = kMiB / sizeof(long);
 
 int memory_file(size_t bytes) {
   const int fd = memfd_create("image", MFD_CLOEXEC);
@@ -97,22 +97,22 @@ void mirrors() {
 void plain_over(int kind) {
   for (const int reserve : {0, MAP_NORESERVE})
     for (const int prot : {PROT_NONE, kRw}) {
-      char* p = map_tiered(8 * kBytes, prot, kPrivate | reserve);
-      if (prot == kRw) fill(p, 8 * kBytes, 7);
-      const int fd = memory_file(8 * kBytes);
+      char* p = map_tiered(kOver, prot, kPrivate | reserve);
+      if (prot == kRw) fill(p, kOver, 7);
+      const int fd = memory_file(kOver);
       if (kind == PROT_EXEC)
-        REQUIRE(mprotect(p, 8 * kBytes, PROT_READ | PROT_EXEC) == 0 && !tiered(p));
+        REQUIRE(mprotect(p, kOver, PROT_READ | PROT_EXEC) == 0 && !tiered(p));
       else
-        put(p, 8 * kBytes, fd, kind);
+        put(p, kOver, fd, kind);
       close(fd);
       push_out();
-      if (kind == PROT_EXEC && prot == kRw) REQUIRE(holds(p, 8 * kBytes, 7));
-      for (size_t at = 0; at < 8 * kBytes; at += kMiB) put_plain(p + at, kMiB, reserve);
-      REQUIRE(all_zero(p, 8 * kBytes));
-      fill(p, 8 * kBytes, 9);
-      REQUIRE(holds(p, 8 * kBytes, 9) && in_child([=] { return holds(p, 8 * kBytes, 9); }));
-      REQUIRE(g_early || present_pages(p, 8 * kBytes) <= 32 * kMiB / g_page);
-      REQUIRE(munmap(p, 8 * kBytes) == 0 && faults(p));
+      if (kind == PROT_EXEC && prot == kRw) REQUIRE(holds(p, kOver, 7));
+      for (size_t at = 0; at < kOver; at += kMiB) put_plain(p + at, kMiB, reserve);
+      REQUIRE(all_zero(p, kOver));
+      fill(p, kOver, 9);
+      REQUIRE(holds(p, kOver, 9) && in_child([=] { return holds(p, kOver, 9); }));
+      REQUIRE(g_early || present_pages(p, kOver) <= 32 * kMiB / g_page);
+      REQUIRE(munmap(p, kOver) == 0 && faults(p));
     }
 }
 
@@ -312,7 +312,7 @@ void zeros() {
 }
 
 // Maps of a file come over tiered ones while many threads touch new pages: none waits for ever.
-void beside_faults() {
+void beside_faults(int seconds) {
   const int fd = memory_file(g_page);
   std::atomic<unsigned> touched{0}, mapped{0};
   const Meanwhile touching(
@@ -326,7 +326,7 @@ void beside_faults() {
     for (size_t at = 0; at < kMiB; at += 2 * g_page, ++mapped) put(p + at, g_page, fd, MAP_PRIVATE);
     put_plain(p, kMiB);
   });
-  for (int half = 0; half < 8; ++half) {
+  for (int half = 0; half < 2 * seconds; ++half) {
     const unsigned before = touched, maps = mapped;
     for (int ms = 0; ms < 5000 && (touched == before || mapped == maps); ++ms) usleep(1000);
     REQUIRE(touched != before && mapped != maps);
@@ -450,7 +450,8 @@ int main(int argc, char** argv) {
                     {"segments", shared_segments},
                     {"neighbours", neighbours},
                     {"zeros", zeros},
-                    {"beside-faults", beside_faults},
+                    {"beside-faults", [] { beside_faults(2); }},
+                    {"beside-faults-long", [] { beside_faults(20); }},
                     {"forks", forks},
                     {"outside-stack", outside},
                     {"outside-locked", outside},

@@ -20,7 +20,7 @@
 
 namespace {
 
-constexpr size_t kPage = 4096, kFile = 256 << 20, kBuffer = 8 << 20, kCold = 64 << 20,
+constexpr size_t kPage = 4096, kFile = 256 << 20, kBuffer = 8 << 20, kCold = 40 << 20,
                  kOnce = 1 << 20;
 constexpr unsigned kRounds = 6, kDelayUs = 3000;
 constexpr uint64_t kRootNode = 1, kFileNode = 2;

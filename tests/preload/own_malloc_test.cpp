@@ -79,7 +79,7 @@ bool child_is_right(const std::vector<Block>& inherited, size_t bytes, int depth
   return status == 0;
 }
 
-void forks() {
+void forks(int children) {
   Meanwhile growing(
       [round = 0ul](unsigned t) mutable {
         std::vector<Block> blocks = grow(3 * kMiB, (t + 1) * 1000000 + ++round);
@@ -88,7 +88,7 @@ void forks() {
       },
       4);
   std::vector<Block> kept = grow(16 * kMiB, 5);
-  for (int i = 0; i < 15; ++i) REQUIRE(child_is_right(kept, 2 * kMiB, i % 2));
+  for (int i = 0; i < children; ++i) REQUIRE(child_is_right(kept, 2 * kMiB, i % 2));
   growing.end();
   REQUIRE(all_hold(kept));
 }
@@ -178,9 +178,10 @@ int main(int argc, char** argv) {
   const int code = run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=1g"},
                              {{"grow", grow_alone},
                               {"nodes", grow_alone},
-                              {"nodes-forks", forks},
+                              {"nodes-forks", [] { forks(8); }},
                               {"file", grow_alone, {setting.c_str(), "LUNAR_SIZE="}},
-                              {"forks", forks},
+                              {"forks", [] { forks(8); }},
+                              {"forks-long", [] { forks(60); }},
                               {"many-forks", many_forks},
                               {"plain-forks", plain_forks, {"LUNAR_DRAM=32m"}},
                               {"maps", maps},

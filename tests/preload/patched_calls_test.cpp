@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr size_t kPage = 4096, kPart = 2 * kMiB, kHeld = 24 * kMiB;  // kHeld: more than the budget
+constexpr size_t kPage = 4096, kPart = 2 * kMiB, kHeld = 18 * kMiB;  // kHeld: more than the budget
 
 volatile long g_calls = 0;
 
@@ -131,11 +131,11 @@ void use_files() {
 }
 
 template <class Fork>
-void use_child(const char* held, Fork fork_call) {
+void use_child(const char* held, size_t bytes, Fork fork_call) {
   const pid_t child = fork_call();
   REQUIRE(child >= 0);
   if (child == 0) {
-    const bool whole = holds(held, kHeld, 3);
+    const bool whole = holds(held, bytes, 3);
     char program[] = "/bin/sh", option[] = "-c", text[] = "exit 9";
     char* words[] = {program, option, text, nullptr};
     if (whole) execve(program, words, environ);
@@ -157,8 +157,8 @@ int body() {
     fprintf(stderr, "%s\n", name.name);
     use_memory();
     use_files();
-    use_child(held, [] { return fork(); });
-    use_child(held, [] { return found<pid_t()>("_Fork")(); });
+    use_child(held, kHeld, [] { return fork(); });
+    use_child(held, kHeld / 4, [] { return found<pid_t()>("_Fork")(); });
     REQUIRE(holds(held, kHeld, 3));
     patch.take_away();
   }

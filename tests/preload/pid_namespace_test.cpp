@@ -18,8 +18,8 @@
 
 namespace {
 
-constexpr size_t kHeap = 48 * kMiB, kPart = kMiB;
-constexpr int kChildren = 12;
+constexpr size_t kHeap = 32 * kMiB, kPart = kMiB;
+constexpr int kChildren = 6;
 
 // In a pid namespace of its own, where it is process 1.
 pid_t fork_first() {
@@ -111,10 +111,7 @@ int no_threads() {
   constexpr useconds_t kApart = 150000;  // an attempt to become active is not repeated sooner
   if (!can_make_namespace()) return 77;
   REQUIRE(unshare(CLONE_NEWPID) == 0);
-  const auto refused = [] {
-    return mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) ==
-           MAP_FAILED;
-  };
+  const auto refused = [] { return map_if_possible(2 * kHeap) == nullptr; };
   REQUIRE(refused());
   const int before = descriptors();
   for (int attempt = 0; attempt < kAttempts; ++attempt) {

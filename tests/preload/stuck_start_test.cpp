@@ -41,7 +41,22 @@ extern "C" int prctl(int option, ...) {
 }
 
 int main(int argc, char** argv) {
+  if (argc < 2) return 2;
   const char* says = "has not begun";
-  return run_cases(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"},
-                   {fatal("lunar-housekeep", grow, says), fatal("lunar-fault0", grow, says)});
+  const std::vector<Case> cases{fatal("lunar-housekeep", grow, says),
+                                fatal("lunar-fault0", grow, says)};
+  const auto run = [&](const char* name) {
+    char* words[] = {argv[0], argv[1], const_cast<char*>(name), nullptr};
+    return run_cases(3, words, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m"}, cases);
+  };
+  if (inside()) return run(argv[2]);
+  std::vector<pid_t> children;  // at the same time, as each takes the 20 s that the pager waits
+  for (const Case& one : cases) {
+    children.push_back(fork());
+    if (children.back() == 0) exit(run(one.name));
+  }
+  int result = 0;
+  for (const pid_t child : children)
+    if (const int code = code_of(status_of(child)); result != 1 && code != 0) result = code;
+  return result;
 }
