@@ -23,21 +23,14 @@ def read_bytes(pid):
         return 0
 
 
-def child_of(server):
-    pid = server.process.pid
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="utf-8") as children:
-        found = children.read().split()
-    return int(found[0]) if found else None
-
-
 def test_child_reads_each_page_about_once(servers):
     server = servers.tiered(dram="24mb", size="400mb")
     fill(server)
     with cold_readers(server, 1):
         server.client.ask("BGSAVE")
-        wait_until("a saving child", lambda: child_of(server) is not None)
-        child, read = child_of(server), 0
-        while child_of(server) == child:
+        wait_until("a saving child", server.children)
+        (child,), read = server.children(), 0
+        while child in server.children():
             read = max(read, read_bytes(child))
             time.sleep(0.01)
         wait_until("the end of the save",

@@ -5,11 +5,13 @@ with values of all types at four times the DRAM.
 
 How. One connection writes, in one pipeline: DEBUG DIGEST, the command that forks, and the writes
 that change every key. The fork is within its command, so the digest is that of the fork. Every key
-must have changed before the child is done: redis' own rdb-key-save-delay makes the child slow
-enough. A plain server says what the digests must be.
+must have changed before the child is done: redis' own rdb-key-save-delay makes the child slow, and
+after half of the keys the child stops (SIGSTOP) until the rest has changed. A plain server says
+what the digests must be.
 """
 import os
 import shutil
+import signal
 import time
 
 import pytest
@@ -22,7 +24,7 @@ BATCH = 200
 TRIES_MAX, FORKS_BEFORE = 3, 3   # arenas, pools and tables are made at the first forks
 PATIENCE_S = 900              # a save of 1 GiB with its writer, on a loaded machine
 GROUP_ABOVE_CAP = 128 * MIB   # what a memory cgroup may have above the budget
-SMALL, SHORT, FULL = (16, 32), (16, 64), (256, 1024)   # DRAM and values in MiB
+SMALL, SHORT, FULL = (16, 24), (16, 64), (256, 1024)   # DRAM and values in MiB
 RDB = "rdb_bgsave_in_progress", "rdb_last_bgsave_status"
 AOF = "aof_rewrite_in_progress", "aof_last_bgrewrite_status"
 
@@ -49,40 +51,47 @@ class Writer:
     def __init__(self, server, keys):
         self.server, self.client, self.keys, self.version = server, server.client, keys, 1
         self.client.socket.settimeout(PATIENCE_S)
+        began = time.monotonic()
         server.pipeline([make(key, 1) for key in range(keys)])
-        self.change_all()   # how long it takes
+        self.fill_s = time.monotonic() - began
+
+    def change(self, keys):
+        return self.client.pipeline([words for key in keys
+                                     for words in (("DEL", f"key:{key}"), make(key, self.version))],
+                                    2 * BATCH)
 
     def change_all(self):
-        began = time.monotonic()
-        self.version += 1
-        self.client.pipeline([words for key in range(self.keys)
-                              for words in (("DEL", f"key:{key}"), make(key, self.version))],
-                             2 * BATCH)
-        self.pass_s = time.monotonic() - began
+        """The server's child is at work during the first half, and goes on afterwards. False: the
+        child was done before the second."""
+        self.change(range(self.keys // 2))
+        children = self.server.children()
+        for child in children:
+            os.kill(child, signal.SIGSTOP)
+        self.change(range(self.keys // 2, self.keys))
+        for child in children:
+            os.kill(child, signal.SIGCONT)
+        return children != []
 
-    def set_delay(self, seconds):
-        """Children take at least so long."""
+    def slow_child(self, attempt=0):
+        """It must outlive the first half of the changes, which takes about twice as long as the
+        fill. Its own work takes some time besides."""
+        seconds = 1.5 * self.fill_s * 2 ** attempt
         self.client.ask("CONFIG", "SET", "rdb-key-save-delay", int(seconds * 1e6 / self.keys))
 
-    def fork_and_change(self, command, child):
+    def fork_and_change(self, command, running):
         """The digest at the fork that `command` makes. All keys have changed while its child was at
         work."""
-        seconds = 2 * self.pass_s
         for attempt in range(TRIES_MAX):
-            self.set_delay(seconds * 2 ** attempt)
-            self.client.send([("DEBUG", "DIGEST"), (command,)])
-            self.change_all_behind(2)
-            still = self.server.info("persistence")[child[0]] == "1"
-            self.wait_for(child)
-            if still:
-                return self.at_fork
+            self.slow_child(attempt)
+            self.version += 1
+            first = [("DEL", "key:0"), make(0, self.version)]   # at once behind the fork
+            self.client.send([("DEBUG", "DIGEST"), (command,), *first])
+            at_fork = [self.client.receive() for _ in range(4)][0]
+            changed = self.change_all()
+            self.wait_for(running)
+            if changed:
+                return at_fork
         pytest.fail(f"{command}: its child is always done before every key has changed")
-
-    def change_all_behind(self, replies):
-        first = [("DEL", "key:0"), make(0, self.version + 1)]
-        self.client.send(first)
-        self.at_fork = [self.client.receive() for _ in range(replies + len(first))][0]
-        self.change_all()
 
     def wait_for(self, child):
         running, status = child
@@ -193,12 +202,12 @@ def sync_once(servers, writer, cap, diskless):
     client.ask("CONFIG", "SET", "repl-diskless-sync", "yes" if diskless else "no")
     words = ("--repl-diskless-load", "swapdb") if diskless else ()
     replica = tiered(servers, "module", cap, *words, name=f"replica-{diskless}", per_cap=48)
-    writer.set_delay(4 * writer.pass_s)   # one try only
+    writer.slow_child(1)   # one try only
     at_fork = master.digest()
     replica.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
     wait_until("the fork of a full sync", lambda: master.info("persistence")[RDB[0]] == "1")
-    writer.change_all()
-    assert master.info("persistence")[RDB[0]] == "1", "the child was done before every key changed"
+    writer.version += 1
+    assert writer.change_all(), "the child was done before every key changed"
     writer.wait_for(RDB)
     wait_until("the link", replica.linked, PATIENCE_S)
     replica.has_all_of(master)
@@ -213,9 +222,9 @@ def sync_once(servers, writer, cap, diskless):
 def sync(servers, how, sizes, wrapper=()):
     cap = sizes[0]
     # what a slow replica has not received yet, all keys twice, takes LUN space, too
-    writer = Writer(tiered(servers, how, cap, "--repl-diskless-sync-delay", "0",
-                           "--repl-ping-replica-period", "3600", "--client-output-buffer-limit",
-                           "replica 0 0 0", "--repl-timeout", "900", wrapper=wrapper, per_cap=48),
+    writer = Writer(tiered(servers, how, cap, "--repl-ping-replica-period", "3600",
+                           "--client-output-buffer-limit", "replica 0 0 0", "--repl-timeout", "900",
+                           wrapper=wrapper, per_cap=48),
                     sizes[1] * MIB // BYTES)
     for diskless in False, True:
         sync_once(servers, writer, cap, diskless)

@@ -38,7 +38,7 @@ CHILDREN_S_MAX = 180   # more than a life, on a loaded machine
 LINK_S_MAX = 900       # the stream passes the master's limit, and the sync begins anew
 LEAST_DRAM = 16 * MIB
 APPEND = ("--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "100",
-          "--auto-aof-rewrite-min-size", "512mb", "--repl-diskless-sync-delay", "0")
+          "--auto-aof-rewrite-min-size", "512mb")
 # A page that four reads in a row fail is lost: one in 6e10 with these.
 LIVES = {"file": None,
          "errors": "latency_us=40,read_error=1000,write_error=50,corrupt=1000",
@@ -52,7 +52,7 @@ SIM_PER_CAP = 50
 BAD = r"cannot be read back|FATAL|crashed by signal|terminated by signal(?! 10\n)|BUG REPORT"
 
 Plan = namedtuple("Plan", "seconds cap_mib values_mib save_every_s life_s pause_s")
-SHORT = Plan(10, 16, 24, 3, 4, 0.4)
+SHORT = Plan(3, 16, 24, 3, 4, 0.4)
 FULL = Plan(600, 32, 128, 20, 45, 0.01)
 
 
@@ -278,12 +278,11 @@ class Soak:
 
 
 def children_of(server):
-    """By descriptor: their numbers may be given to others when they have ended."""
-    children, pid = [], server.process.pid
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="utf-8") as file:
-        for child in file.read().split():
-            with contextlib.suppress(ProcessLookupError):
-                children.append(os.pidfd_open(int(child)))
+    """Their descriptors: their numbers may be given to others when they have ended."""
+    children = []
+    for child in server.children():
+        with contextlib.suppress(ProcessLookupError):
+            children.append(os.pidfd_open(child))
     return children
 
 
