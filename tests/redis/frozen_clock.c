@@ -2,8 +2,7 @@
 /* A wall clock that stands still, put first by LD_PRELOAD: gettimeofday and time tell the
  * microseconds in the first 8 bytes of the file that FROZEN_CLOCK names. A process that maps the
  * file moves it, for all processes at once. Other clocks (timers, latencies) go on as they do.
- * Without that file a program does not start. Threading: any. May not be used by code that ships.
- * */
+ * Without that file a program does not start. Threading: any. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

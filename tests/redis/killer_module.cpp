@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Redis module for tests of the gate: KILLER.LATER id ends that client from a thread of its own,
-// as modules with threads may; KILLER.READ name lets a thread of that name read as the server's
-// threads do; KILLER.SCAN ms lets a thread scan database 1 for so long, and KILLER.SCANNING says
-// whether it still does. The slice of the module ABI is declared here; the first word of a context
-// is where its calls are found by name.
-// Threading: the thread has the server's lock while it calls. May not be used by code that ships.
+// A Redis module for tests of the gate. KILLER.LATER id ends that client from a thread of the
+// module's. KILLER.READ name makes a thread of that name read as the server's threads do.
+// KILLER.SCAN ms makes a thread scan database 1 for that long, and KILLER.SCANNING tells whether it
+// still does. The part of the module ABI that is used is declared here; calls are found by name
+// through the first word of a context.
+// Threading: a thread holds the server's lock while it calls.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>

@@ -11,7 +11,7 @@ import pytest
 
 from redis_server import NOISE, PATIENCE_S, SEED, wait_until
 
-KEYS, SIZE, WRITES = 56_000, 1000, 50_000
+KEYS, SIZE, WRITES = 48_000, 1000, 30_000
 FAULTS_MAX = 0.4       # of the main thread, a write over a key that is there
 COLD_MAX = 0.02        # of these, those that wait for the LUN
 # reads that the fetchers were asked for, a write: of four keys three are cold

@@ -22,7 +22,7 @@ import time
 import pytest
 
 from redis_server import (
-    HELPER, MODULE, SEED, Wire, packed, same_data, sets, value, wait_until)
+    HELPER, MODULE, PATIENCE_S, SEED, Wire, packed, same_data, sets, value, wait_until)
 
 KEYS, SIZE, DRAM_MIB = 24_000, 2000, 16
 END = packed("PING", "<end>"), b"$5\r\n<end>\r\n"
@@ -117,7 +117,7 @@ class Pair:
                     idle += 1
                     time.sleep(0.005)
             time.sleep(0.1)
-            wire.socket.settimeout(60)
+            wire.socket.settimeout(PATIENCE_S)
             wire.send(data[at:])
             return wire.until(END[1])
         self.same("deaf", talk)

@@ -19,8 +19,8 @@ def part(key, size):
 
 
 def member(servers, name):
-    return servers.tiered("--repl-diskless-sync-delay", "0", "--repl-backlog-size", "8mb",
-                          "--client-output-buffer-limit", "replica 0 0 0", name=name, size="1gb")
+    return servers.tiered("--repl-backlog-size", "8mb", "--client-output-buffer-limit",
+                          "replica 0 0 0", name=name, size="1gb")
 
 
 class Writer:
@@ -87,11 +87,15 @@ def equal(master, replica):
     replica.has_all_of(master)
 
 
-# A chain: a replica of the replica, whose stream is the one that the first reads.
-@pytest.mark.parametrize("keys, operations, names", [(60_000, 40_000, ["replica"]),
-                                                     (40_000, 16_000,
-                                                      ["replica", "replica-of-it"])],
-                         ids=["one", "chain"])
+# A replica of the replica: its stream is the one that the first reads.
+CHAIN = ["replica", "replica-of-it"]
+
+
+@pytest.mark.parametrize("keys, operations, names", [
+    pytest.param(48_000, 20_000, CHAIN[:1], id="one"),
+    pytest.param(36_000, 8_000, CHAIN, id="chain"),
+    pytest.param(60_000, 40_000, CHAIN[:1], id="one-long", marks=pytest.mark.slow),
+    pytest.param(60_000, 40_000, CHAIN, id="chain-long", marks=pytest.mark.slow)])
 def test_stream(pool, servers, keys, operations, names):
     """The last replica has all of it soon after the master, its main thread seldom waits for the
     LUN itself, and its own clients are answered meanwhile."""
@@ -162,7 +166,7 @@ def test_faults(pool, servers):
 def test_over_keys(servers):
     """What comes in over keys that are there and cold: a reload, a full sync, dumps of another
     server."""
-    keys, master, replica = 24_000, member(servers, "master"), member(servers, "replica")
+    keys, master, replica = 20_000, member(servers, "master"), member(servers, "replica")
     master.pipeline(sets("key", range(keys), SIZE))
     master.pipeline([("HSET", f"hash:{key}",
                       *(word for n in range(40) for word in (f"f{n}", part(key + n, 60))))

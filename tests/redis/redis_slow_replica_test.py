@@ -10,8 +10,8 @@ import pytest
 from redis_server import MIB, Refused, out_of_memory, sets, value, wait_until
 
 KEYS = 3000
-MASTER = ("--maxmemory-policy", "allkeys-lru", "--repl-diskless-sync-delay", "0",
-          "--client-output-buffer-limit", "replica 0 0 0")
+MASTER = ("--maxmemory-policy", "allkeys-lru", "--client-output-buffer-limit",
+          "replica 0 0 0")
 
 
 def write(server, batch):

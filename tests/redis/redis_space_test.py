@@ -59,9 +59,9 @@ def drop_most(client, prefix, count, seed):
 
 
 def all_right(client, prefix, keys, size):
-    for key in keys:
-        assert client.ask("GET", f"{prefix}:{key}") == value(key,
-            size), f"{prefix}:{key} is not what was stored"
+    replies = client.pipeline([("GET", f"{prefix}:{key}") for key in keys])
+    for key, reply in zip(keys, replies):
+        assert reply == value(key, size), f"{prefix}:{key} is not what was stored"
 
 
 def saves(client):
@@ -85,11 +85,11 @@ def test_fragments(servers, forks, policy):
     """Rounds of other sizes between what is left of those before, 7 of 8 deleted at random. Every
     answer is OK or OOM, and OK where keys may be evicted; BGSAVE is never refused, and no write
     gets MISCONF."""
-    server = servers.tiered("--save", "3600 1", "--maxmemory-policy", policy, size=SIZE,
+    server = servers.tiered("--save", "3600 1", "--maxmemory-policy", policy, size="64mb",
                             forks=forks)
     client, evicts, kept = server.client, policy != "noeviction", []
     for number, size in enumerate((1000, 2100, 700, 3500, 300, 5000)):
-        prefix, wanted = f"r{number}", (110 if not evicts else 15 if number else 45) * MIB // size
+        prefix, wanted = f"r{number}", (75 if not evicts else 10 if number else 30) * MIB // size
         stored = store(server, prefix, range(wanted), size)
         print(f"{size:5} bytes: {stored} of {wanted} stored; {space(client)}", flush=True)
         assert stored > 0 or number > 0, "nothing could be stored"
@@ -238,15 +238,14 @@ def test_stopped_replica_of_full_server(servers, policy):
     """A replica that takes nothing: its stream lies in the LUN, and counts for no maxmemory of the
     server. Writes are answered, with OK or OOM; when the replica takes it, both have the same data,
     and writes go on."""
-    server = servers.tiered("--maxmemory-policy", policy, "--repl-diskless-sync-delay", "0",
-                            size=SIZE)
+    server = servers.tiered("--maxmemory-policy", policy, size=SIZE)
     client = server.client
     fill(server, mib=16)
     follower = servers.plain(name="replica")
     follower.follow(server)
     follower.process.send_signal(signal.SIGSTOP)
     written = answers = 0
-    while written < 200 * MIB and answers < 40:
+    while written < 100 * MIB and answers < 40:   # the LUN has 96
         keys = range(written // 4000, written // 4000 + 100)
         replies = client.all_of([("SET", f"fill:{key % 3000}", value(key, 4000)) for key in keys])
         refused = [reply for reply in replies if isinstance(reply, Refused)]
@@ -266,7 +265,7 @@ def test_while_child_saves(servers):
     server = servers.tiered("--save", "3600 1", size=SIZE)
     client = server.client
     stored = fill(server, mib=24)
-    client.ask("CONFIG", "SET", "rdb-key-save-delay", 1000)
+    client.ask("CONFIG", "SET", "rdb-key-save-delay", 250)
     client.ask("BGSAVE")
     time.sleep(0.2)
     assert client.figure("lun_forked_bytes") >= 24 * MIB

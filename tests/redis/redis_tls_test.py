@@ -18,7 +18,7 @@ from redis_server import SEED, TlsClient, free_port, packed
 KEYS = 900             # a client
 CLIENTS = 8
 VALUE = 8 << 10        # 8 x 900 x 8 KiB: 3.5 times the budget
-SECONDS = 6
+SECONDS = 4
 
 
 class Client:

@@ -35,8 +35,8 @@ END = packed("PING", "<end>"), b"$5\r\n<end>\r\n"
 # jemalloc's thread would spin while the clock stands still. DUMP's payloads are compared:
 # compression leaves chance in them (LZF's table is not cleared). It is on while a child saves.
 SETTINGS = ("--databases", "4", "--hash-max-listpack-entries", "32", "--rdbcompression", "no",
-            "--repl-diskless-sync-delay", "0", "--appendfsync", "no",
-            "--auto-aof-rewrite-percentage", "0", "--jemalloc-bg-thread", "no")
+            "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0", "--jemalloc-bg-thread",
+            "no")
 
 
 def parse(data, at):

@@ -18,13 +18,14 @@ import time
 import pytest
 
 from redis_server import MODULE, SEED, packed, same_data
+from watch import slowness
 
-PATIENCE_S = 30
+PATIENCE_S = 30 * slowness()
 THE_END = b"the end of a script"
 # of a script whose end is no command any more: it is over when nothing more comes
-SILENCE_S = 1.5
+SILENCE_S = 0.5
 DEAF_S = 3             # a server takes no more, and ends the connection when it can reply
-CLIENTS, KEYS = 8, 3500
+CLIENTS, KEYS = 8, 2500
 HELD_MIN = 0.5         # a script
 CUT_MAX = 0.3          # of the connections that the server ends
 
