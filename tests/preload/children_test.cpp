@@ -182,7 +182,7 @@ void children_begin_on_tiered_stacks() {
     REQUIRE(swapcontext(&g_caller, &g_coroutine) == 0);
     ends_by_7(g_forked, way.name);
   }
-  for (const Way& way : kWays) {  // its local storage is on that stack, too
+  for (const Way& way : kWays) {  // its local storage is also on that stack
     if (way.make == by_clone) continue;
     pthread_attr_t attributes;
     pthread_t thread;

@@ -270,7 +270,7 @@ void neighbours() {
   REQUIRE(good && munmap(p, kBytes) == 0 && close(fd) == 0);
 }
 
-// A private map of /dev/zero is anonymous memory to the kernel, too.
+// A private map of /dev/zero is anonymous memory to the kernel.
 void zeros() {
   const int fd = zero_device(), unreadable = open("/dev/zero", O_WRONLY);
   const auto map = [](size_t bytes, int prot, int flags, int of, long offset) {

@@ -185,7 +185,7 @@ void commit_late() {
   if (g_late != nullptr) fill(g_late, g_late_bytes, 3);
 }
 
-// Memory is committed after a fork was checked: the child has room for that, too, or the program
+// Memory is committed after a fork was checked: the child also has room for that, or the program
 // has none.
 void meanwhile() {
   take_memory();

@@ -502,7 +502,7 @@ class LockWithoutProcess:
 
 
 def killed_owner_that_ends_slowly(folder):
-    """Its successor waits; one that a live owner is in the way of is refused."""
+    """Its successor waits; where a live owner has the device, it is refused."""
     path = new_file(folder, "slow-end.img")
     check(prepared("named", path), f"{path}#owned")
     for use, kind, first, length in (("bench", fcntl.F_WRLCK, 0, 0),

@@ -72,7 +72,7 @@ def test_pipe_of_others(probe):
 
 
 def test_setuid(probe, directory):
-    """Of another user than its caller."""
+    """The program belongs to another user than its caller."""
     program, home, config, orders = probe
     os.chmod(directory, 0o777)
     os.chown(program, OTHER, OTHER)

@@ -10,7 +10,7 @@ def pytest_report_header():
 
 @pytest.fixture
 def servers(request, directory):
-    """Of one test. They are ended after it; the log of each is shown where it failed."""
+    """Makes servers for one test and ends them after it. If it failed, it shows their logs."""
     with Servers(directory) as all_of_them:
         yield all_of_them
         if request.node.failed:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What LUNAR MEMORY counts of a value's pieces. Threading: main.
+// LUNAR MEMORY counts the pieces of a value. Threading: main.
 #include <sys/mman.h>
 #include <unistd.h>
 

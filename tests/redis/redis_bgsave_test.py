@@ -15,7 +15,7 @@ PAGES_MAX = 1.7        # that the child reads, a key: 1.0 without clients
 
 
 def read_bytes(pid):
-    """Of a process that may be gone: 0."""
+    """The bytes that a process has read from disks; 0 if the process is gone."""
     try:
         with open(f"/proc/{pid}/io", encoding="utf-8") as counters:
             return int(counters.read().split("\nread_bytes:")[1].split()[0])

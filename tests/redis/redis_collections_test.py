@@ -52,8 +52,8 @@ CASES = [   # kind, the command and its words behind the key, faults a command t
 
 
 def wanted(kind, verb, more, k):
-    """What a reply must be, its elements in order; DUMP: its length and bytes in order, as it was
-    at first (None)."""
+    """The elements that a reply must have, sorted. None for DUMP: the reply must be as at first, by
+    its length and sorted bytes."""
     string = text(k, 0, 8000) * 128
 
     def listed(first=0, end=FIELDS):
@@ -98,8 +98,8 @@ class Scene:
                                   for n in range(first, min(first + TURN, count))])
 
     def sweep(self):
-        """What the cases before have brought in goes; by commands whose replies are short, as the
-        memory of long ones is used again."""
+        """Pushes out what earlier cases have brought in, by commands with short replies: the memory
+        of long replies is used again."""
         for k in range(KEYS):
             self.client.ask("BITCOUNT", f"string:{k}")
         for k in range(KEYS):

@@ -34,13 +34,13 @@ class Pair:
         self.plain, self.tiered, self.pick = plain, tiered, random.Random(SEED)
 
     def reads(self, count, *words):
-        """Of cold keys; `words` behind the key make them GETRANGEs."""
+        """GETs of cold keys; with `words`, which follow the key, GETRANGEs."""
         verb = "GETRANGE" if words else "GET"
         return b"".join(packed(verb, f"key:{self.pick.randrange(KEYS)}", *words)
                         for _ in range(count))
 
     def same(self, what, talk):
-        """What `talk` hears from both."""
+        """`talk` must hear the same from both."""
         one, other = (talk(server) for server in (self.plain, self.tiered))
         assert one == other, (f"{what}: {len(one)} bytes and {len(other)}, "
                               f"{one[-100:]!r} and {other[-100:]!r}")
@@ -124,7 +124,8 @@ class Pair:
 
 
 def sockets(server):
-    """Of its descriptors; the pager opens a ring for a thread that first reads from a LUN."""
+    """The number of its sockets. (Not of its descriptors: the pager opens a ring for a thread that
+    reads from a LUN for the first time.)"""
     count, where = 0, f"/proc/{server.process.pid}/fd"
     for name in os.listdir(where):
         with contextlib.suppress(FileNotFoundError):

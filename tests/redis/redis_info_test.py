@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator sees in INFO lunar and LUNAR TOP."""
+"""INFO lunar and LUNAR TOP tell an operator what was done."""
 import os
 import random
 import re
@@ -86,7 +86,7 @@ def test_rates(servers):
     reserve, lun = figure("lun_fork_reserve_bytes"), figure("lun_size_bytes")
     assert 0 < reserve == figure("forks_refused_at_bytes") <= lun // 2
     client.ask("CONFIG", "SET", "lunar.forks", "no")
-    assert figure("lun_fork_reserve_bytes") == 0, "space is kept for forks that there are not"
+    assert figure("lun_fork_reserve_bytes") == 0, "space is kept although there are no forks"
 
 
 def test_hit_rate_without_gate(servers):

@@ -30,7 +30,7 @@ def offset(replica):
 
 
 class Master:
-    """Of one replica: the dump, then `stream`, from where the replica says it is."""
+    """A master of one replica. It sends the dump, then `stream` from the replica's offset on."""
 
     def __init__(self, replica, dump):
         self.replica, self.dump, self.stream, self.asked = replica, dump, b"", []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the input gate is for, in figures, and what 5,000 hostile clients can do to it.
+"""The effect of the input gate in figures, and 5,000 hostile clients.
 
 Clients, one at a time each, read 1 KiB values at random over four times the DRAM; every value is
 checked. They are a process of their own, and a client that reads one hot key is another. Times

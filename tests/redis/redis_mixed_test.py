@@ -193,7 +193,7 @@ class Worker:
 
 
 def meddle(server, tiered, stop):
-    """What an operator may do at any time."""
+    """Does what an operator may do at any time."""
     pick, client = random.Random(SEED), server.connect()
     # no CLIENT PAUSE: what a paused client has sent is lost when it ends
     words = [("CLIENT", "LIST"), ("INFO",), ("CLIENT", "KILL", "TYPE", "replica"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forked child of a tiered server writes or sends, while every key changes, is the data of
-the moment of the fork; and a fork leaves nothing behind. Under the module and under `lunar run`,
-with values of all types at four times the DRAM.
+"""A forked child of a tiered server writes or sends the data of the moment of the fork, although
+every key changes meanwhile; and a fork leaves nothing behind. Under the module and under `lunar
+run`, with values of all types, more than the DRAM.
 
 How. One connection writes, in one pipeline: DEBUG DIGEST, the command that forks, and the writes
 that change every key. The fork is within its command, so the digest is that of the fork. Every key
@@ -100,7 +100,7 @@ class Writer:
 
 
 class Twin:
-    """What a plain server says of the data set at a version."""
+    """A plain server, which tells the digest of the data set at a version."""
 
     def __init__(self, servers, keys):
         self.client, self.keys = servers.plain(name="twin").client, keys
@@ -221,7 +221,7 @@ def sync_once(servers, writer, cap, diskless):
 
 def sync(servers, how, sizes, wrapper=()):
     cap = sizes[0]
-    # what a slow replica has not received yet, all keys twice, takes LUN space, too
+    # what a slow replica has not received yet, all keys twice, also takes LUN space
     writer = Writer(tiered(servers, how, cap, "--repl-ping-replica-period", "3600",
                            "--client-output-buffer-limit", "replica 0 0 0", "--repl-timeout", "900",
                            wrapper=wrapper, per_cap=48),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Redis module does with bad input and at its limits: one line that says what to fix, and
-the server starts or refuses as Redis does; its settings and commands."""
+"""The Redis module answers bad input, and stops at its limits, with one line that says what to fix,
+and the server starts or refuses as Redis does. Its settings and commands."""
 import ctypes
 import os
 import time

@@ -164,8 +164,7 @@ def test_faults(pool, servers):
 
 
 def test_over_keys(servers):
-    """What comes in over keys that are there and cold: a reload, a full sync, dumps of another
-    server."""
+    """A reload, a full sync and dumps of another server replace keys that are cold."""
     keys, master, replica = 20_000, member(servers, "master"), member(servers, "replica")
     master.pipeline(sets("key", range(keys), SIZE))
     master.pipeline([("HSET", f"hash:{key}",

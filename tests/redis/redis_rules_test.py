@@ -25,7 +25,7 @@ APPENDING = ("--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-p
 
 
 def line(server, name):
-    """Of INFO; None: it is not there."""
+    """A line of INFO; None: there is no such line."""
     return server.info("everything").get(name)
 
 

@@ -27,7 +27,7 @@ GONE = (OSError, redis.ConnectionError, redis.TimeoutError)   # the server has e
 
 
 def value(key, size):
-    """What a key holds: bytes that follow from it and the seed."""
+    """The bytes that a key holds: they follow from the key and the seed."""
     at = key * 7919 % (len(NOISE) - 8192)
     return NOISE[at:at + size]
 
@@ -59,7 +59,7 @@ class Wire:
         self.socket.sendall(data)
 
     def until(self, end=None):
-        """What comes, up to and with `end` at its end; None: until the server hangs up."""
+        """The bytes that come, up to and with `end`; None: until the server hangs up."""
         got = bytearray()
         while end is None or not got.endswith(end):
             data = self.socket.recv(1 << 18)
@@ -230,8 +230,7 @@ class Server:
         return self.client.figure(name)
 
     def faults(self):
-        """Of the main thread, since it started, for whatever page; those of memory that is new
-        among them."""
+        """Page faults of the main thread since it started, also those of new memory."""
         pid = self.process.pid
         with open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -293,7 +293,7 @@ class Owner(Guest):
         return batch
 
     def new_version(self, key):
-        """Of as many items as a key has: a fill gives each the next one."""
+        """Takes a version for each item of the key: a fill gives each item the next one."""
         self.version += self.parts(key)
         return self.version
 

@@ -235,7 +235,7 @@ class Soak:
             wrong.append("errors")
         if kind != "torn" and figures["poisoned_pages"]:
             wrong.append("pages are lost")
-        # What failed writes take from the LUN is missing to data: in the end writes are refused.
+        # Data cannot use the space that failed writes take: in the end writes are refused.
         wanted = self.room - self.room // 64
         if kind != "torn" and self.lun_room(server, wanted) < wanted:
             wrong.append(f"of {self.room} bytes of LUN some are gone")

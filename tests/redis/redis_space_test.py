@@ -140,8 +140,8 @@ def test_packing(servers):
 
 @pytest.mark.parametrize("run", [False, True], ids=["module", "run"])
 def test_purge(servers, run):
-    """What deleted values leave near the limit is given back, by the module and by the preload
-    library under it. Nothing but a purge takes free memory from the allocator here."""
+    """Near the limit, the module and the preload library under it give back the memory of deleted
+    values. Nothing but a purge takes free memory from the allocator here."""
     keeping = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
     if run:
         server = servers.run("--loadmodule", MODULE, "forks", "yes", size="96m",
@@ -159,7 +159,7 @@ def test_purge(servers, run):
 
 
 def test_large(servers):
-    """What is left is 10 MiB for each of these: none may end the server, all that was stored
+    """10 MiB are left for each of these commands: none may end the server, and all that was stored
     stays."""
     server = servers.tiered(size=SIZE, forks="no")
     client = server.client

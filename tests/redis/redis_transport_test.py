@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gate does for clients that come another way, and what the module does when it is loaded
-or unloaded in another order."""
+"""The gate serves clients that come another way; the module is loaded and unloaded in another
+order."""
 import os
 import random
 

@@ -250,7 +250,7 @@ TABLES = {
         SORT_RO {l} LIMIT {0..5} {-1..20}"""),
 }
 
-# What EVAL, EVALSHA and EVAL_RO run; how many keys each wants, and whether it writes.
+# Scripts of EVAL, EVALSHA and EVAL_RO, the number of their keys, and whether they write.
 SCRIPTS = [
     ("return redis.call('GET', KEYS[1])", 1, False),
     ("return redis.call('STRLEN', ARGV[1])", 1, False),   # a key that was not declared
@@ -352,7 +352,7 @@ class Commands:
         if self.one_in(80):
             return self.one_of(["0", "-1", "x", "9223372036854775807"])
         delta = self.pick(60_000) if self.one_in(3) else 1_000_000 + self.pick(100_000_000)
-        if form.endswith("at"):   # past ones, too
+        if form.endswith("at"):   # also past ones
             delta += self.now_ms - (delta + 100_000 if self.one_in(20) else 0)
         return str(delta // 1000 + 1 if form.startswith("e") else delta + 1)
 
@@ -425,7 +425,7 @@ class Commands:
                 self.member(), self.text(self.pick(40))]
 
     def batch(self, client):
-        """What a client sends before it listens. SELECT first; MULTI and WATCH now and then."""
+        """Commands of a client before it listens: SELECT first, MULTI and WATCH sometimes."""
         self.client = client
         out = [["SELECT", str(self.pick(3) if self.one_in(5) else 0)]]
         multi = self.one_in(5)

@@ -142,7 +142,7 @@ class Twins:
         self.set_ms(self.ms + by)
 
     def another(self, name, *words):
-        # What has expired goes when it is looked at: at the same command in both. (Otherwise the
+        # An expired key goes when a command looks at it, the same one in both. (Otherwise the
         # gate would look at the real clock.)
         options = {"name": name, "environment": self.environment,
                    "first": ("DEBUG", "SET-ACTIVE-EXPIRE", "0")}
@@ -213,7 +213,7 @@ class Twins:
         return self.receive(connection, [words])[0]
 
     def tell(self, *words):
-        """What is no part of the comparison."""
+        """Checks that are no part of the comparison."""
         for server in self.both:
             server.client.ask(*words)
 
@@ -226,7 +226,7 @@ class Twins:
         return one
 
     def digest_of_the_living(self):
-        """What has expired and was not looked at would be dropped by a load, or not: it goes."""
+        """Looks at expired keys, so that they go: a load may drop them or not."""
         for database in range(4):
             self.scan(database)
         return self.digest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that the gate goes through whole values (LUNAR_REDIS_SERVER: on another server)."""
+"""The gate goes through whole values, at little cost (LUNAR_REDIS_SERVER: on another server)."""
 import re
 
 from redis_server import MIB, Figures, packed, sets, value, wait_until
@@ -77,8 +77,8 @@ def fill_places(client, count):
 
 
 def test_part(servers):
-    """Of sets that are compared, and of places around one, only what is read is asked for, not a
-    quarter of the DRAM."""
+    """Where sets are compared, or places around one are looked for, only what the server reads is
+    asked for, not a quarter of the DRAM."""
     client = servers.tiered().client
     fill_places(client, 40000)
     few = (5, 777, 1999)
@@ -156,7 +156,7 @@ def test_slow_device(servers):
 
 
 def test_long_commands(servers):
-    """Of more keys than a read or 512 arguments hold."""
+    """Commands have more keys than a read or 512 arguments hold."""
     client = servers.tiered(lun="sim:1g,latency_us=100", size="1gb", forks="no").client
 
     def name(number):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What writes, deletes, expiry and eviction of cold keys cost the server's main thread: data at
-four times the DRAM, and counts of faults that had to read from the LUN. What is to be there is
-there, byte by byte."""
+"""Writes, deletes, expiry and eviction of cold keys cost the server's main thread few faults that
+read from the LUN. Data is at up to four times the DRAM; values are compared byte by byte."""
 import random
 import re
 import time
@@ -196,7 +195,7 @@ def test_expiry(servers, dram_mib):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_eviction(servers, policy):
-    """SET of new keys at maxmemory: which keys go, too. The gate evicts for a random policy: old
+    """SET of new keys at maxmemory: and which keys go. The gate evicts for a random policy: old
     keys and new ones alike."""
     load = Load(servers, times=2.5)
     client, count = load.client, load.keys

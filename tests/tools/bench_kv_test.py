@@ -12,7 +12,7 @@ from build_tree import BUILD, LUNAR
 # memory cgroups
 pytestmark = pytest.mark.usefixtures("as_root")
 LYING = os.path.join(BUILD, "tests/tools/liblying_ark.so")
-TINY = ["--quick", "--data", "64m", "--seconds", "0.1", "--rounds", "2"]
+TINY = ["--quick", "--data", "64m", "--seconds", "0.1"]
 ROWS = {
     "memory": {"get_async", "get_sync", "set_async", "set_sync"},
     "index": {"load"},
@@ -35,10 +35,10 @@ TARGETS += [f"ycsb_{mix}{what}_{system}"
             for mix in "abcdf" for what in ("", "_p99") for system in ("rocksdb", "rocksdb-lz4")]
 
 
-def check_row(row):
+def check_row(row, rounds):
     name = f"{row['experiment']} {row['workload']} {row['system']}"
     assert row["mismatches"] == 0 and row["ops_per_s"] > 0, f"{name}: {row}"
-    assert len(row["rounds_ops_per_s"]) == row["rounds"] == 2, f"{name}: {row}"
+    assert len(row["rounds_ops_per_s"]) == row["rounds"] == rounds, f"{name}: {row}"
     assert row["p99_ns"] <= row["p999_ns"] <= row["max_ns"] * 1.01, (
         f"{name}: percentiles out of order")
     place, durability = row["place"], row["durability"]
@@ -82,12 +82,13 @@ def check_targets(report):
             assert aim["least"] <= aim["figure"] <= aim["most"], f"{aim}"
 
 
-def test_json(directory):
-    report, err = report_of("kv", directory, *TINY)
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_json(directory, rounds):
+    report, err = report_of("kv", directory, *TINY, "--rounds", str(rounds))
     assert report["failures"] == [], err[-2000:]
     options, sizes = report["options"], report["sizes"]
-    assert options["data"] == "64m" and options["rounds"] == "2", f"options: {options}"
-    assert sizes["dram_bytes"] == sizes["data_bytes"] == 64 << 20 and sizes["rounds"] == 2, (
+    assert options["data"] == "64m" and options["rounds"] == str(rounds), f"options: {options}"
+    assert sizes["dram_bytes"] == sizes["data_bytes"] == 64 << 20 and sizes["rounds"] == rounds, (
         f"sizes: {sizes}")
     rows = {(row["experiment"], row["workload"], row["system"]): row for row in report["results"]}
     assert len(rows) == len(report["results"]), "two rows of one name"
@@ -99,7 +100,7 @@ def test_json(directory):
                 if system == "fio" else set())
             assert there == wanted, f"{experiment} {system}: rows {sorted(there ^ wanted)}"
     for row in report["results"]:
-        check_row(row)
+        check_row(row, rounds)
     limit = sizes["memory_limit_bytes"]
     for system, peak in report["memory_peak_bytes"].items():
         if system != "lunar":   # whose peak is also that of memory mode
@@ -137,11 +138,13 @@ def test_wrong_values_of_the_warm_up(mode):
 
 
 def test_wrong_values(directory):
-    """A library that changes a bit of some values: synchronous and asynchronous reads notice."""
-    report, _ = report_of("kv", directory, *TINY, "--experiments", "memory", "--library", LYING,
-                          code=1)
+    """A library that changes a bit of some values: synchronous and asynchronous reads notice. Two
+    rounds are told as two."""
+    report, _ = report_of("kv", directory, *TINY, "--rounds", "2", "--experiments", "memory",
+                          "--library", LYING, code=1)
     assert any("did not find what was written" in failure for failure in report["failures"])
     for row in report["results"]:
+        assert len(row["rounds_ops_per_s"]) == row["rounds"] == 2, row
         if "get" in row["workload"]:
             assert 0 < row["mismatches"] < row["ops"] / 8, (
                 f"{row['workload']}: {row['mismatches']} mismatches in {row['ops']} reads")

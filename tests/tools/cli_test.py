@@ -123,7 +123,7 @@ def test_settings(directory):
 
 
 def test_devices_that_are_not_there():
-    """Whose line names no file that could be made."""
+    """The line names no file that could be made."""
     for device in ("nvme:/dev/no-such", "/dev/no-such", "pmem:/no/such",
                    "stripe:/dev/no-such;/var/tmp"):
         ended = run64("--lun", device, "--", "true")

@@ -10,7 +10,7 @@ NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
 def digest(path):
-    """Of its bytes, by a checksum that costs little: a refusal is checked by two."""
+    """The length and a checksum of a file. It is a cheap one, as each refusal takes two."""
     length = checksum = 0
     with open(path, "rb") as file:
         while part := file.read(1 << 20):
