@@ -169,4 +169,4 @@ def test_full(name, directory):
 
 def test_untiered_fails(directory):
     with pytest.raises(AssertionError, match="an untiered run"):
-        compare("map", 5_600_000, 64, directory, lunar=False)
+        compare("map", 700_000, 8, directory, lunar=False)
