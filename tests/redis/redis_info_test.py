@@ -61,7 +61,7 @@ def test_rates(servers):
     assert 5 < figure("dram_share_percent") < 60
     read_at_once(readers, uniform(500))
     held = []
-    read_at_once(readers, uniform(4000), lambda: held.append(int(figure("gate_held_now"))))
+    read_at_once(readers, uniform(2500), lambda: held.append(int(figure("gate_held_now"))))
     cold = figure("hit_rate_percent")
     assert 30 < cold < 85
     assert figure("gate_reads_per_second_10s") > 100
