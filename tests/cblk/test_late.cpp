@@ -219,9 +219,9 @@ TEST_CASE("a_close_is_refused_by_a_command_that_becomes_late_while_it_waits", "[
 
 TEST_CASE("a_command_is_told_to_come_again_while_a_close_waits") {
   const chunk_id_t id = open_physical(kBlocks, 4);
-  Buffer block(1);
+  Buffer slow(1), block(1);
   int first, tag;
-  REQUIRE(cblk_aread(id, block, 1, 1, &first, nullptr, 0) == 0);
+  REQUIRE(cblk_aread(id, slow, 1, 1, &first, nullptr, 0) == 0);
   std::thread closer([&id] { REQUIRE(cblk_close(id, 0) == 0); });
   while (cblk_aread(id, block, 2, 1, &tag, nullptr, 0) == 0) {  // the close has not begun
     REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);

@@ -204,6 +204,7 @@ TEST_CASE(
   unsetenv("LUNAR_KV_DRAM");
 }
 
+#ifndef __SANITIZE_ADDRESS__  // which keeps freed memory for a while
 TEST_CASE(
     "ark-as-ibm: a store in memory keeps at most about twice of what lives, whatever was deleted "
     "or replaced") {
@@ -228,6 +229,7 @@ TEST_CASE(
     if (i % 10 != 7) REQUIRE(store.set(std::to_string(i), "short") == 0);
   CHECK(resident() < before + kMost + kKeys * 64ull * 9 / 4);
 }
+#endif
 
 TEST_CASE(
     "ark-as-ibm: stores on one LUN share it: each has what it asked for, and grows into what is "
