@@ -28,7 +28,6 @@
 
 #include "base/format.h"
 #include "preload.h"
-#include "program_memory.h"
 #include "real_calls.h"
 #include "sys/file.h"
 #include "sys/kernel_call.h"
@@ -50,26 +49,11 @@ bool is_own_library(const char* name, size_t length) {
          memcmp(name + length - kLibraryLength, kLibrary, kLibraryLength) == 0;
 }
 
-// The number of words; -EFAULT: the kernel will refuse them, because they cannot be read.
-int count_words(Words words) {
-  char* word = nullptr;
-  for (int count = 0;; ++count) {
-    if (!read_if_readable(words + count, &word)) return -EFAULT;
-    if (word == nullptr) return count;
-  }
-}
-
 // The LD_PRELOAD variable, if it names this library; else nullptr.
-const char* preload_in(Words environment, int count) {
-  struct Start {
-    char text[kVariableLength];
-  } start;
-  for (int i = 0; i < count; ++i) {
-    const char* word = environment[i];
-    if (read_if_readable(reinterpret_cast<const Start*>(word), &start) &&
-        memcmp(start.text, kVariable, kVariableLength) == 0)
-      return strstr(word, kLibrary) != nullptr ? word : nullptr;
-  }
+const char* preload_in(Words environment) {
+  for (; environment != nullptr && *environment != nullptr; ++environment)
+    if (strncmp(*environment, kVariable, kVariableLength) == 0)
+      return strstr(*environment, kLibrary) != nullptr ? *environment : nullptr;
   return nullptr;
 }
 
@@ -138,19 +122,20 @@ int open_in_path(const char* file) {
 // Calls `call` with the environment that suits the program which `opened` opens.
 template <class Open, class Call>
 auto with_environment(const char* path, Words environment, Open opened, Call call) {
-  const int saved = errno, count = ready() ? count_words(environment) : 0;
-  const char* preload = preload_in(environment, count);
-  const int fd = preload != nullptr ? opened() : -1;
+  const char* preload = ready() ? preload_in(environment) : nullptr;
+  if (preload == nullptr) return call(environment);
+  const int saved = errno, fd = opened();
   const bool keep = fd < 0 || may_preload(fd, path);
   if (fd >= 0) sys::close_file(fd);
   errno = saved;
   if (keep) return call(environment);
+  size_t count = 0;
+  while (environment[count] != nullptr) ++count;
   auto* changed = static_cast<char*>(__builtin_alloca(strlen(preload) + 1));
-  auto** words =
-      static_cast<char**>(__builtin_alloca((static_cast<size_t>(count) + 1) * sizeof(char*)));
+  auto** words = static_cast<char**>(__builtin_alloca((count + 1) * sizeof(char*)));
   const bool left = copy_without_own(preload, changed);
   size_t kept = 0;
-  for (int i = 0; i < count; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     if (environment[i] != preload)
       words[kept++] = environment[i];
     else if (left)
@@ -178,9 +163,7 @@ int execute_in_path(const char* file, Words words, Words environment) {
 
 // Opens the file of fexecve or execveat. An empty path means the descriptor (AT_EMPTY_PATH).
 int open_of(int directory, const char* path) {
-  char first;
-  if (!read_if_readable(path, &first) || first != '\0')
-    return sys::open_at(directory, path, kLook | O_CLOEXEC, 0);
+  if (path != nullptr && *path != '\0') return sys::open_at(directory, path, kLook | O_CLOEXEC, 0);
   char of_descriptor[32];
   format_to(of_descriptor, sizeof of_descriptor, "/proc/self/fd/%d", directory);
   return sys::open_file(of_descriptor, kLook);
@@ -189,7 +172,7 @@ int open_of(int directory, const char* path) {
 template <class Call>
 auto execute_of(int directory, const char* path, Words environment, Call call) {
   return with_environment(
-      path, environment, [=] { return open_of(directory, path); },
+      path != nullptr ? path : "", environment, [=] { return open_of(directory, path); },
       [=](Words changed) { return with_mutexes_kept([=] { return call(changed); }); });
 }
 

@@ -85,18 +85,6 @@ void unreadable_arguments_are_refused() {
   REQUIRE(self >= 0);
   REQUIRE(syscall(SYS_process_madvise, self, kNowhere, 1, MADV_COLD, 0) == -1 && errno == EFAULT);
   close(static_cast<int>(self));
-  char name[] = "true", *words[] = {name, nullptr};
-  auto* const nowhere = reinterpret_cast<char*>(kNowhere);
-  char* one_word[] = {nowhere, nullptr};
-  const long environments[] = {kNowhere, reinterpret_cast<long>(one_word)};
-  for (const long environment : environments) {
-    REQUIRE(syscall(SYS_execve, "/bin/true", words, environment) == -1 && errno == EFAULT);
-    REQUIRE(syscall(SYS_execveat, AT_FDCWD, "/bin/true", words, environment, 0) == -1 &&
-            errno == EFAULT);
-    REQUIRE(execve("/bin/true", words, reinterpret_cast<char**>(environment)) == -1 &&
-            errno == EFAULT);
-  }
-  REQUIRE(syscall(SYS_execve, kNowhere, words, environ) == -1 && errno == EFAULT);
 }
 
 // Grows the heap far past what a process may hold before the pager starts, in memory that is its
