@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every file of the preload library includes this: the rules of its code, the phase of its life and
-// the options.
+// The rules of the preload library's code, the phase of its life, and the options.
 //
 // This code runs in other people's programs. Rules: it allocates only from the early heap and
 // sys/arena; it uses no stdio and no exceptions; it holds no lock of its own where it could take a

@@ -23,10 +23,10 @@ struct OpenKey {
   ObjectView* value;
 };
 
-// "": no server has this encoding any more.
-const char* const kEncodingNames[] = {"raw",    "int",       "hashtable", "",
-                                      "",       "ziplist",   "intset",    "skiplist",
-                                      "embstr", "quicklist", "stream",    "listpack"};
+// Encodings 3 and 4 are of servers older than those supported.
+const char* const kEncodingNames[] = {"raw",     "int",       "hashtable", "unknown",
+                                      "unknown", "ziplist",   "intset",    "skiplist",
+                                      "embstr",  "quicklist", "stream",    "listpack"};
 constexpr size_t kStringHeadMax = 17;  // header bytes of an sds string
 
 bool g_known = false;

@@ -65,9 +65,19 @@ int load_pairs(const KvCommand& command, const std::string& from, LoadedPair& pa
         pair.key.size() + pair.value.size(), errno_text(status),
         status == -ENOSPC ? ": the store is full (lunar kv grow), or its index has no DRAM" : "",
         may_hold(*out));
-    return reader.pairs() > 1 ? command.stopped(status, text) : command.failed(status, text);
+    return reader.pairs() > 1 || out->made ? command.stopped(status, text)
+                                           : command.failed(status, text);
   }
   return reader.error().empty() ? kExitDone : refuse_stream(command, from, reader, *out);
+}
+
+// A full store has made earlier pairs of the stream durable on its own.
+int make_durable(const KvCommand& command, kv::Store* store, const Loaded& loaded) {
+  const int status = store->flush();
+  if (status == 0) return kExitDone;
+  return command.stopped(status == -EBADMSG ? -EIO : status,
+                         text_of("%s: cannot be made durable: %s; %s", command.place.c_str(),
+                                 errno_text(status), may_hold(loaded)));
 }
 
 // Opens the store, and reads the first pair. On a blank place it makes a store, unless the stream
@@ -122,10 +132,8 @@ int kv_load(int argc, char** argv) {
   if (code == 0) {
     const uint64_t start = now_ns();
     code = load_pairs(command, from, pair, reader, store, &loaded);
-    if (code == 0)
-      code = command.flush_and_close(store);
-    else
-      store->close();
+    if (code == 0) code = make_durable(command, store, loaded);
+    store->close();
     loaded.seconds = static_cast<double>(now_ns() - start) / 1e9;
   }
   if (file != stdin) (void)fclose(file);

@@ -243,13 +243,16 @@ int make(const CreateCommand& command, const LunName& name, uint64_t bytes, bool
         text_of("%s: its metadata cannot be read: %s", name.device.c_str(), errno_text(error)),
         kExitFailed);
   }
+  const int refused = formatted ? kExitFailed : kExitRefused;  // refused: nothing was changed
   if (command.size == "max") bytes = info.free_bytes;
   if (bytes == 0 || bytes > info.free_bytes) {
     physical->close();
-    return command.refuse(text_of(
-        "--size: %s is more than the %s that remain on %s; give less, or remove a LUN there",
-        bytes ? size_text(bytes).c_str() : "max", size_text(info.free_bytes).c_str(),
-        name.device.c_str()));
+    return command.refuse(
+        text_of(
+            "--size: %s is more than the %s that remain on %s; give less, or remove a LUN there",
+            bytes ? size_text(bytes).c_str() : "max", size_text(info.free_bytes).c_str(),
+            name.device.c_str()),
+        refused);
   }
   VirtualOptions options;
   options.name = name.name.c_str();
@@ -257,7 +260,11 @@ int make(const CreateCommand& command, const LunName& name, uint64_t bytes, bool
   options.size_bytes = bytes;
   VirtualLun* lun = nullptr;
   error = VirtualLun::open(physical, options, &lun, &why);  // takes `physical` over
-  if (error < 0) return command.failed(error, why);
+  if (error < 0) {
+    const int code = exit_code_of(error);
+    return command.refuse(why.text[0] ? why.text : errno_text(error),
+                          code == kExitRefused ? refused : code);
+  }
   const VirtualLunInfo made = lun->info();
   if (lun->physical().info(&info) < 0) info = {};
   lun->close();
