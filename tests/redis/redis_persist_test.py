@@ -6,7 +6,7 @@ run`, with values of all types, more than the DRAM.
 How. One connection writes, in one pipeline: DEBUG DIGEST, the command that forks, and the writes
 that change every key. The fork is within its command, so the digest is that of the fork. Every key
 must have changed before the child is done: redis' own rdb-key-save-delay makes the child slow, and
-after half of the keys the child stops (SIGSTOP) until the rest has changed. A plain server says
+after a third of the keys the child stops (SIGSTOP) until the rest has changed. A plain server says
 what the digests must be.
 """
 import os
@@ -61,21 +61,22 @@ class Writer:
                                     2 * BATCH)
 
     def change_all(self):
-        """The server's child is at work during the first half, and goes on afterwards. False: the
-        child was done before the second."""
-        self.change(range(self.keys // 2))
+        """The server's child is at work during the first third, and goes on afterwards. False: the
+        child was done before."""
+        third = self.keys // 3
+        self.change(range(third))
         children = self.server.children()
         for child in children:
             os.kill(child, signal.SIGSTOP)
-        self.change(range(self.keys // 2, self.keys))
+        self.change(range(third, self.keys))
         for child in children:
             os.kill(child, signal.SIGCONT)
         return children != []
 
     def slow_child(self, attempt=0):
-        """It must outlive the first half of the changes, which takes about twice as long as the
+        """It must outlive the first third of the changes, which takes a little longer than the
         fill. Its own work takes some time besides."""
-        seconds = 1.5 * self.fill_s * 2 ** attempt
+        seconds = 2 * self.fill_s * 2 ** attempt
         self.client.ask("CONFIG", "SET", "rdb-key-save-delay", int(seconds * 1e6 / self.keys))
 
     def fork_and_change(self, command, running):
