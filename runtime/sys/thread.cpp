@@ -186,12 +186,7 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   sigset_t all, previous;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &previous);
-  // The kernel makes no thread while another one is in exec(), which fails or ends this one.
   int rc = -pthread_create(out, &attributes, thread_main, start);
-  for (unsigned i = 0; rc == -EAGAIN && i < kExecPatienceMs; ++i) {
-    sleep_ns(1'000'000);
-    rc = -pthread_create(out, &attributes, thread_main, start);
-  }
   pthread_sigmask(SIG_SETMASK, &previous, nullptr);
   pthread_attr_destroy(&attributes);
   if (rc != 0) {
@@ -207,6 +202,15 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   (void)protect(guard_page, page_bytes(), PROT_NONE);
   // The stack of a thread that ends stays mapped, unless thread_end joins it.
   return rc < 0 ? rc : 0;
+}
+
+int thread_start_beside_exec(const ThreadSpec& spec, pthread_t* out) {
+  int rc = thread_start(spec, out);
+  for (unsigned i = 0; rc == -EAGAIN && i < kExecPatienceMs; ++i) {
+    sleep_ns(1'000'000);
+    rc = thread_start(spec, out);
+  }
+  return rc;
 }
 
 void start_failed(const char* what) {

@@ -29,6 +29,9 @@ struct ThreadSpec {
   size_t more_stack_bytes = 0;  // for a thread that runs code of the program; populated on use
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
+// The same for threads without which the process must end. The kernel makes no thread (EAGAIN)
+// while another one of the process is in execve(), so this tries again for a second.
+[[nodiscard]] int thread_start_beside_exec(const ThreadSpec& spec, pthread_t* out);
 // Waits until begun() is true, which a starting thread brings about; ends the process with a line
 // if that takes 20 s. The time is counted in attempts, not by the clock, because the process may be
 // stopped meanwhile.

@@ -166,7 +166,7 @@ void housekeeping_thread(void* argument) {
   if (rc == 0) rc = state.evictor->start();
   pthread_t stats;
   if (rc == 0 && stats_file_is_open())
-    rc = sys::thread_start(
+    rc = sys::thread_start_beside_exec(
         {"lunar-stats", stats_file_run, nullptr, false, false, &state.services.housekeeping_word},
         &stats);
   if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
@@ -220,8 +220,8 @@ int launch(PagerState& state, ErrorText* why) {
   // for this thread.
   host_fork_bootstrap.store(true);
   state.services.handlers_running.store(0);
-  rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, &state, true},
-                         &state.services.housekeeping);
+  rc = sys::thread_start_beside_exec({"lunar-housekeep", housekeeping_thread, &state, true},
+                                     &state.services.housekeeping);
   if (rc == 0) return 0;
   host_fork_bootstrap.store(false);
   program_end_close_reading();

@@ -49,7 +49,7 @@ int Evictor::start() {
   if (int rc = taker_.start(); rc < 0) return rc;
   const auto run = [](void* self) { static_cast<Evictor*>(self)->run(); };
   pthread_t thread;
-  return sys::thread_start(
+  return sys::thread_start_beside_exec(
       {"lunar-evict", run, this, false, false, &state_.services.housekeeping_word}, &thread);
 }
 

@@ -52,8 +52,8 @@ int Handler::start() {
   format_to(name, sizeof name, "lunar-fault%u", index_);
   const auto run = [](void* self) { static_cast<Handler*>(self)->run(); };
   pthread_t thread;
-  return sys::thread_start({name, run, this, false, false, &state_.services.housekeeping_word},
-                           &thread);
+  return sys::thread_start_beside_exec(
+      {name, run, this, false, false, &state_.services.housekeeping_word}, &thread);
 }
 
 void Handler::run() {
