@@ -110,7 +110,8 @@ TEST_CASE("a thread starts beside one that is in exec, or ends with it") {
               other.run = [](void*) {};
               other.program_files = true;
               for (pthread_t thread;;) {
-                if (lunar::sys::thread_start(other, &thread) < 0) _exit(kPromisedTooMuch);
+                if (lunar::sys::thread_start_beside_exec(other, &thread) < 0)
+                  _exit(kPromisedTooMuch);
                 lunar::sys::thread_end(thread);
               }
             };
