@@ -187,7 +187,7 @@ def script_of(directory, text):
 
 # Children that write, the budget, what each writes, in MiB, and how often.
 @pytest.mark.parametrize("children, dram, mib, rounds", [
-    (1, 64, 50, 1), (4, 64, 30, 1), (64, 128, 5, 1),
+    (1, 64, 50, 1), (4, 64, 30, 1), (64, 256, 10, 1),
     *(pytest.param(*row, 6, marks=pytest.mark.slow)
       for row in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)))])
 def test_forks(children, dram, mib, rounds):
