@@ -252,6 +252,7 @@ int pager_set_dram(uint64_t bytes) {
     state.account.set_cap(pages);  // first: of this and a promise at once, one sees the other
     must_evict = shrinks && lock.plain() && state.account.plain_pages() > plain_limit(state);
     fits = !must_evict || has_room_to_evict(state, taken_by_activation(state));
+    if (!fits) state.account.set_cap(before);
   }
   if (fits && must_evict) fits = pager_activate(&why) == 0;
   if (!fits || (shrinks && !has_room_to_evict(state, 0))) {

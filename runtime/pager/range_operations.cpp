@@ -220,19 +220,28 @@ bool all_resident(const PageRange& range) {
   return true;
 }
 
+int64_t not_pinned(const PageRange& range) {
+  int64_t pages = 0;
+  for (uint64_t p = range.first; p < range.end; ++p)
+    pages += !word_of(*range.region, PageIndex(p)).pinned();
+  return pages;
+}
+
+// Whether so many pages in all may be pinned. Beside them there must be room for the page tables
+// that are promised.
+bool may_pin(const PagerState& state, int64_t pages) {
+  const int64_t cap = state.account.cap_pages();
+  return pages <= cap / 2 && pages <= cap - state.account.fixed_total() - kTableRoom;
+}
+
 // Sets the pins of a range. Returns how many pages were pinned before, or -ENOMEM: too much would
 // be pinned.
 int64_t set_pins(PagerState& state, const PageRange& range) {
-  const int64_t cap = state.account.cap_pages();
-  int64_t more = 0;  // pages that are pinned already count once
-  for (uint64_t p = range.first; p < range.end; ++p)
-    more += !word_of(*range.region, PageIndex(p)).pinned();
-  // Beside the pins there must be room for the page tables that are promised.
-  const int64_t not_fixed = cap - state.account.fixed_total() - kTableRoom;
+  const int64_t more = not_pinned(range);
   const int64_t pinned = state.pinned_pages.fetch_add(more) + more;
-  const bool fits = pinned <= cap / 2 && pinned <= not_fixed;
-  const int64_t before =
-      fits ? program_pins(state, *range.region, range.first, range.end, true) : -ENOMEM;
+  const int64_t before = may_pin(state, pinned)
+                             ? program_pins(state, *range.region, range.first, range.end, true)
+                             : -ENOMEM;
   // Other threads may have pinned and unpinned some meanwhile.
   const int64_t set = before < 0 ? 0 : static_cast<int64_t>(range.end - range.first) - before;
   state.pinned_pages.fetch_add(set - more);
@@ -252,6 +261,7 @@ int pager_pin(const void* address, size_t bytes) {
     if (rc < 0) return rc;
   }
   if (static_cast<int64_t>(range.end - range.first) > state.account.cap_pages() / 2) return -ENOMEM;
+  if (!may_pin(state, state.pinned_pages.load() + not_pinned(range))) return -ENOMEM;
   // A page that cannot be brought in is found before any pin has changed.
   if (rc = pager_touch(address, bytes); rc < 0) return rc;
   const int64_t were_pinned = set_pins(state, range);

@@ -128,6 +128,7 @@ static void end_tiered(PagerState& state, Region* region) {
     (void)sys::unmap(region->base, region_size(region));
   }
   table_retire_all(state, *region);
+  unmap_tables(*region);  // inside of the scope: a child would keep them
 }
 
 static void end_plain(PagerState& state, Region* region) {
@@ -135,13 +136,13 @@ static void end_plain(PagerState& state, Region* region) {
   state.regions.remove(region);
   (void)sys::unmap(region->base, region_size(region));
   table_retire_all(state, *region);
+  unmap_tables(*region);
 }
 
 int region_destroy(Region* region) {
   auto& state = pager_state();
   if (region->committed_pages.load() != 0) return -EBUSY;
   plain_or_active(state, [&] { end_plain(state, region); }, [&] { end_tiered(state, region); });
-  unmap_tables(*region);
   return 0;  // the Region object stays in the arena, as a late look-up may still read it
 }
 

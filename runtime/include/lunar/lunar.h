@@ -135,7 +135,7 @@ LUNAR_API int lunar_prefetch(const lunar_range *ranges, size_t count) LUNAR_NOEX
 LUNAR_API int lunar_discard(void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* Makes the range resident until it is unpinned. Pins do not nest. -ENOMEM: more than half of the
  * budget would be pinned. -EIO: as for lunar_touch. After an error, earlier pins in the range
- * stay. */
+ * stay, and if there were any, new ones may stay: unpin the range. */
 LUNAR_API int lunar_pin(const void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* Pages that are not pinned are ignored. */
 LUNAR_API int lunar_unpin(const void *address, size_t bytes) LUNAR_NOEXCEPT;

@@ -133,7 +133,7 @@ struct Pass {
   size_t range = 0;   // the next range
   uint64_t page = 0;  // the next page in it, a number of its region
   unsigned begun = 0;
-  bool busy = false;  // another thread had locked some page
+  bool busy = false;  // another thread had locked some page, or the kernel had no memory for it
   // stopped: there is no DRAM, and no read in flight whose end would free some
   bool no_room = false;
   // stopped: no command ring can be made (no descriptor or address space left)
@@ -234,6 +234,7 @@ int bring_in_some(PagerState& state, const lunar_range* ranges, size_t count, Wa
   }
   while (r->in_flight() != 0) (void)r->progress(true, 10'000'000);
   state.evictor->wake_if_low();
+  pass->busy |= r->take_refused();
   if (r->failed()) {
     r->clear_failed();
     rc = -EIO;

@@ -392,9 +392,12 @@ void Resolver::install_read(ReadOp& op, unsigned from, unsigned count) {
         ++done;
         break;
       case InstallOutcome::kGone:
-      case InstallOutcome::kRefused:
         give_back(op, at, PageState::kEvicted);
         ++done;
+        break;
+      case InstallOutcome::kRefused:  // the kernel has no memory for the others either
+        for (; done < count; ++done) give_back(op, from + done, PageState::kEvicted);
+        refused_ = true;
         break;
     }
   }

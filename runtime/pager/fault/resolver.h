@@ -64,6 +64,8 @@ class Resolver {
   bool no_ring() const { return no_ring_; }  // the last attempt to attach a context has failed
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }
+  // Whether the kernel had no memory for pages since the last call. They are evicted still.
+  bool take_refused() { return std::exchange(refused_, false); }
   // Returns when the pages that it had installed before the call, in place of evicted ones, are
   // released. Called by another thread.
   void wait_for_release() const { releases_.wait_for_end(); }
@@ -113,6 +115,7 @@ class Resolver {
   unsigned watch_lun_ = 0;
   bool watching_ = false, no_ring_ = false;
   unsigned failed_reads_ = 0;
+  bool refused_ = false;
 };
 
 }  // namespace lunar

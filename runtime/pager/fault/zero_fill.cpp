@@ -45,7 +45,6 @@ unsigned fill_run(const PagerState& state, const Region& region, PageIndex page,
 // Gives a page a word. False: there is no DRAM for a leaf now.
 bool reach(PagerState& state, Region& region, uint64_t page, int64_t keep_free, bool is_needed) {
   const int rc = table_reach(state, region, page, page + 1, keep_free);
-  if (rc == 0) g_tables_out.succeeded();
   if (rc == -ENOMEM && is_needed && g_tables_out.failed_for_a_while(sys::now_ns()))
     fatal(
         "the page tables take all that they may of the DRAM budget: there is no room for that of "
